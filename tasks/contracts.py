@@ -1,0 +1,488 @@
+"""Frozen values that travel between rooms: small, JSON-serializable, naming data by URI and digest.
+
+Only values live here. Data itself stays in the artifact store (`tasks.settings.ArtifactStore`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from tasks.errors import DataContractError, WindowError
+
+
+class Contract(BaseModel):
+    """Base of every value that travels: frozen, and unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Artifact(Contract):
+    """One file or folder in the artifact store."""
+
+    uri: str = Field(description="`artifact:<kind>/<key>/<path>`, relative to the store's root.")
+    sha256: str = Field(min_length=64, max_length=64, description="Digest of the content.")
+    num_bytes: NonNegativeInt
+
+
+class TimeWindow(Contract):
+    """Half-open window [start, end) in UTC."""
+
+    start: datetime = Field(description="First moment inside the window, with a time zone.")
+    end: datetime = Field(description="First moment after the window, with a time zone.")
+
+    @model_validator(mode="after")
+    def _is_a_window(self) -> Self:
+        for name, moment in (("start", self.start), ("end", self.end)):
+            if moment.tzinfo is None:
+                raise ValueError(
+                    f"window {name} {moment.isoformat()} has no time zone; write it in UTC, for "
+                    f"example {moment.isoformat()}+00:00"
+                )
+        if self.end <= self.start:
+            kind = "empty" if self.end == self.start else "reversed"
+            raise ValueError(
+                f"window [{self.start.isoformat()}, {self.end.isoformat()}) is {kind}; expected "
+                "start before end. Nothing was touched"
+            )
+        object.__setattr__(self, "start", self.start.astimezone(UTC))
+        object.__setattr__(self, "end", self.end.astimezone(UTC))
+        return self
+
+    def check_not_in_future(self, now: datetime) -> None:
+        """Refuse a window that ends after `now`: its data cannot be complete.
+
+        Raises:
+            WindowError: the window ends in the future.
+        """
+        if self.end > now:
+            raise WindowError(
+                f"window {self} ends in the future (now is {now:%Y-%m-%dT%H:%MZ}); expected an end "
+                "at or before now, because later rows do not exist yet. Nothing was touched"
+            )
+
+    def contains(self, other: TimeWindow) -> bool:
+        """True where `other` lies wholly inside this window."""
+        return self.start <= other.start and other.end <= self.end
+
+    def __str__(self) -> str:
+        return f"{self.start:%Y-%m-%dT%H:%MZ} to {self.end:%Y-%m-%dT%H:%MZ}"
+
+    @property
+    def slug(self) -> str:
+        """Short form for names, such as `20130101-20140101`."""
+        return f"{self.start:%Y%m%d}-{self.end:%Y%m%d}"
+
+
+class DataSplits(Contract):
+    """Train, validation and test windows, one after the other in time."""
+
+    train: TimeWindow
+    validation: TimeWindow
+    test: TimeWindow
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.train.end > self.validation.start or self.validation.end > self.test.start:
+            raise ValueError(
+                f"splits overlap or run backwards: train {self.train}, validation "
+                f"{self.validation}, test {self.test}; expected each to start at or after the end "
+                "of the one before, or the future leaks into the past"
+            )
+        return self
+
+
+CATEGORY_CODE_MASK = 0x7FFFFFFF
+
+
+def category_code(value: str | None) -> int:
+    """Integer that stands for a category in every exported model: CRC-32 of its UTF-8, 31 bits.
+
+    Any language can compute it, it needs no vocabulary file, and missing (null or empty) is 0. The
+    model itself maps codes to its own vocabulary; a code it has never seen means "unknown".
+    """
+    return zlib.crc32(value.encode()) & CATEGORY_CODE_MASK if value else 0
+
+
+class DatasetSchema(Contract):
+    """Which column of a snapshot is what; the raw input of every exported model format."""
+
+    row_id: str = Field(description="Unique id of a row.")
+    event_time: str = Field(description="Prediction moment, UTC.")
+    label: str = Field(description="0 or 1.")
+    categorical: tuple[str, ...] = Field(description="String columns, in model input order.")
+    numeric: tuple[str, ...] = Field(description="Number columns, in model input order.")
+
+    def model_inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The two input arrays of every exported model, for the rows of `frame`, in their order.
+
+        Returns:
+            `categorical`: int32, shape (rows, categories), `category_code` of each string.
+            `numeric`: float32, shape (rows, numbers); a missing number is NaN.
+
+        Raises:
+            DataContractError: a column is absent.
+        """
+        missing = [c for c in (*self.categorical, *self.numeric) if c not in frame.columns]
+        if missing:
+            raise DataContractError(
+                f"the data lacks column(s) {', '.join(missing)} that the model takes; it has "
+                f"{len(frame.columns)} columns. Build the data with the model's feature service"
+            )
+        codes = np.empty((len(frame), len(self.categorical)), dtype=np.int32)
+        for position, name in enumerate(self.categorical):
+            values = frame[name].astype("category")
+            table = np.array([category_code(str(v)) for v in values.cat.categories] + [0])
+            codes[:, position] = table[values.cat.codes.to_numpy()]  # null has code -1: the last
+        numbers = np.empty((len(frame), len(self.numeric)), dtype=np.float32)
+        for position, name in enumerate(self.numeric):
+            numbers[:, position] = frame[name].to_numpy(dtype=np.float32, na_value=np.nan)
+        return codes, numbers
+
+
+class TableRef(Contract):
+    """One table written for a window."""
+
+    name: str
+    artifact: Artifact
+    num_rows: NonNegativeInt
+
+
+class LandedRows(Contract):
+    """Raw rows of one window, copied as they came into typed Parquet, not yet trusted."""
+
+    window: TimeWindow
+    tables: tuple[TableRef, ...]
+
+
+class ValidationResult(Contract):
+    """Outcome of one expectation suite on one table; the whole Great Expectations result is kept."""
+
+    suite: str
+    subject: str = Field(description="Name of the table or snapshot that was checked.")
+    subject_sha256: str = Field(description="Digest of what was checked.")
+    num_rows: NonNegativeInt
+    num_expectations: PositiveInt
+    result: Artifact = Field(description="The full validation result, JSON.")
+
+
+class ValidatedRows(Contract):
+    """Landed rows with the validation results that vouch for them."""
+
+    landed: LandedRows
+    validations: tuple[ValidationResult, ...]
+
+
+class FeatureTables(Contract):
+    """One published version of all feature tables; versions are immutable."""
+
+    version: str = Field(description="Digest of all tables' contents.")
+    window: TimeWindow = Field(description="The window that was (re)computed.")
+    tables: tuple[TableRef, ...]
+
+
+class MaterializedView(Contract):
+    """What one feature view holds online after materialization."""
+
+    name: str
+    watermark: datetime = Field(description="Everything before this moment has been written.")
+    num_entities: NonNegativeInt
+
+
+class FeatureRefresh(Contract):
+    """Result of `feature_refresh`: feature tables published, validated and materialized."""
+
+    rows: ValidatedRows
+    tables: FeatureTables
+    validations: tuple[ValidationResult, ...]
+    views: tuple[MaterializedView, ...]
+
+
+class ExcludedRows(Contract):
+    """Rows of the entity frame that carry no label, counted by reason: none vanish silently."""
+
+    reason: str
+    num_rows: NonNegativeInt
+
+
+class FeatureSnapshot(Contract):
+    """A point-in-time training set: one Parquet file, rows in order of event time and row id."""
+
+    data: Artifact
+    num_rows: PositiveInt
+    window: TimeWindow
+    columns: DatasetSchema
+    feature_service: str
+    feature_views: dict[str, str] = Field(description="Feature view name to definition digest.")
+    tables_version: str = Field(description="`FeatureTables.version` that was read.")
+    label_definition: str = Field(description="What a label of 1 means, in words.")
+    positive_rate: float = Field(ge=0, le=1)
+    excluded: tuple[ExcludedRows, ...]
+    retrieval_s: float = Field(ge=0, description="Wall seconds of the historical retrieval.")
+
+
+class ValidatedDataset(Contract):
+    """A snapshot and the validation result that vouches for it; training takes nothing else."""
+
+    snapshot: FeatureSnapshot
+    validation: ValidationResult
+
+    @model_validator(mode="after")
+    def _result_is_of_this_snapshot(self) -> Self:
+        if self.validation.subject_sha256 != self.snapshot.data.sha256:
+            raise ValueError(
+                f"validation result is of {self.validation.subject_sha256[:12]}, the snapshot is "
+                f"{self.snapshot.data.sha256[:12]}; validate this snapshot before using it"
+            )
+        return self
+
+
+class EpochMetrics(Contract):
+    """One epoch of training; losses are mean binary cross-entropy in nats over all ranks."""
+
+    epoch: NonNegativeInt
+    train_loss: float
+    validation_loss: float
+    validation_auc: float
+    learning_rate: float
+    seconds: float
+    rows_per_s: float
+
+
+class TrainedModel(Contract):
+    """The best epoch of a training run."""
+
+    program: Artifact = Field(
+        description="`torch.export` program (.pt2), preprocessing inside: takes `categorical` "
+        "int32 (rows, c) and `numeric` float32 (rows, n), gives `score` float32 (rows,)."
+    )
+    checkpoint: Artifact = Field(description="Plain state dict of the best epoch.")
+    log: Artifact = Field(description="Full log of all ranks.")
+    columns: DatasetSchema
+    config: dict[str, object] = Field(description="The training configuration, whole.")
+    snapshot_sha256: str
+    splits: DataSplits
+    epochs: tuple[EpochMetrics, ...]
+    best_epoch: NonNegativeInt
+    num_ranks: PositiveInt
+    strategy: str = Field(description="Engine that exchanged the gradients, such as `horovod`.")
+    num_parameters: PositiveInt
+    seconds: float
+    energy_j: float | None = Field(default=None, description="Joules, None where not measurable.")
+
+
+class Metric(Contract):
+    """A number with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class MetricSet(Contract):
+    """Quality of one set of scores on one set of rows."""
+
+    num_rows: PositiveInt
+    base_rate: float
+    auc: Metric
+    pr_auc: Metric
+    brier: Metric
+    log_loss: Metric
+    calibration_error: Metric
+
+
+class SliceMetrics(Contract):
+    """Quality on the rows where `column` equals `value`."""
+
+    column: str
+    value: str
+    metrics: MetricSet
+
+
+class PairedComparison(Contract):
+    """Candidate minus another model on the same rows, same bootstrap replicates."""
+
+    against: str = Field(description="`champion:<version>` or `yardstick`.")
+    auc_difference: Metric
+    brier_difference: Metric
+
+
+class CurvePoint(Contract):
+    """One point of a curve that the report draws."""
+
+    x: float
+    y: float
+    weight: float = 0.0
+
+
+class EvaluationReport(Contract):
+    """Judgement of one trained model on the test window."""
+
+    model_sha256: str = Field(description="Digest of the judged program.")
+    snapshot_sha256: str
+    window: TimeWindow
+    overall: MetricSet
+    slices: tuple[SliceMetrics, ...]
+    skipped_slices: tuple[str, ...] = Field(description="Slices too small to judge, with counts.")
+    yardstick: MetricSet
+    yardstick_name: str
+    comparisons: tuple[PairedComparison, ...]
+    predictions: Artifact = Field(
+        description="Parquet: row id, event time, label, score, yardstick_score, champion_score."
+    )
+    roc: tuple[CurvePoint, ...]
+    precision_recall: tuple[CurvePoint, ...]
+    calibration: tuple[CurvePoint, ...] = Field(description="x mean score, y rate, weight rows.")
+
+
+class VariantLatency(Contract):
+    """Latency of one variant at one batch size, one thread, against PyTorch eager beside it."""
+
+    batch_rows: PositiveInt
+    p50_ms: float
+    p95_ms: float
+    ratio_to_eager: float = Field(description="Median of paired ratios; below 1 is faster.")
+    ratio_to_replaced: float | None = Field(
+        default=None, description="Against the simpler variant it would replace, paired."
+    )
+
+
+class BuiltVariant(Contract):
+    """One converted form as it was built, before anything judged it."""
+
+    name: str = Field(description="Such as `onnx-fp32`.")
+    format: str
+    precision: str
+    files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
+    failure: str | None = Field(default=None, description="Why it could not be built.")
+    settings: dict[str, str] = Field(description="Opset, versions, calibration: how it was built.")
+
+
+class ModelVariant(Contract):
+    """One converted form of a model, kept or dropped, with the reason."""
+
+    name: str = Field(description="Such as `onnx-fp32`.")
+    format: str
+    precision: str
+    hardware_class: str
+    files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
+    source_sha256: str = Field(description="Digest of the program it was made from.")
+    parity_max: float | None
+    parity_mean: float | None
+    auc_change: Metric | None = Field(description="Variant minus source on the test rows.")
+    latencies: tuple[VariantLatency, ...]
+    num_bytes: NonNegativeInt
+    load_ms: float | None
+    kept: bool
+    reason: str
+    settings: dict[str, str] = Field(description="Precision, threads, runtime version, as read back.")
+
+
+class ModelVersionRef(Contract):
+    """One version in the model registry."""
+
+    name: str
+    version: PositiveInt
+    run_id: str
+    program_sha256: str
+    snapshot_sha256: str
+
+
+class RegisteredProgram(Contract):
+    """A registered model version whose program was fetched into the artifact store, verified."""
+
+    version: ModelVersionRef
+    program: Artifact
+    columns: DatasetSchema
+
+
+class FeatureDrift(Contract):
+    """Change of one feature between the reference and the current window."""
+
+    feature: str
+    kind: str = Field(description="`numeric` or `categorical`.")
+    psi: float
+    psi_noise: float = Field(description="PSI expected from sampling alone.")
+    effect: float = Field(description="KS distance or total variation distance, 0 to 1.")
+    effect_low: float = Field(description="Lower confidence bound of the effect.")
+    missing_reference: float
+    missing_current: float
+    drifted: bool
+    evidence: str
+
+
+class DriftVerdict(StrEnum):
+    """What a drift check advises; whether to act on it is for the caller."""
+
+    STABLE = "stable"
+    WATCH = "watch"
+    RETRAIN = "retrain"
+    DATA_FAULT = "data_fault"
+
+
+class DriftReport(Contract):
+    """Comparison of a current window with the training reference."""
+
+    reference: TimeWindow
+    current: TimeWindow
+    num_reference_rows: PositiveInt
+    num_current_rows: PositiveInt
+    features: tuple[FeatureDrift, ...]
+    prediction: FeatureDrift
+    reference_performance: MetricSet | None
+    current_performance: MetricSet | None
+    auc_change: Metric | None = Field(description="Current minus reference; None without labels.")
+    verdict: DriftVerdict
+    evidence: tuple[str, ...]
+
+
+class GateResult(Contract):
+    """One gate of a promotion."""
+
+    name: str
+    passed: bool
+    evidence: str
+
+
+class PromotionDecision(Contract):
+    """All gates of one promotion, and what was done."""
+
+    candidate: ModelVersionRef
+    previous_champion: int | None
+    gates: tuple[GateResult, ...]
+    promoted: bool
+
+
+class StageTime(Contract):
+    """Wall time of one stage of a run."""
+
+    stage: str
+    seconds: float
+    reused: bool
+
+
+class RunRecord(Contract):
+    """Everything one run of the loop did; the report shows it and `report.json` holds it."""
+
+    use_case: str
+    question: str
+    run_id: str
+    started: datetime
+    code_commit: str
+    host: dict[str, str] = Field(description="CPU, cores, memory, versions of named packages.")
+    refresh: FeatureRefresh
+    dataset: ValidatedDataset
+    model: TrainedModel
+    evaluation: EvaluationReport
+    version: ModelVersionRef
+    variants: tuple[ModelVariant, ...]
+    promotion: PromotionDecision
+    drift: DriftReport
+    stages: tuple[StageTime, ...]

@@ -1,0 +1,65 @@
+"""Retry conditions, delays and the cache rule shared by all `@task` decorators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from prefect.cache_policies import CachePolicy
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.results import ResultStore
+from prefect.tasks import Task
+
+from tasks.errors import TransientError
+from tasks.settings import Settings, code_digest, content_key, named_artifacts
+
+NUM_RETRIES = 2
+RETRY_DELAYS_S = [5.0, 30.0]
+RETRY_JITTER = 0.5
+
+
+def only_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Retry a `TransientError`; let every other failure stand at once.
+
+    A plain function on purpose: Prefect never retries when given a `functools.partial`.
+    """
+    return isinstance(state.result(raise_on_failure=False), TransientError)
+
+
+@dataclass
+class ByContent(CachePolicy):
+    """Reuse a finished result while its inputs, its room's code and its artifacts are unchanged.
+
+    The key is a digest of the task's inputs (contracts carry the digests of their data) and of the
+    room's source. A stored result whose artifacts were removed or damaged is passed over: the next
+    free key is taken, so the task runs again.
+
+    Args:
+        task_file: `__file__` of the `task.py` that uses the policy.
+        ignore: names of inputs that do not decide the result.
+    """
+
+    task_file: str = ""
+    ignore: tuple[str, ...] = ()
+
+    def compute_key(
+        self,
+        task_ctx: TaskRunContext,
+        inputs: dict[str, Any],
+        flow_parameters: dict[str, Any],
+        **kwargs: Any,
+    ) -> str:
+        """First key, counted from the content's own, that is free or holds a whole result."""
+        decisive = {name: inputs[name] for name in sorted(inputs) if name not in self.ignore}
+        base = content_key(task_ctx.task.name, code_digest(self.task_file), list(decisive.items()))
+        key, repeat = base, 0
+        while task_ctx.result_store.exists(key) and not _is_whole(task_ctx.result_store, key):
+            repeat += 1
+            key = f"{base}-{repeat}"
+        return key
+
+
+def _is_whole(results: ResultStore, key: str) -> bool:
+    store = Settings.from_environment().store
+    return all(store.holds(artifact) for artifact in named_artifacts(results.read(key).result))

@@ -1,0 +1,272 @@
+"""Where things are: the state folder and the services, from the environment; and the artifact store.
+
+Nothing here says what to do; that is a `Config`. Importing this module reads nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tasks.contracts import Artifact
+from tasks.errors import ArtifactError, refused_writes_explained
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+URI_SCHEME = "artifact:"
+Value = TypeVar("Value", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Folders and addresses of one installation."""
+
+    home: Path
+    feature_repo: Path
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read `FALAJ_HOME` (default `.falaj` beside the code) and `FALAJ_FEATURE_REPO`."""
+        env = os.environ if environment is None else environment
+        home = Path(env.get("FALAJ_HOME") or PROJECT_ROOT / ".falaj")
+        repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / "feature_repo")
+        return cls(home=home.expanduser().resolve(), feature_repo=repo.expanduser().resolve())
+
+    @property
+    def store(self) -> ArtifactStore:
+        """The artifact store of this installation."""
+        return ArtifactStore(self.home / "artifacts")
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Tracking and registry address."""
+        return f"sqlite:///{self.home / 'mlflow' / 'mlflow.db'}"
+
+    @property
+    def mlflow_artifacts(self) -> Path:
+        """Folder in which MLflow keeps the files of its runs."""
+        return self.home / "mlflow" / "artifacts"
+
+    @property
+    def reports(self) -> Path:
+        """Folder of the run reports."""
+        return self.home / "reports"
+
+
+@dataclass(frozen=True)
+class ArtifactStore:
+    """Content-addressed folders, written aside and renamed into place: whole or absent.
+
+    A folder is `<root>/<kind>/<key>/`; the key is a digest of everything that decides its content,
+    so what exists under a key never changes and a finished build is never repeated.
+    """
+
+    root: Path
+
+    def build_once(
+        self, kind: str, key: str, value_type: type[Value], build: Callable[[StagedFolder], Value]
+    ) -> Value:
+        """Return the value built earlier under this key, or build it now.
+
+        Args:
+            kind: sort of thing, such as `snapshots`.
+            key: digest from `content_key`.
+            value_type: contract that `build` returns.
+            build: writes files into the staged folder and returns the value that names them.
+
+        Raises:
+            StorageError: the disk refused a write; the staged folder was removed.
+        """
+        final = self.root / kind / key
+        finished = self._read_value(final, value_type)
+        if finished is not None:
+            return finished
+        with self._staging(final) as folder:
+            value = build(StagedFolder(self, kind, key, folder))
+            (folder / "value.json").write_text(value.model_dump_json(indent=1, by_alias=True))
+            self._publish(folder, final)
+        return value
+
+    def path(self, artifact: Artifact, *, verify: bool = True) -> Path:
+        """Local path of an artifact, its content checked against its digest.
+
+        Raises:
+            ArtifactError: it is absent, or its content is not what the digest says.
+        """
+        path = self._locate(artifact.uri)
+        if not path.exists():
+            raise ArtifactError(
+                f"{artifact.uri} is named by a result but absent from {self.root}; "
+                "run the stage that makes it again"
+            )
+        if verify and (seen := digest_of(path)) != artifact.sha256:
+            raise ArtifactError(
+                f"{artifact.uri} has SHA-256 {seen[:12]}, expected {artifact.sha256[:12]}: the file "
+                f"was changed or damaged. Remove {path.parent} and run again to rebuild it"
+            )
+        return path
+
+    def holds(self, artifact: Artifact) -> bool:
+        """True where the artifact is present and whole."""
+        try:
+            self.path(artifact)
+        except ArtifactError:
+            return False
+        return True
+
+    def _locate(self, uri: str) -> Path:
+        relative = uri.removeprefix(URI_SCHEME)
+        path = (self.root / relative).resolve()
+        if not uri.startswith(URI_SCHEME) or not path.is_relative_to(self.root.resolve()):
+            raise ArtifactError(f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<path>")
+        return path
+
+    def _read_value(self, folder: Path, value_type: type[Value]) -> Value | None:
+        try:
+            value = value_type.model_validate_json((folder / "value.json").read_text())
+        except (FileNotFoundError, ValidationError):
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        if all(self.holds(a) for a in named_artifacts(value) if self._is_inside(a, folder)):
+            return value
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+    def _is_inside(self, artifact: Artifact, folder: Path) -> bool:
+        return self._locate(artifact.uri).is_relative_to(folder.resolve())
+
+    @contextmanager
+    def _staging(self, final: Path) -> Iterator[Path]:
+        with refused_writes_explained(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f".{final.name[:12]}-", dir=final.parent))
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @staticmethod
+    def _publish(folder: Path, final: Path) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                flush_to_disk(path)
+        try:
+            folder.rename(final)
+        except OSError:
+            if not (final / "value.json").exists():  # else another process was first: same content
+                raise
+        flush_to_disk(final.parent)
+
+
+@dataclass(frozen=True)
+class StagedFolder:
+    """A folder being written; its files get the URIs that they will have once published."""
+
+    store: ArtifactStore
+    kind: str
+    key: str
+    path: Path
+
+    def artifact(self, name: str) -> Artifact:
+        """Name the file or folder `name` inside the staged folder, with its digest."""
+        path = self.path / name
+        return Artifact(
+            uri=f"{URI_SCHEME}{self.kind}/{self.key}/{name}",
+            sha256=digest_of(path),
+            num_bytes=size_of(path),
+        )
+
+
+def named_artifacts(value: object) -> Iterator[Artifact]:
+    """All artifacts that a value names, at any depth."""
+    if isinstance(value, Artifact):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from named_artifacts(getattr(value, name))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from named_artifacts(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from named_artifacts(item)
+
+
+def content_key(*parts: object) -> str:
+    """SHA-256 over the canonical JSON of `parts`: pydantic values, paths to code, plain data."""
+    plain = json.dumps([_plain(part) for part in parts], sort_keys=True, default=str)
+    return hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+def _plain(part: object) -> object:
+    if isinstance(part, BaseModel):
+        return part.model_dump(mode="json")
+    if isinstance(part, Path):
+        return digest_of(part)
+    if isinstance(part, tuple | list):
+        return [_plain(item) for item in part]
+    return part
+
+
+def code_digest(module_file: str) -> str:
+    """Digest of all Python source of the room that `module_file` (`__file__`) belongs to.
+
+    Part of every content key, so that a stage runs again when its code, or that of the contracts,
+    changes.
+    """
+    sources = [*sorted(Path(module_file).parent.glob("*.py")), PROJECT_ROOT / "tasks/contracts.py"]
+    return content_key(*[[path.name, path] for path in sources])
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file; of a folder, over its files' relative names and digests."""
+    if path.is_dir():
+        listing = "".join(
+            f"{digest_of(child)}  {child.relative_to(path).as_posix()}\n"
+            for child in sorted(path.rglob("*"))
+            if child.is_file()
+        )
+        return hashlib.sha256(listing.encode()).hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if path.is_dir():
+        return sum(child.stat().st_size for child in path.rglob("*") if child.is_file())
+    return path.stat().st_size
+
+
+def flush_to_disk(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file aside and rename it into place."""
+    with refused_writes_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        aside = Path(name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
