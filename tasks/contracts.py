@@ -163,7 +163,7 @@ class LandedRows(Contract):
 
 
 class ValidationResult(Contract):
-    """Outcome of one expectation suite on one table; the whole Great Expectations result is kept."""
+    """Outcome of one expectation suite on one table; the full result is kept."""
 
     suite: str
     subject: str = Field(description="Name of the table or snapshot that was checked.")
@@ -181,11 +181,14 @@ class ValidatedRows(Contract):
 
 
 class FeatureTables(Contract):
-    """One published version of all feature tables; versions are immutable."""
+    """One version of all raw and feature tables; versions are immutable."""
 
-    version: str = Field(description="Digest of all tables' contents.")
-    window: TimeWindow = Field(description="The window that was (re)computed.")
+    version: str = Field(description="Digest of the rows of all tables.")
+    raw: tuple[TableRef, ...]
     tables: tuple[TableRef, ...]
+    sources: dict[str, str] = Field(
+        description="Each window that went in (`start/end`), and the digest of its rows and rules."
+    )
 
 
 class MaterializedView(Contract):
@@ -197,8 +200,9 @@ class MaterializedView(Contract):
 
 
 class FeatureRefresh(Contract):
-    """Result of `feature_refresh`: feature tables published, validated and materialized."""
+    """Result of `feature_refresh`: feature tables validated, published and materialized."""
 
+    window: TimeWindow
     rows: ValidatedRows
     tables: FeatureTables
     validations: tuple[ValidationResult, ...]
@@ -225,7 +229,6 @@ class FeatureSnapshot(Contract):
     label_definition: str = Field(description="What a label of 1 means, in words.")
     positive_rate: float = Field(ge=0, le=1)
     excluded: tuple[ExcludedRows, ...]
-    retrieval_s: float = Field(ge=0, description="Wall seconds of the historical retrieval.")
 
 
 class ValidatedDataset(Contract):
@@ -382,7 +385,9 @@ class ModelVariant(Contract):
     load_ms: float | None
     kept: bool
     reason: str
-    settings: dict[str, str] = Field(description="Precision, threads, runtime version, as read back.")
+    settings: dict[str, str] = Field(
+        description="Precision, threads, runtime version, as read back."
+    )
 
 
 class ModelVersionRef(Contract):

@@ -1,4 +1,4 @@
-"""Where things are: the state folder and the services, from the environment; and the artifact store.
+"""Where things are: state folder and services, from the environment; and the artifact store.
 
 Nothing here says what to do; that is a `Config`. Importing this module reads nothing.
 """
@@ -10,9 +10,11 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,11 +92,21 @@ class ArtifactStore:
         finished = self._read_value(final, value_type)
         if finished is not None:
             return finished
+        started = time.monotonic()
         with self._staging(final) as folder:
             value = build(StagedFolder(self, kind, key, folder))
             (folder / "value.json").write_text(value.model_dump_json(indent=1, by_alias=True))
             self._publish(folder, final)
+            self._note_build(kind, key, time.monotonic() - started)
         return value
+
+    @property
+    def num_builds(self) -> int:
+        """How many builds this store has ever finished; unchanged by a stage that reused all."""
+        try:
+            return len(self._journal.read_text().splitlines())
+        except FileNotFoundError:
+            return 0
 
     def path(self, artifact: Artifact, *, verify: bool = True) -> Path:
         """Local path of an artifact, its content checked against its digest.
@@ -110,7 +122,7 @@ class ArtifactStore:
             )
         if verify and (seen := digest_of(path)) != artifact.sha256:
             raise ArtifactError(
-                f"{artifact.uri} has SHA-256 {seen[:12]}, expected {artifact.sha256[:12]}: the file "
+                f"{artifact.uri} has SHA-256 {seen[:12]}, expected {artifact.sha256[:12]}: it "
                 f"was changed or damaged. Remove {path.parent} and run again to rebuild it"
             )
         return path
@@ -123,11 +135,23 @@ class ArtifactStore:
             return False
         return True
 
+    @property
+    def _journal(self) -> Path:
+        return self.root / "builds.jsonl"
+
+    def _note_build(self, kind: str, key: str, seconds: float) -> None:
+        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"kind": kind, "key": key, "seconds": round(seconds, 3), "finished": finished}
+        with self._journal.open("a") as journal:  # one short write: whole, also from two processes
+            journal.write(json.dumps(line) + "\n")
+
     def _locate(self, uri: str) -> Path:
         relative = uri.removeprefix(URI_SCHEME)
         path = (self.root / relative).resolve()
         if not uri.startswith(URI_SCHEME) or not path.is_relative_to(self.root.resolve()):
-            raise ArtifactError(f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<path>")
+            raise ArtifactError(
+                f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<path>"
+            )
         return path
 
     def _read_value(self, folder: Path, value_type: type[Value]) -> Value | None:

@@ -31,8 +31,10 @@ COLUMNS = DatasetSchema(
 
 def month(number: int, count: int = 1) -> TimeWindow:
     """`count` months of 2013, from month `number` (1 to 12) on."""
-    moments = [datetime(2013 + (m - 1) // 12, (m - 1) % 12 + 1, 1, tzinfo=UTC) for m in
-               (number, number + count)]
+    moments = [
+        datetime(2013 + (m - 1) // 12, (m - 1) % 12 + 1, 1, tzinfo=UTC)
+        for m in (number, number + count)
+    ]
     return TimeWindow(start=moments[0], end=moments[1])
 
 
@@ -73,7 +75,7 @@ def frame(num_rows: int = 4000, seed: int = 0) -> pd.DataFrame:
 def dataset(
     store: ArtifactStore, data: pd.DataFrame | None = None, columns: DatasetSchema = COLUMNS
 ) -> ValidatedDataset:
-    """Store `data` (default `frame()`) as a snapshot with a validation result that vouches for it."""
+    """Store `data` (default `frame()`) as a snapshot, with a result that vouches for it."""
     rows = frame() if data is None else data
     key = content_key(rows.to_json(date_format="iso"))
 
@@ -91,7 +93,6 @@ def dataset(
             label_definition="arrives more than 15 minutes late",
             positive_rate=float(rows[columns.label].mean()),
             excluded=(ExcludedRows(reason="cancelled", num_rows=7),),
-            retrieval_s=0.5,
         )
         validation = ValidationResult(
             suite="training_set",

@@ -1,0 +1,68 @@
+"""DuckDB connections of this room: bounded memory, UTC, spill to a folder that goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+
+from tasks.contracts import TimeWindow
+from tasks.errors import StorageError
+
+
+@contextmanager
+def duckdb_session(
+    spill_parent: Path, *, memory_limit_mb: int, threads: int
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A private in-memory database in UTC that spills under `spill_parent` when memory is short.
+
+    Raises:
+        StorageError: the disk refused a write.
+    """
+    spill_parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".spill-", dir=spill_parent) as spill, duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        con.execute("SET enable_progress_bar = false")
+        con.execute(f"SET memory_limit = '{memory_limit_mb}MB'")
+        con.execute(f"SET threads = {threads}")
+        con.execute(f"SET temp_directory = {sql_text(spill)}")
+        try:
+            yield con
+        except duckdb.IOException as exc:
+            raise StorageError(
+                f"{spill_parent}: DuckDB could not read or write a file ({exc}); expected a "
+                "writable folder with free space. Nothing half written is visible; run again"
+            ) from exc
+
+
+def set_window(con: duckdb.DuckDBPyConnection, window: TimeWindow) -> None:
+    """Let queries read the window as `getvariable('window_start')` and `window_end`."""
+    con.execute("SET VARIABLE window_start = ?::TIMESTAMPTZ", [window.start])
+    con.execute("SET VARIABLE window_end = ?::TIMESTAMPTZ", [window.end])
+
+
+def sql_text(value: object) -> str:
+    """A SQL string literal."""
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def sql_name(name: str) -> str:
+    """A quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def names(columns: tuple[str, ...] | list[str]) -> str:
+    """A comma-separated list of quoted identifiers."""
+    return ", ".join(sql_name(c) for c in columns)
+
+
+def parquet(path: Path) -> str:
+    """A table function that reads a Parquet file, or all those of a folder.
+
+    Reads nothing from file names: hive-style folders add no columns.
+    """
+    pattern = path / "*.parquet" if path.is_dir() else path
+    return f"read_parquet({sql_text(pattern)}, hive_partitioning = false)"

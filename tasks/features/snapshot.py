@@ -1,0 +1,221 @@
+"""Point-in-time training sets: the entity frame, the features known at each moment, the label."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+from feast import FeatureService, FeatureStore
+from feast.types import String
+
+from tasks.contracts import (
+    DatasetSchema,
+    ExcludedRows,
+    FeatureSnapshot,
+    FeatureTables,
+    TimeWindow,
+)
+from tasks.errors import ConfigurationError, DataContractError, FeatureStoreError
+from tasks.features.config import FeatureConfig, TrainingSet
+from tasks.features.duck import duckdb_session, set_window, sql_name, sql_text
+from tasks.features.store import apply_definitions, definitions_digest, find_service, open_store
+from tasks.features.tables import features_folder, read_query, register_raw, run_query
+from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+
+logger = logging.getLogger(__name__)
+
+ROW_GROUP_ROWS = 8192
+"""Small enough that ranks can share a snapshot by row group."""
+
+
+def build_training_set(
+    tables: FeatureTables,
+    window: TimeWindow,
+    config: FeatureConfig,
+    home: Path,
+    repo: Path,
+    store: ArtifactStore,
+) -> FeatureSnapshot:
+    """Retrieve every labelled row of `window` with the features that were known at its moment.
+
+    Feast's retrieval runs with the created-time cut-off, on the given version of the tables. Rows
+    without a label are counted by reason, never dropped in silence.
+
+    Raises:
+        ConfigurationError: the feature service does not exist, or the entity query is wrong.
+        DataContractError: the window was not refreshed, row ids repeat, or no row has a label.
+        FeatureStoreError: rows were lost or doubled on the way.
+    """
+    spec = config.training_set
+    _check_covered(tables, window)
+    key = content_key(
+        code_digest(__file__),
+        definitions_digest(repo),
+        tables.version,
+        window,
+        spec,
+        [read_query(repo, name) for name in (spec.sql, *(q.sql for q in config.staging))],
+    )
+
+    def build(folder: StagedFolder) -> FeatureSnapshot:
+        features = features_folder(tables, store)
+        feast = open_store(home, repo, features)
+        apply_definitions(feast, home, repo)
+        service = find_service(feast, spec.feature_service)
+        frame = folder.path / "entities.parquet"
+        excluded, positive_rate = _write_entities(tables, window, config, repo, store, frame)
+        columns = _dataset_columns(feast, service, spec)
+        num_rows = _retrieve(feast, service, spec, frame, folder.path / "data.parquet")
+        frame.unlink()
+        return FeatureSnapshot(
+            data=folder.artifact("data.parquet"),
+            num_rows=num_rows,
+            window=window,
+            columns=columns,
+            feature_service=service.name,
+            feature_views=_view_digests(feast, service),
+            tables_version=tables.version,
+            label_definition=spec.label_definition,
+            positive_rate=positive_rate,
+            excluded=excluded,
+        )
+
+    return store.build_once("snapshots", key, FeatureSnapshot, build)
+
+
+def _check_covered(tables: FeatureTables, window: TimeWindow) -> None:
+    reached = window.start
+    spans = sorted(tuple(map(datetime.fromisoformat, s.split("/"))) for s in tables.sources)
+    for start, end in spans:
+        if start <= reached:
+            reached = max(reached, end)
+    if reached < window.end:
+        held = ", ".join(sorted(tables.sources)) or "nothing"
+        raise DataContractError(
+            f"window {window} is not covered by the refreshed windows ({held}); run "
+            f"feature_refresh from {reached:%Y-%m-%dT%H:%MZ} on. Nothing was retrieved"
+        )
+
+
+def _write_entities(
+    tables: FeatureTables,
+    window: TimeWindow,
+    config: FeatureConfig,
+    repo: Path,
+    store: ArtifactStore,
+    target: Path,
+) -> tuple[tuple[ExcludedRows, ...], float]:
+    """Write the labelled entity rows; return what was left out, and the share of label 1."""
+    spec = config.training_set
+    folders = {t.name: store.path(t.artifact) for t in tables.raw}
+    with duckdb_session(
+        target.parent, memory_limit_mb=config.memory_limit_mb, threads=config.threads
+    ) as con:
+        register_raw(con, folders, config, repo)
+        set_window(con, window)
+        statement = f"CREATE TEMP TABLE frame AS {read_query(repo, spec.sql)}"
+        run_query(con, statement, spec.sql)
+        _check_frame(con, spec, window)
+        label, reason = sql_name(spec.label), sql_name(spec.exclusion)
+        counted = con.execute(
+            f"SELECT {reason}, count(*) FROM frame WHERE {label} IS NULL GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        rate = con.execute(f"SELECT avg({label}) FROM frame").fetchall()[0][0]
+        con.execute(
+            f"COPY (SELECT * EXCLUDE ({reason}) FROM frame WHERE {label} IS NOT NULL) "
+            f"TO {sql_text(target)} (FORMAT parquet)"
+        )
+    excluded = tuple(ExcludedRows(reason=why or "unstated", num_rows=n) for why, n in counted)
+    return excluded, float(rate)
+
+
+def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: TimeWindow) -> None:
+    present = {row[0] for row in con.execute("DESCRIBE frame").fetchall()}
+    wanted = [spec.row_id, spec.event_time, spec.label, spec.exclusion]
+    if missing := [c for c in (*wanted, *spec.categorical, *spec.numeric) if c not in present]:
+        raise ConfigurationError(
+            f"query {spec.sql} gives no column {', '.join(missing)}, which the training set names; "
+            "add it to the query or take it out of use_case.yaml. Nothing was retrieved"
+        )
+    row_id, moment, label = (sql_name(c) for c in (spec.row_id, spec.event_time, spec.label))
+    total, distinct, labelled, outside = con.execute(
+        f"SELECT count(*), count(DISTINCT {row_id}), count({label}), count(*) FILTER ("
+        f"{moment} < getvariable('window_start') OR {moment} >= getvariable('window_end') "
+        f"OR {moment} IS NULL) FROM frame"
+    ).fetchall()[0]
+    if distinct != total or outside:
+        raise DataContractError(
+            f"entity frame of {spec.sql}: {total - distinct} of {total} row ids repeat or are "
+            f"null, {outside} rows lie outside {window}; expected unique ids inside the window. "
+            "Nothing was retrieved"
+        )
+    if not labelled:
+        raise DataContractError(
+            f"entity frame of {spec.sql}: none of {total} rows in {window} has a label; choose a "
+            "window whose outcomes are known. Nothing was retrieved"
+        )
+
+
+def _retrieve(
+    feast: FeatureStore, service: FeatureService, spec: TrainingSet, frame: Path, target: Path
+) -> int:
+    """Run Feast's retrieval into one Parquet file; return the number of rows, all accounted for."""
+    job = feast.get_historical_features(
+        entity_df=f"SELECT * FROM read_parquet({sql_text(frame)})",
+        features=service,
+        full_feature_names=True,
+        filter_by_created_timestamp=True,
+    )
+    job.write_parquet(target, [spec.event_time, spec.row_id], ROW_GROUP_ROWS)
+    rows_in, rows_out = (int(pq.read_metadata(file).num_rows) for file in (frame, target))
+    with duckdb.connect() as con:
+        ids = con.execute(
+            f"SELECT count(DISTINCT {sql_name(spec.row_id)}) FROM read_parquet({sql_text(target)})"
+        ).fetchall()[0][0]
+    if not rows_in == rows_out == ids:
+        raise FeatureStoreError(
+            f"retrieval of {service.name}: {rows_in} rows went in, {rows_out} came out with {ids} "
+            "distinct ids; expected equal numbers. The snapshot was discarded"
+        )
+    logger.info("retrieved %s rows of %s", f"{rows_out:,}", service.name)
+    return rows_out
+
+
+def _dataset_columns(
+    feast: FeatureStore, service: FeatureService, spec: TrainingSet
+) -> DatasetSchema:
+    """Columns of the snapshot: those of the entity frame, then each view's features in order."""
+    categorical, numeric = list(spec.categorical), list(spec.numeric)
+    for projection in service.feature_view_projections:
+        for feature in projection.features:
+            group = categorical if feature.dtype == String else numeric
+            group.append(f"{projection.name_alias or projection.name}__{feature.name}")
+    return DatasetSchema(
+        row_id=spec.row_id,
+        event_time=spec.event_time,
+        label=spec.label,
+        categorical=tuple(categorical),
+        numeric=tuple(numeric),
+    )
+
+
+def _view_digests(feast: FeatureStore, service: FeatureService) -> dict[str, str]:
+    """Digest of each view's definition, without the times at which it was registered."""
+    digests = {}
+    for projection in service.feature_view_projections:
+        view = feast.get_feature_view(projection.name)
+        fields = sorted(f"{f.name}:{f.dtype}" for f in view.schema)
+        source = view.batch_source
+        digests[view.name] = content_key(
+            view.entities,
+            fields,
+            str(view.ttl),
+            source.path,
+            source.timestamp_field,
+            source.created_timestamp_column,
+            dict(source.field_mapping),
+        )
+    return digests

@@ -1,0 +1,179 @@
+"""Feature tasks: land raw rows, build feature tables, publish and materialize them, retrieve."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.contracts import (
+    FeatureSnapshot,
+    FeatureTables,
+    LandedRows,
+    MaterializedView,
+    TimeWindow,
+    ValidatedRows,
+    ValidationResult,
+)
+from tasks.features.config import FeatureConfig
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.settings import Settings
+
+# These tasks are not cached by Prefect: what they make depends on files beside their inputs (raw
+# files, queries, what is published), which the plain functions digest into their own keys. A
+# finished result is found again in milliseconds.
+
+
+@task(
+    name="land-raw-rows",
+    task_run_name="land-{window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=1800,
+    cache_policy=NO_CACHE,
+)
+def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
+    """Copy the window's raw rows, typed, into the artifact store.
+
+    Safe to retry: the copy is written aside and renamed.
+
+    Raises:
+        DataContractError: a column, type or time zone is not as declared. Not retried.
+    """
+    from tasks.features.landing import land_raw_rows as land
+
+    settings = Settings.from_environment()
+    landed = land(window, config, settings.feature_repo, settings.store)
+    create_table_artifact(
+        key="landed-rows",
+        table=[{"table": t.name, "rows": t.num_rows} for t in landed.tables],
+        description=f"Raw rows of {window}",
+    )
+    return landed
+
+
+@task(
+    name="build-feature-tables",
+    task_run_name="tables-{validated.landed.window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=3600,
+    cache_policy=NO_CACHE,
+)
+def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> FeatureTables:
+    """Compute the next version of all feature tables; nobody reads it before it is published.
+
+    Safe to retry: a version is a folder of its own, renamed into place when whole.
+    """
+    from tasks.features.tables import build_feature_tables as build
+    from tasks.features.tables import current_tables
+
+    settings = Settings.from_environment()
+    base = current_tables(settings.home)
+    tables = build(validated, base, config, settings.feature_repo, settings.store)
+    create_table_artifact(
+        key="feature-tables",
+        table=[
+            {"table": t.name, "rows": t.num_rows, "bytes": t.artifact.num_bytes}
+            for t in tables.tables
+        ],
+        description=f"Feature tables, version {tables.version[:12]}",
+    )
+    return tables
+
+
+@task(
+    name="publish-feature-tables",
+    task_run_name="publish-{tables.version}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=60,
+    cache_policy=NO_CACHE,
+)
+def publish_feature_tables(
+    tables: FeatureTables, validations: tuple[ValidationResult, ...]
+) -> FeatureTables:
+    """Let readers see a version; the validation results vouch for every table of it.
+
+    Safe to retry: one link moves in one step.
+
+    Raises:
+        DataContractError: a table has no validation result. Nothing is published.
+    """
+    from tasks.features.tables import publish_tables
+
+    settings = Settings.from_environment()
+    publish_tables(tables, validations, settings.home, settings.store)
+    return tables
+
+
+@task(
+    name="materialize-features",
+    task_run_name="materialize-{window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=3600,
+    cache_policy=NO_CACHE,
+)
+def materialize_features(tables: FeatureTables, window: TimeWindow) -> tuple[MaterializedView, ...]:
+    """Bring the online store up to the end of the window.
+
+    Safe to retry: older values never replace newer ones, and watermarks move last.
+    """
+    from tasks.features.materialization import materialize
+
+    settings = Settings.from_environment()
+    views = materialize(tables, window, settings.home, settings.feature_repo, settings.store)
+    create_table_artifact(
+        key="materialized-views",
+        table=[
+            {"view": v.name, "entities": v.num_entities, "watermark": v.watermark.isoformat()}
+            for v in views
+        ],
+        description=f"Online store up to {window.end:%Y-%m-%dT%H:%MZ}",
+    )
+    return views
+
+
+@task(
+    name="build-training-set",
+    task_run_name="training-set-{window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=3600,
+    cache_policy=NO_CACHE,
+)
+def build_training_set(window: TimeWindow, config: FeatureConfig) -> FeatureSnapshot:
+    """Retrieve the window's labelled rows with the features known at each one's moment.
+
+    Reads the published feature tables. Safe to retry: a snapshot is renamed into place when whole.
+
+    Raises:
+        ConfigurationError: the feature service does not exist. Not retried.
+    """
+    from tasks.features.snapshot import build_training_set as build
+    from tasks.features.tables import current_tables
+
+    settings = Settings.from_environment()
+    tables = current_tables(settings.home)
+    snapshot = build(tables, window, config, settings.home, settings.feature_repo, settings.store)
+    create_table_artifact(
+        key="training-set",
+        table=[
+            {"rows": "with a label", "count": snapshot.num_rows},
+            *({"rows": f"left out: {e.reason}", "count": e.num_rows} for e in snapshot.excluded),
+        ],
+        description=f"Snapshot {snapshot.data.sha256[:12]} of {window}, "
+        f"{snapshot.positive_rate:.1%} with label 1: {snapshot.label_definition}",
+    )
+    return snapshot

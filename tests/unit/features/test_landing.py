@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tasks.errors import ConfigurationError, DataContractError, StorageError
+from tasks.features.landing import land_raw_rows
+from tasks.settings import ArtifactStore
+from tests.repository import SmallRepository, days
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> SmallRepository:
+    return SmallRepository(tmp_path, num_days=3)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def land(
+    repository: SmallRepository, store: ArtifactStore, first: int = 0, count: int = 3
+) -> dict[str, int]:
+    landed = land_raw_rows(days(first, count), repository.config, repository.path, store)
+    return {table.name: table.num_rows for table in landed.tables}
+
+
+def nothing_was_landed(store: ArtifactStore) -> bool:
+    return not list(store.root.glob("landed/*"))
+
+
+def test_a_window_lands_its_rows_and_tables_without_history_whole(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    flights = repository.read("flights")
+    on_second_day = (flights["day"] == "2").sum()
+    assert land(repository, store, 1, 1) == {
+        "flights": on_second_day,
+        "weather": 72,
+        "planes": 3322,
+        "airports": 1458,
+    }
+
+
+def test_landing_twice_gives_the_same_artifacts(
+    repository: SmallRepository, store: ArtifactStore, tmp_path: Path
+) -> None:
+    first = land_raw_rows(days(0, 2), repository.config, repository.path, store)
+    other = ArtifactStore(tmp_path / "other")
+    assert land_raw_rows(days(0, 2), repository.config, repository.path, other) == first
+
+
+def test_a_missing_column_is_named(repository: SmallRepository, store: ArtifactStore) -> None:
+    repository.write("flights", repository.read("flights").drop(columns=["arr_delay", "dest"]))
+    with pytest.raises(
+        DataContractError, match=r"flights: column\(s\) arr_delay, dest are missing"
+    ):
+        land(repository, store)
+    assert nothing_was_landed(store)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "wanted"),
+    [
+        ("dep_delay", "soon", "whole number"),
+        ("distance", "12.5", "whole number"),
+        ("time_hour", "yesterday", "time with a time zone"),
+        ("time_hour", "2013-01-01 10:00:00", "time with a time zone"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_with_an_example(
+    repository: SmallRepository, store: ArtifactStore, column: str, value: str, wanted: str
+) -> None:
+    flights = repository.read("flights")
+    flights.loc[[5, 7], column] = value
+    repository.write("flights", flights)
+    said = rf"{column} has 2 value\(s\) that are no {wanted}, such as '{value}'"
+    with pytest.raises(DataContractError, match=said):
+        land(repository, store)
+    assert nothing_was_landed(store)
+
+
+def test_whole_numbers_written_as_decimals_are_accepted(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    flights = repository.read("flights")
+    flights["dep_delay"] = flights["dep_delay"].where(
+        flights["dep_delay"] == "NA", flights["dep_delay"] + ".0"
+    )
+    repository.write("flights", flights)
+    assert land(repository, store)["flights"] == len(flights)
+
+
+def test_times_stored_without_a_zone_are_refused(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    weather = repository.read("weather")
+    naive = pd.to_datetime(weather["time_hour"]).dt.tz_localize(None)
+    weather.assign(time_hour=naive).to_parquet(repository.path / "raw" / "weather.parquet")
+    text = (repository.path / "use_case.yaml").read_text()
+    (repository.path / "use_case.yaml").write_text(text.replace("weather.csv", "weather.parquet"))
+    with pytest.raises(DataContractError, match="time_hour has .* no time with a time zone"):
+        land(repository, store)
+
+
+def test_a_window_without_rows_is_refused(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    with pytest.raises(DataContractError, match="holds no rows in window 2013-04-11T05:00Z"):
+        land(repository, store, first=100)
+    assert nothing_was_landed(store)
+
+
+def test_an_empty_file_is_refused(repository: SmallRepository, store: ArtifactStore) -> None:
+    (repository.path / "raw" / "flights.csv").write_text("")
+    with pytest.raises(DataContractError, match="raw table flights"):
+        land(repository, store)
+
+
+def test_a_binary_file_is_refused_with_a_sentence(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    (repository.path / "raw" / "flights.csv").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(DataContractError, match="raw table flights"):
+        land(repository, store)
+
+
+def test_a_source_that_is_not_there_is_a_configuration_error(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    (repository.path / "raw" / "planes.csv").unlink()
+    with pytest.raises(ConfigurationError, match="planes: 'raw/planes.csv' names no file"):
+        land(repository, store)
+
+
+def test_a_folder_that_refuses_writes_gives_a_sentence_and_nothing_half_written(
+    repository: SmallRepository, tmp_path: Path
+) -> None:
+    store = ArtifactStore(tmp_path / "file" / "artifacts")
+    (tmp_path / "file").write_text("a file where a folder should be")
+    with pytest.raises((StorageError, NotADirectoryError)):
+        land(repository, store)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tasks.contracts import FeatureTables, TimeWindow
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.features.landing import land_raw_rows
+from tasks.features.tables import (
+    EMPTY,
+    build_feature_tables,
+    current_tables,
+    months_of,
+    publish_tables,
+    published_path,
+)
+from tasks.settings import ArtifactStore
+from tests.repository import SmallRepository, days, vouched
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
+    return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=12)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def refresh(
+    repository: SmallRepository,
+    store: ArtifactStore,
+    window: TimeWindow,
+    base: FeatureTables = EMPTY,
+) -> FeatureTables:
+    landed = land_raw_rows(window, repository.config, repository.path, store)
+    return build_feature_tables(vouched(landed), base, repository.config, repository.path, store)
+
+
+def rows_of(tables: FeatureTables, name: str, store: ArtifactStore) -> pd.DataFrame:
+    reference = next(t for t in tables.tables if t.name == name)
+    return pd.read_parquet(store.path(reference.artifact))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_refreshing_in_parts_in_any_order_equals_refreshing_at_once(
+    repository: SmallRepository, store: ArtifactStore, tmp_path: Path, order: list[int]
+) -> None:
+    other = ArtifactStore(tmp_path / "at-once")
+    at_once = refresh(repository, other, days(0, 12))
+    in_parts = EMPTY
+    for part in order:
+        in_parts = refresh(repository, store, days(4 * part, 4), in_parts)
+    for name in ("carrier_stats", "plane_history"):
+        left, right = rows_of(in_parts, name, store), rows_of(at_once, name, other)
+        pd.testing.assert_frame_equal(left, right)
+    assert in_parts.version == at_once.version
+
+
+def test_refreshing_a_window_twice_changes_nothing(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    once = refresh(repository, store, days(0, 6))
+    builds = store.num_builds
+    assert refresh(repository, store, days(0, 6), once) == once
+    assert store.num_builds == builds
+
+
+def test_a_corrected_row_is_felt_in_later_windows_as_far_as_the_lookback(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    repository = SmallRepository(tmp_path, num_days=12)
+    before = refresh(repository, store, days(6, 6), refresh(repository, store, days(0, 6)))
+    flights = repository.read("flights")
+    landed = (flights["day"] == "6") & (flights["arr_delay"] != "NA")
+    flights.loc[landed, "arr_delay"] = "200"
+    repository.write("flights", flights)
+    after = refresh(repository, store, days(0, 6), before)
+    fresh = ArtifactStore(tmp_path / "fresh")
+    at_once = refresh(repository, fresh, days(6, 6), refresh(repository, fresh, days(0, 6)))
+    assert after.version == at_once.version != before.version
+
+
+def test_rolling_values_count_only_landings_up_to_the_hour(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    tables = refresh(repository, store, days(0, 3))
+    stats = rows_of(tables, "carrier_stats", store)
+    history = rows_of(tables, "plane_history", store)
+    moment = stats["event_timestamp"].iloc[len(stats) // 2]
+    landed = history[
+        (history["event_timestamp"] <= moment)
+        & (history["event_timestamp"] > moment - timedelta(hours=24))
+    ]
+    counted = stats[stats["event_timestamp"] == moment]["landed_24h"].sum()
+    assert counted == len(landed)
+    assert (stats["created"] > stats["event_timestamp"]).all()
+
+
+def test_readers_see_a_version_only_once_it_is_published_and_vouched_for(
+    repository: SmallRepository, store: ArtifactStore, tmp_path: Path
+) -> None:
+    tables = refresh(repository, store, days(0, 2))
+    assert current_tables(tmp_path) == EMPTY
+    with pytest.raises(DataContractError, match="carrier_stats.* have no validation result"):
+        publish_tables(tables, (), tmp_path, store)
+    assert current_tables(tmp_path) == EMPTY
+    landed = land_raw_rows(days(0, 2), repository.config, repository.path, store)
+    results = tuple(
+        vouched(landed).validations[0].model_copy(update={"subject_sha256": t.artifact.sha256})
+        for t in tables.tables
+    )
+    publish_tables(tables, results, tmp_path, store)
+    assert current_tables(tmp_path) == tables
+    assert (published_path(tmp_path) / "carrier_stats").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("sql", "error", "said"),
+    [
+        ("SELECT nothing FROM flights", ConfigurationError, "weather.sql .* is wrong"),
+        ("SELEKT 1", ConfigurationError, "weather.sql .* is wrong"),
+        ("SELECT origin FROM weather", ConfigurationError, "no column created, event_timestamp"),
+        (
+            "SELECT origin, time_hour AS event_timestamp, time_hour AS created FROM weather "
+            "UNION ALL SELECT origin, time_hour, time_hour FROM weather",
+            DataContractError,
+            "two rows at one moment",
+        ),
+        (
+            "SELECT NULL::VARCHAR AS origin, now() AS event_timestamp, now() AS created",
+            DataContractError,
+            "null key",
+        ),
+    ],
+)
+def test_a_wrong_query_is_named_and_nothing_is_written(
+    tmp_path: Path, store: ArtifactStore, sql: str, error: type[Exception], said: str
+) -> None:
+    repository = SmallRepository(tmp_path, num_days=2)
+    (repository.path / "sql" / "weather.sql").write_text(sql)
+    with pytest.raises(error, match=said):
+        refresh(repository, store, days(0, 2))
+    assert not list(store.root.glob("tables/*"))
+
+
+def test_months_touch_every_month_of_a_window() -> None:
+    assert months_of(days(0, 31)) == ["201301", "201302"]
+    assert months_of(days(0, 1)) == ["201301"]
