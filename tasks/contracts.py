@@ -325,6 +325,35 @@ class CurvePoint(Contract):
     weight: float = 0.0
 
 
+class Yardstick(Contract):
+    """Scores of a well-known kind of model on the test rows: what the data gives without effort."""
+
+    name: str = Field(description="The kind of model, its library and its size.")
+    snapshot_sha256: str
+    splits: DataSplits
+    scores: Artifact = Field(
+        description="Parquet, in the order of the snapshot: row id, yardstick_score."
+    )
+
+
+class ScoredWindow(Contract):
+    """Scores of one model on all rows of one window, and their quality where labels exist."""
+
+    program_sha256: str
+    snapshot_sha256: str
+    window: TimeWindow
+    num_rows: PositiveInt
+    scores: Artifact = Field(
+        description="Parquet, in the order of the snapshot: row id, event time, label, score."
+    )
+    metrics: MetricSet | None = Field(description="Of the labelled rows; None where too few.")
+    excess_brier: Metric | None = Field(
+        description="Brier score minus what the scores themselves promise, the mean of p (1 - p): "
+        "above 0 the model errs more than it says, below 0 less."
+    )
+    unjudged: str | None = Field(default=None, description="Why there are no metrics.")
+
+
 class EvaluationReport(Contract):
     """Judgement of one trained model on the test window."""
 
@@ -355,6 +384,15 @@ class VariantLatency(Contract):
     ratio_to_replaced: float | None = Field(
         default=None, description="Against the simpler variant it would replace, paired."
     )
+
+
+class TrainingResult(Contract):
+    """Result of `training`: a judged candidate in the registry, and what it was made from."""
+
+    dataset: ValidatedDataset
+    model: TrainedModel
+    evaluation: EvaluationReport
+    version: ModelVersionRef
 
 
 class BuiltVariant(Contract):
@@ -444,6 +482,15 @@ class DriftReport(Contract):
     reference_performance: MetricSet | None
     current_performance: MetricSet | None
     auc_change: Metric | None = Field(description="Current minus reference; None without labels.")
+    effect_threshold: float | None = Field(
+        default=None, description="Lower bound of the effect from which a feature has drifted."
+    )
+    excess_brier_change: Metric | None = Field(
+        default=None, description="`ScoredWindow.excess_brier`, current minus reference."
+    )
+    performance_reference: TimeWindow | None = Field(
+        default=None, description="Reference of predictions and performance: rows not trained on."
+    )
     verdict: DriftVerdict
     evidence: tuple[str, ...]
 

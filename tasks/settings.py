@@ -100,6 +100,10 @@ class ArtifactStore:
             self._note_build(kind, key, time.monotonic() - started)
         return value
 
+    def find(self, kind: str, key: str, value_type: type[Value]) -> Value | None:
+        """The value built earlier under this key, if it and all it holds are whole."""
+        return self._read_value(self.root / kind / key, value_type)
+
     @property
     def num_builds(self) -> int:
         """How many builds this store has ever finished; unchanged by a stage that reused all."""
@@ -172,7 +176,9 @@ class ArtifactStore:
     def _staging(self, final: Path) -> Iterator[Path]:
         with refused_writes_explained(final):
             final.parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=f".{final.name[:12]}-", dir=final.parent))
+            _remove_abandoned(final)
+            prefix = f".{final.name[:12]}-{os.getpid()}-"
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=final.parent))
             try:
                 yield folder
             finally:
@@ -208,6 +214,14 @@ class StagedFolder:
             sha256=digest_of(path),
             num_bytes=size_of(path),
         )
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Remove what builds of the same key left that were killed."""
+    for folder in final.parent.glob(f".{final.name[:12]}-*"):
+        owner = folder.name.split("-")[1]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def named_artifacts(value: object) -> Iterator[Artifact]:

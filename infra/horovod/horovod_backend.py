@@ -1,14 +1,16 @@
 """PEP 517 backend: fetch the pinned Horovod source, mend it, build a wheel for the installed torch.
 
-Horovod 0.28.1 is the newest release and does not compile against PyTorch 2.13 as published. Two of
-the fixes below are for the build; two are defects that hurt a job on Gloo (see each one's reason).
-Every fix is an exact replacement that must match an exact number of times, so a different source
-cannot be mended by accident.
+Horovod 0.28.1 is the newest release and does not compile against PyTorch 2.13 as published. Of the
+fixes below two make it compile, two make it independent of where it is built, and two mend defects
+that hurt a job on Gloo (see each one's reason). Every fix is an exact replacement that must match
+an exact number of times, so a different source cannot be mended by accident.
+
+Set-up calls this file with a folder, inside the environment whose PyTorch the wheel is for; `pip
+install ./infra/horovod` works as well, and settings like HOROVOD_GPU_OPERATIONS then take effect.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -42,6 +44,23 @@ FIXES = (
         1,
         False,
         "PyTorch 2.13 headers demand C++17",
+    ),
+    Fix(
+        "CMakeLists.txt",
+        "project(horovod CXX)",
+        "project(horovod CXX)\nset(CMAKE_SKIP_RPATH ON)",
+        1,
+        False,
+        "the wheel outlives the environment that built it, so it must not look there for PyTorch's "
+        "libraries; PyTorch is imported first and has them loaded",
+    ),
+    Fix(
+        "CMakeLists.txt",
+        "--version-script=${CMAKE_SOURCE_DIR}/horovod.lds",
+        r"--version-script=\"${CMAKE_SOURCE_DIR}/horovod.lds\"",
+        1,
+        False,
+        "a folder whose name has a space would end the linker's argument",
     ),
     Fix(
         "horovod/torch/CMakeLists.txt",
@@ -80,32 +99,56 @@ BUILD_ENVIRONMENT = {
     "CXXFLAGS": "-include cstdint -include stdexcept -include string",  # GCC 13 and later
     "LDFLAGS": "-s",  # 1 MB instead of 18 MB
 }
+COMPILER_BYTES = 2_300_000_000  # the largest compiler process of this build: 2.1 GB
 
 
 def outer_environment() -> dict[str, str]:
-    """The environment without the marks by which pip tells a backend apart.
+    """The caller's environment without what belongs to the caller's own tools.
 
-    The inner pip calls build another project; with the marks they would look for its backend here.
+    The inner pip calls build another project: with pip's marks they would look for its backend
+    here. And a `make` around this one would hand its number of jobs, usually one, to the build.
     """
-    return {k: v for k, v in os.environ.items() if not k.startswith("_PYPROJECT_HOOKS_")}
+    prefixes = ("_PYPROJECT_HOOKS_", "MAKE")
+    return {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k != "MFLAGS"}
+
+
+def build_environment(outer: dict[str, str]) -> dict[str, str]:
+    """What the build sees: flags of the caller are added to the needed ones, other settings win."""
+    merged = {**BUILD_ENVIRONMENT, **outer}
+    for name in ("CXXFLAGS", "LDFLAGS"):
+        merged[name] = f"{BUILD_ENVIRONMENT[name]} {outer.get(name, '')}".strip()
+    return merged | {"MAKEFLAGS": f"-j{num_jobs()}"}
+
+
+def num_jobs() -> int:
+    """Compilers at a time: one a core, as long as each has the memory that it needs."""
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available_bytes = int(memory["MemAvailable"].split()[0]) * 1024
+    return max(1, min(len(os.sched_getaffinity(0)), available_bytes // COMPILER_BYTES))
+
+
+def run_pip(*arguments: str, environment: dict[str, str]) -> None:
+    """Run this environment's pip; build isolation is off, so nothing unpinned takes part."""
+    subprocess.check_call(
+        [sys.executable, "-m", "pip", *arguments, "--no-deps", "--no-build-isolation"],
+        env=environment,
+    )
 
 
 def fetch_source(folder: Path) -> Path:
-    """Download the release into `folder`, check its digest, unpack it; return the source tree."""
-    subprocess.check_call(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
-        + ["--no-binary", "horovod", "--dest", str(folder), f"horovod=={RELEASE}"],
-        env=outer_environment(),
+    """Download the release into `folder` and unpack it; return the source tree.
+
+    pip checks the digest before anything of the archive is unpacked or run.
+    """
+    pinned = folder / "horovod.txt"
+    pinned.write_text(f"horovod=={RELEASE} --hash=sha256:{SDIST_SHA256}\n")
+    run_pip(
+        *("download", "--require-hashes", "--no-binary", "horovod"),
+        *("--dest", str(folder), "--requirement", str(pinned)),
+        environment=outer_environment(),
     )
-    archive = next(folder.glob("horovod-*.tar.gz"))
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if digest != SDIST_SHA256:
-        raise RuntimeError(
-            f"horovod {RELEASE}: source archive has SHA-256 {digest}, expected {SDIST_SHA256}; "
-            "nothing was built"
-        )
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+    with tarfile.open(next(folder.glob("horovod-*.tar.gz"))) as archive:
+        archive.extractall(folder)
     return folder / f"horovod-{RELEASE}"
 
 
@@ -116,7 +159,8 @@ def apply_fixes(source: Path) -> None:
         parts = path.read_text().split(fix.old)
         if len(parts) != fix.occurrences + 1:
             raise RuntimeError(
-                f"{fix.file}: found {len(parts) - 1} x {fix.old!r}, expected {fix.occurrences}"
+                f"{fix.file}: found {len(parts) - 1} x {fix.old!r}, expected {fix.occurrences}; "
+                "this is not the source that the fixes were written for"
             )
         if fix.only_last:
             mended = fix.old.join(parts[:-1]) + fix.new + parts[-1]
@@ -131,16 +175,13 @@ def build_wheel(
     metadata_directory: str | None = None,
 ) -> str:
     """Build the mended wheel into `wheel_directory` (PEP 517); return its file name."""
-    environment = {**BUILD_ENVIRONMENT, **outer_environment()}
-    environment.setdefault("MAKEFLAGS", f"-j{os.cpu_count() or 1}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         source = fetch_source(folder)
         apply_fixes(source)
-        subprocess.check_call(
-            [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-            + ["--no-cache-dir", "--wheel-dir", str(folder), str(source)],
-            env=environment,
+        run_pip(
+            *("wheel", "--verbose", "--no-cache-dir", "--wheel-dir", str(folder), str(source)),
+            environment=build_environment(outer_environment()),
         )
         wheel = next(folder.glob("horovod-*.whl"))
         (Path(wheel_directory) / wheel.name).write_bytes(wheel.read_bytes())
@@ -150,3 +191,10 @@ def build_wheel(
 def build_sdist(sdist_directory: str, config_settings: dict[str, str] | None = None) -> str:
     """Refuse: this folder is installed directly."""
     raise RuntimeError("install this folder directly: pip install ./infra/horovod")
+
+
+if __name__ == "__main__":
+    try:
+        print(build_wheel(sys.argv[1]))
+    except (RuntimeError, subprocess.CalledProcessError) as exc:
+        sys.exit(f"no wheel was built: {exc}")

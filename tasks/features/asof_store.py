@@ -1,9 +1,9 @@
 """Feast offline store that answers point-in-time joins with DuckDB's ASOF join.
 
 A plug-in by Feast's own extension point: name it as `offline_store.type`. Feast's DuckDB store
-joins every entity row with all earlier rows of its key and then keeps the newest; an ASOF join finds
-the newest directly, so time and memory no longer grow with history or TTL. Results are equal, row
-for row.
+joins every entity row with all earlier rows of its key and then keeps the newest; an ASOF join
+finds the newest directly, so time and memory no longer grow with history or TTL. Results are equal,
+row for row.
 
 `created` as a cut-off: a row is available from `greatest(event time, created)` on. Among the rows
 available at a moment the one with the latest event time wins, so only rows that are the latest when
@@ -80,7 +80,9 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
         return AsofRetrievalJob(
             config=config,
             entities=entity_df,
-            query=lambda present: _join_query(joins, present, filter_by_created_timestamp),
+            query=lambda con, present: _join_query(
+                con, joins, present, filter_by_created_timestamp
+            ),
             on_demand=features,
             full_names=full_feature_names,
             described=RetrievalMetadata(
@@ -138,7 +140,7 @@ class AsofRetrievalJob(RetrievalJob):
 
     config: RepoConfig
     entities: pd.DataFrame | str | None
-    query: Callable[[dict[str, str]], str]
+    query: Callable[[duckdb.DuckDBPyConnection, dict[str, str]], str]
     on_demand: list[OnDemandFeatureView]
     full_names: bool
     described: RetrievalMetadata | None = None
@@ -208,7 +210,7 @@ class AsofRetrievalJob(RetrievalJob):
     def _prepare(self, con: duckdb.DuckDBPyConnection) -> str:
         """Make the entity rows readable as `entities`; return the query over them."""
         if self.entities is None:
-            return self.query({})
+            return self.query(con, {})
         if isinstance(self.entities, pd.DataFrame):
             con.register("given", self.entities)
             given = "SELECT * FROM given"
@@ -222,7 +224,7 @@ class AsofRetrievalJob(RetrievalJob):
             f"({sql_name(ENTITY_TIME)}::TIMESTAMPTZ AS {sql_name(ENTITY_TIME)}), "
             f"row_number() OVER () AS {ROW} FROM ({given})"
         )
-        return self.query(present)
+        return self.query(con, present)
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ class _ViewJoin:
             ttl=view.ttl or None,
         )
 
-    def right_side(self, cut_off: bool) -> str:
+    def right_side(self, con: duckdb.DuckDBPyConnection, cut_off: bool) -> str:
         """Rows that can be chosen, one for each key and available time."""
         keys = names(list(self.keys))
         # Files written by pandas have nanoseconds, a type of its own in DuckDB.
@@ -278,6 +280,8 @@ class _ViewJoin:
             f" WHERE {event} <= (SELECT max({ENTITY_TIME}) FROM entities)"
             f" {lower if earliest else ''}"
         )
+        if self._has_constant_lag(con):
+            return rows
         # The first step drops rows that are older than one already available, the second all but
         # the newest of those that become available together.
         newest = "max({'e': __event, 'c': __created})"
@@ -288,8 +292,28 @@ class _ViewJoin:
             "IS DISTINCT FROM __available"
         )
 
+    def _has_constant_lag(self, con: duckdb.DuckDBPyConnection) -> bool:
+        """True where every row is created equally long after its event.
 
-def _join_query(joins: list[_ViewJoin], present: dict[str, str], cut_off: bool) -> str:
+        Rows then become available in the order of their events, so none is ever passed over; what
+        could still tie is equal in both times, and has no defined winner.
+        """
+        if not self.created:
+            return True
+        lag = f"{sql_name(self.created)}::TIMESTAMPTZ - {sql_name(self.event_time)}::TIMESTAMPTZ"
+        return bool(
+            con.execute(
+                f"SELECT coalesce(min({lag}) = max({lag}), true) FROM {self.relation}"
+            ).fetchall()[0][0]
+        )
+
+
+def _join_query(
+    con: duckdb.DuckDBPyConnection,
+    joins: list[_ViewJoin],
+    present: dict[str, str],
+    cut_off: bool,
+) -> str:
     """One ASOF join a view; an expired row (older than the TTL, edge included) becomes null."""
     selected = [f"e.{sql_name(c)}" for c in present]
     clauses = ["FROM entities AS e"]
@@ -310,7 +334,7 @@ def _join_query(joins: list[_ViewJoin], present: dict[str, str], cut_off: bool) 
         ]
         equal = [f"e.{sql_name(e)} = {side}.{sql_name(k)}" for k, e in join.keys.items()]
         on = " AND ".join([*equal, f"e.{ENTITY_TIME} >= {side}.__available"])
-        clauses.append(f"ASOF LEFT JOIN ({join.right_side(cut_off)}) AS {side} ON {on}")
+        clauses.append(f"ASOF LEFT JOIN ({join.right_side(con, cut_off)}) AS {side} ON {on}")
     return f"SELECT {', '.join(selected)} {' '.join(clauses)}"
 
 
@@ -356,5 +380,5 @@ def _utc(moment: datetime) -> datetime:
 
 def _source_job(config: RepoConfig, query: str) -> AsofRetrievalJob:
     return AsofRetrievalJob(
-        config=config, entities=None, query=lambda _: query, on_demand=[], full_names=False
+        config=config, entities=None, query=lambda *_: query, on_demand=[], full_names=False
     )

@@ -83,7 +83,7 @@ class FeatureTable(_Config):
 
     name: Identifier
     sql: RepositoryFile
-    keys: tuple[Identifier, ...] = Field(min_length=1)
+    entity_keys: tuple[Identifier, ...] = Field(min_length=1)
     lookback_hours: NonNegativeInt = Field(
         description="A row depends on no raw row older than this; 0 for a static table."
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import zipfile
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,10 +38,12 @@ def land_raw_rows(
         store: where the Parquet files go.
 
     Raises:
+        WindowError: the window ends in the future. Nothing is touched.
         ConfigurationError: a source cannot be found.
         DataContractError: a column is missing, a value has the wrong type, a time has no zone, or
             the window holds no rows of a table with history.
     """
+    window.check_not_in_future(datetime.now(UTC))
     sources = {table.name: locate_source(table, repo) for table in config.raw_tables}
     key = content_key(
         code_digest(__file__), window, list(config.raw_tables), list(sources.values())

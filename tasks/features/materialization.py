@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from feast import FeatureStore, FeatureView
-from pydantic import TypeAdapter
 
 from tasks.contracts import FeatureTables, MaterializedView, TimeWindow
 from tasks.errors import FeatureStoreError
 from tasks.features.duck import duckdb_session, names, sql_text
-from tasks.features.store import (
-    apply_definitions,
+from tasks.features.ledger import (
+    VIEWS,
     definitions_digest,
-    open_store,
-    quiet,
-    read_json,
+    online_views,
+    read_ledger,
+    write_ledger,
 )
+from tasks.features.store import apply_definitions, open_store, quiet
 from tasks.features.tables import features_folder
-from tasks.settings import ArtifactStore, write_atomically
+from tasks.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,6 @@ LATENESS = timedelta(days=1)
 """Rows may arrive this much after their window: so far back each materialization reaches again."""
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-_VIEWS = TypeAdapter(list[MaterializedView])
 
 
 def materialize(
@@ -45,31 +43,25 @@ def materialize(
         FeatureStoreError: fewer entities are online than were to be written.
     """
     window.check_not_in_future(datetime.now(UTC))
-    ledger = home / "feast" / "materialized.json"
-    before = read_json(ledger)
-    views = {v.name: v for v in _VIEWS.validate_python(before.get("views", []))}
-    written_by = {"version": tables.version, "definitions": definitions_digest(repo)}
+    done = online_views(tables, window, home, repo)
+    if done is not None:
+        return done
+    before = read_ledger(home)
+    views = VIEWS.validate_python(before.get("views", []))
     present = bool(views) and (home / "feast" / "online.db").exists()
-    if (
-        present
-        and all(before.get(name) == digest for name, digest in written_by.items())
-        and all(view.watermark >= window.end for view in views.values())
-    ):
-        return tuple(views.values())
     feast = open_store(home, repo, features_folder(tables, store))
     apply_definitions(feast, home, repo, again=not present)
     # Other definitions, or an online store that is gone: write all of history, not this window.
-    same = present and before["definitions"] == written_by["definitions"]
+    same = present and before["definitions"] == definitions_digest(repo)
     since = window.start - LATENESS if same or not views else BEGINNING
     # A window refreshed again also changes features after it, up to what is online already.
-    until = max([window.end, *(view.watermark for view in views.values())])
+    until = max([window.end, *(view.watermark for view in views)])
     written = tuple(
         _materialize_view(feast, view, since, until)
         for view in sorted(feast.list_feature_views(), key=lambda v: v.name)
         if view.online
     )
-    record = {**written_by, "views": _VIEWS.dump_python(list(written), mode="json")}
-    write_atomically(ledger, json.dumps(record, indent=1))
+    write_ledger(tables, repo, written, home)
     return written
 
 

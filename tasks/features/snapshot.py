@@ -21,9 +21,10 @@ from tasks.contracts import (
 from tasks.errors import ConfigurationError, DataContractError, FeatureStoreError
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.duck import duckdb_session, set_window, sql_name, sql_text
-from tasks.features.store import apply_definitions, definitions_digest, find_service, open_store
+from tasks.features.ledger import SNAPSHOTS, training_set_key
+from tasks.features.store import apply_definitions, find_service, open_store
 from tasks.features.tables import features_folder, read_query, register_raw, run_query
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.settings import ArtifactStore, StagedFolder, content_key
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +52,7 @@ def build_training_set(
     """
     spec = config.training_set
     _check_covered(tables, window)
-    key = content_key(
-        code_digest(__file__),
-        definitions_digest(repo),
-        tables.version,
-        window,
-        spec,
-        [read_query(repo, name) for name in (spec.sql, *(q.sql for q in config.staging))],
-    )
+    key = training_set_key(tables, window, config, repo)
 
     def build(folder: StagedFolder) -> FeatureSnapshot:
         features = features_folder(tables, store)
@@ -83,7 +77,7 @@ def build_training_set(
             excluded=excluded,
         )
 
-    return store.build_once("snapshots", key, FeatureSnapshot, build)
+    return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)
 
 
 def _check_covered(tables: FeatureTables, window: TimeWindow) -> None:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import yaml
 from feast import Entity, FeatureService, FeatureStore, FeatureView
@@ -21,7 +20,8 @@ from feast.errors import FeatureServiceNotFoundException
 from feast.repo_config import RepoConfig
 
 from tasks.errors import ConfigurationError, refused_writes_explained
-from tasks.settings import content_key, digest_of, write_atomically
+from tasks.features.ledger import definitions_digest, read_json
+from tasks.settings import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +61,6 @@ def open_store(home: Path, repo: Path, tables_path: Path | None = None) -> Featu
     with refused_writes_explained(home / "feast"):
         (home / "feast").mkdir(parents=True, exist_ok=True)
     return FeatureStore(config=RepoConfig(**described, repo_path=repo))
-
-
-def definitions_digest(repo: Path) -> str:
-    """Digest of what decides the feature definitions: all Python files and the store's settings."""
-    files = [*sorted(repo.glob("*.py")), repo / "feature_store.yaml"]
-    return content_key([[file.name, digest_of(file)] for file in files])
 
 
 def apply_definitions(store: FeatureStore, home: Path, repo: Path, *, again: bool = False) -> None:
@@ -145,12 +139,3 @@ def quiet() -> Iterator[None]:
     with redirect_stdout(said):
         yield
     logger.debug("feast: %s", said.getvalue())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Content of a small JSON file; empty where it is absent or was cut off."""
-    try:
-        content = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -289,20 +289,22 @@ class _Draft:
         run_query(self._con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.sql)
         self._check_computed(table)
         time_column = None if table.static else "event_timestamp"
-        key = (*table.keys, "event_timestamp")
+        key = (*table.entity_keys, "event_timestamp")
         self._replace(FEATURES, table.name, "computed", time_column, key, felt)
         logger.info("computed %s for %s", table.name, felt)
 
     def _check_computed(self, table: FeatureTable) -> None:
         present = {row[0] for row in self._con.execute("DESCRIBE computed").fetchall()}
-        needed = {*table.keys, "event_timestamp", "created"}
+        needed = {*table.entity_keys, "event_timestamp", "created"}
         if missing := sorted(needed - present):
             raise ConfigurationError(
                 f"query {table.sql} gives no column {', '.join(missing)}; a feature table needs "
                 "its keys, event_timestamp and created. Nothing was changed"
             )
-        keys = names([*table.keys, "event_timestamp"])
-        nulls = " OR ".join(f"{sql_name(k)} IS NULL" for k in (*table.keys, "event_timestamp"))
+        keys = names([*table.entity_keys, "event_timestamp"])
+        nulls = " OR ".join(
+            f"{sql_name(k)} IS NULL" for k in (*table.entity_keys, "event_timestamp")
+        )
         doubled = self._con.execute(
             f"SELECT count(*) FROM (SELECT 1 FROM computed GROUP BY {keys} HAVING count(*) > 1)"
         ).fetchall()[0][0]

@@ -128,10 +128,14 @@ def materialize_features(tables: FeatureTables, window: TimeWindow) -> tuple[Mat
 
     Safe to retry: older values never replace newer ones, and watermarks move last.
     """
-    from tasks.features.materialization import materialize
+    from tasks.features.ledger import online_views
 
     settings = Settings.from_environment()
-    views = materialize(tables, window, settings.home, settings.feature_repo, settings.store)
+    views = online_views(tables, window, settings.home, settings.feature_repo)
+    if views is None:
+        from tasks.features.materialization import materialize
+
+        views = materialize(tables, window, settings.home, settings.feature_repo, settings.store)
     create_table_artifact(
         key="materialized-views",
         table=[
@@ -161,12 +165,18 @@ def build_training_set(window: TimeWindow, config: FeatureConfig) -> FeatureSnap
     Raises:
         ConfigurationError: the feature service does not exist. Not retried.
     """
-    from tasks.features.snapshot import build_training_set as build
+    from tasks.features.ledger import SNAPSHOTS, training_set_key
     from tasks.features.tables import current_tables
 
     settings = Settings.from_environment()
-    tables = current_tables(settings.home)
-    snapshot = build(tables, window, config, settings.home, settings.feature_repo, settings.store)
+    home, repo, store = settings.home, settings.feature_repo, settings.store
+    tables = current_tables(home)
+    key = training_set_key(tables, window, config, repo)
+    snapshot = store.find(SNAPSHOTS, key, FeatureSnapshot)
+    if snapshot is None:
+        from tasks.features.snapshot import build_training_set as build
+
+        snapshot = build(tables, window, config, home, repo, store)
     create_table_artifact(
         key="training-set",
         table=[

@@ -95,7 +95,9 @@ def oracle(
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     num_keys = draw(st.integers(1, 2))
     keys = [f"k{n}" for n in range(num_keys)]
-    row = st.tuples(*[KEYS] * num_keys, MINUTES, st.integers(-12, 24).map(lambda n: n * 10))
+    varying = st.integers(-12, 24).map(lambda n: n * 10)
+    lag = draw(st.sampled_from([st.just(0), st.just(20), varying]))
+    row = st.tuples(*[KEYS] * num_keys, MINUTES, lag)
     # Rows equal in key and both times are left out: they have no defined winner.
     drawn = draw(st.lists(row, min_size=1, max_size=30, unique=True))
     rows = pd.DataFrame(drawn, columns=[*keys, "at", "lag"])

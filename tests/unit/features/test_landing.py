@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tasks.errors import ConfigurationError, DataContractError, StorageError
+from tasks.contracts import TimeWindow
+from tasks.errors import ConfigurationError, DataContractError, StorageError, WindowError
 from tasks.features.landing import land_raw_rows
 from tasks.settings import ArtifactStore
 from tests.repository import SmallRepository, days
@@ -112,6 +114,16 @@ def test_a_window_without_rows_is_refused(
     with pytest.raises(DataContractError, match="holds no rows in window 2013-04-11T05:00Z"):
         land(repository, store, first=100)
     assert nothing_was_landed(store)
+
+
+def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    now = datetime.now(UTC)
+    window = TimeWindow(start=now - timedelta(days=1), end=now + timedelta(days=1))
+    with pytest.raises(WindowError, match="ends in the future"):
+        land_raw_rows(window, repository.config, repository.path, store)
+    assert not store.root.exists()
 
 
 def test_an_empty_file_is_refused(repository: SmallRepository, store: ArtifactStore) -> None:

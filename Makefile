@@ -1,0 +1,67 @@
+# The entry to every command; people and CI use the same lines. `make` alone lists them.
+#
+#   make test PYTEST_ARGS="tests/unit -x"     arguments for pytest
+#   make run RUN_ARGS="--help"                arguments for the run
+#   make setup PYTHON=/path/to/python3.11     a Python that is not on the PATH
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
+.PHONY: help setup run test bench lint format lock clean
+
+# A caller's settings for Python must not change what runs here.
+unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
+
+ifneq ($(origin PYTHON),command line)
+PYTHON := python3.11 python3 python
+endif
+
+VENV_PYTHON := .venv/bin/python
+
+# Calls set-up's program with the first Python 3.11 there is; takes its arguments.
+define with_python
+for python in $(PYTHON); do \
+	if "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
+		exec "$$python" -E -s -m infra.setup $(1); \
+	fi; \
+done; \
+echo "set-up needs Python 3.11, and none of these is one: $(PYTHON)." \
+	"Install it (on Debian and Ubuntu: python3.11, python3.11-venv, python3.11-dev)" \
+	"or name it: make setup PYTHON=/path/to/python3.11" >&2; \
+exit 1
+endef
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: ## make .venv whole: packages, PyTorch, Horovod built for it; the others call this first
+	@$(call with_python)
+
+run: setup ## run the whole loop once on the real data; a second call reuses finished stages
+	@$(VENV_PYTHON) -m flows run $(RUN_ARGS)
+
+test: setup ## run all tests
+	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+bench: setup ## measure the figures that the project promises, as ratios
+	@$(VENV_PYTHON) -m infra.bench
+
+lint: setup ## check style, format and types
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m mypy
+
+format: setup ## format the code
+	$(VENV_PYTHON) -m ruff format .
+
+lock: ## write infra/requirements.lock from requirements.in (LOCK_ARGS=--upgrade: newer versions)
+	@$(call with_python,--lock $(LOCK_ARGS))
+
+clean: ## remove .venv and .falaj, after asking (YES=1: without)
+	@echo "This removes, and nothing else:"; \
+	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
+	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
+	if [ "$(YES)" != 1 ]; then \
+		printf 'Type yes to go on: '; read answer || answer=; \
+		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
+	fi; \
+	rm -rf -- .venv .falaj

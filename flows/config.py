@@ -1,0 +1,91 @@
+"""What one run of the loop is asked to do: one value, read from the feature repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tasks.contracts import DataSplits, TimeWindow
+from tasks.conversion.config import ConversionConfig
+from tasks.drift.config import DriftConfig
+from tasks.errors import ConfigurationError
+from tasks.evaluation.config import EvaluationConfig
+from tasks.features.config import FeatureConfig
+from tasks.registry.config import PromotionConfig, RegistryConfig
+from tasks.training.config import TrainingConfig
+
+USE_CASE_FILE = "use_case.yaml"
+
+
+class PipelineConfig(BaseModel):
+    """One use case: its data, its windows, and how each stage is to be done."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=60, description="Use case.")
+    question: str = Field(min_length=1, description="What the model answers, for people.")
+    window: TimeWindow = Field(description="Window that is refreshed and retrieved.")
+    splits: DataSplits = Field(description="Windows for training, validation and test.")
+    current: TimeWindow = Field(description="Window that the drift check looks at.")
+    features: FeatureConfig
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    conversion: ConversionConfig = ConversionConfig()
+    drift: DriftConfig = DriftConfig()
+    registry: RegistryConfig = RegistryConfig()
+    promotion: PromotionConfig = PromotionConfig()
+
+    @model_validator(mode="after")
+    def _windows_lie_inside(self) -> Self:
+        inner = {
+            "splits.train": self.splits.train,
+            "splits.validation": self.splits.validation,
+            "splits.test": self.splits.test,
+        }
+        for name, window in inner.items():
+            if not self.window.contains(window):
+                raise ValueError(
+                    f"{name} ({window}) reaches outside the window that is refreshed "
+                    f"({self.window}); widen the one or narrow the other"
+                )
+        return self
+
+    @property
+    def row_suites(self) -> dict[str, str]:
+        """Raw table to the suite that judges it."""
+        return {table.name: table.suite for table in self.features.raw_tables}
+
+    @property
+    def table_suites(self) -> dict[str, str]:
+        """Feature table to the suite that judges it."""
+        return {table.name: table.suite for table in self.features.feature_tables}
+
+
+def read_pipeline_config(repo: Path) -> PipelineConfig:
+    """The use case that a feature repository describes.
+
+    Raises:
+        ConfigurationError: the file is missing, is no YAML, or says something that cannot be.
+    """
+    file = repo / USE_CASE_FILE
+    try:
+        return PipelineConfig.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except FileNotFoundError as exc:
+        raise ConfigurationError(
+            f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
+        ) from exc
+    except yaml.YAMLError as exc:
+        raise ConfigurationError(f"{USE_CASE_FILE} is no YAML: {exc}") from exc
+    except ValidationError as exc:
+        raise ConfigurationError(f"{USE_CASE_FILE}: {faults(exc)}. Nothing was run") from exc
+
+
+def faults(exc: ValidationError) -> str:
+    """What a validation found, in one line: where, and what is wrong there."""
+    return "; ".join(
+        f"{'.'.join(map(str, error['loc'])) or 'it'}: {error['msg'].removeprefix('Value error, ')}"
+        for error in exc.errors()
+    )

@@ -1,0 +1,42 @@
+"""Convert: one registered version into a form for each target, each kept only if it earns it."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from tasks.contracts import ModelVariant, ModelVersionRef, ValidatedDataset
+from tasks.conversion.task import (
+    convert_to_onnx,
+    convert_to_openvino,
+    judge_variants,
+    quantize_to_int8,
+)
+from tasks.registry.task import attach_variants, fetch_version
+
+
+@flow(
+    name="conversion",
+    flow_run_name="convert-{version.name}-v{version.version}",
+    persist_result=True,
+    result_serializer="json",
+)
+def conversion_flow(
+    version: ModelVersionRef, dataset: ValidatedDataset, config: PipelineConfig
+) -> tuple[ModelVariant, ...]:
+    """Build, judge and file the variants of a model version.
+
+    Args:
+        version: the registered version.
+        dataset: validated rows: the training window calibrates, the test window judges.
+        config: the use case.
+    """
+    program = fetch_version(version)
+    onnx = convert_to_onnx(program, config.conversion)
+    openvino = convert_to_openvino(program, onnx, config.conversion)
+    int8 = quantize_to_int8(program, openvino, dataset, config.splits, config.conversion)
+    variants = judge_variants(
+        program, (onnx, openvino, int8), dataset, config.splits, config.conversion
+    )
+    attach_variants(version, variants)
+    return variants

@@ -1,0 +1,166 @@
+"""The embedded default: a Prefect API of one's own while a flow runs, with its state in SQLite.
+
+Where `PREFECT_API_URL` is set, that server is used and nothing is started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.errors import ConfigurationError, TransientError, refused_writes_explained
+from tasks.settings import PROJECT_ROOT
+
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 15
+FLUSH_TIMEOUT_S = 10
+
+# A flow that runs in this process needs the API and its records; schedules, late runs and work
+# pools are for a platform that stays up.
+SERVER_ENVIRONMENT = {
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_REPOSSESSOR_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+}
+
+
+@contextmanager
+def only_run(home: Path) -> Iterator[None]:
+    """Hold the state folder for one run at a time.
+
+    Raises:
+        ConfigurationError: another run holds it.
+    """
+    with refused_writes_explained(home):
+        home.mkdir(parents=True, exist_ok=True)
+        lock = (home / "run.lock").open("a+")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            lock.seek(0)
+            raise ConfigurationError(
+                f"{home}: process {lock.read().strip() or '?'} is running a flow on this state "
+                "folder; wait until it ends, or set FALAJ_HOME to another folder"
+            ) from exc
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def client_environment(home: Path, port: int) -> dict[str, str]:
+    """What Prefect reads in this process; to be set before Prefect is imported."""
+    return {
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "results"),
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_LOGGING_SETTINGS_PATH": str(PROJECT_ROOT / "infra" / "prefect" / "logging.yml"),
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",
+        "PREFECT_CLI_PROMPT": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+@contextmanager
+def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a Prefect server on loopback and stop it, with all it started, in the end.
+
+    It runs under the guard process, so it also goes when this process is killed. It may not be
+    ready yet: see `wait_until_ready`.
+    """
+    from tasks.training import guard
+
+    folder = home / "prefect"
+    with refused_writes_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        log = (folder / "server.log").open("ab")
+    environment = {
+        **os.environ,
+        **SERVER_ENVIRONMENT,
+        "PREFECT_HOME": str(folder),
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
+        "DO_NOT_TRACK": "1",
+    }
+    environment.pop("PREFECT_API_URL", None)
+    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+    with (
+        log,
+        subprocess.Popen(
+            [sys.executable, "-S", guard.__file__, str(os.getpid()), "5", "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+        ) as server,
+    ):
+        try:
+            yield server
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], home: Path, port: int) -> None:
+    """Wait until the server answers.
+
+    Raises:
+        TransientError: it ended, or did not answer in time.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    log = home / "prefect" / "server.log"
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise TransientError(
+                f"the embedded Prefect server ended with code {server.returncode} before it was "
+                f"ready; its log is {log}. Run again; if it repeats, set PREFECT_API_URL to a "
+                "server of your own"
+            )
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=2):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.1)
+    raise TransientError(
+        f"the embedded Prefect server did not answer within {START_TIMEOUT_S} s; its log is {log}"
+    )
+
+
+def send_what_is_left() -> None:
+    """Hand logs and events that still wait in this process to the server, before it is stopped."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=FLUSH_TIMEOUT_S)
+    EventsWorker.drain_all(timeout=FLUSH_TIMEOUT_S)
+
+
+def free_port() -> int:
+    """A TCP port that was free on loopback a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

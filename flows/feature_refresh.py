@@ -1,0 +1,44 @@
+"""Refresh features: land one window, validate it, compute feature tables, bring them online."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from tasks.contracts import FeatureRefresh, TimeWindow
+from tasks.features.task import (
+    build_feature_tables,
+    land_raw_rows,
+    materialize_features,
+    publish_feature_tables,
+)
+from tasks.settings import Settings
+from tasks.validation.suites import read_suites
+from tasks.validation.task import validate_feature_tables, validate_landed_rows
+
+
+@flow(
+    name="feature-refresh",
+    flow_run_name="refresh-{config.name}-{window.slug}",
+    persist_result=True,
+    result_serializer="json",
+)
+def feature_refresh_flow(window: TimeWindow, config: PipelineConfig) -> FeatureRefresh:
+    """Make the window's features known, offline and online.
+
+    Args:
+        window: rows whose time lies inside are landed anew; refused when it ends in the future.
+        config: the use case.
+    """
+    repo = Settings.from_environment().feature_repo
+    row_suites = read_suites(repo, config.row_suites)
+    table_suites = read_suites(repo, config.table_suites)
+    landed = land_raw_rows(window, config.features)
+    rows = validate_landed_rows(landed, row_suites)
+    built = build_feature_tables(rows, config.features)
+    validations = validate_feature_tables(built, window, table_suites)
+    tables = publish_feature_tables(built, validations)
+    views = materialize_features(tables, window)
+    return FeatureRefresh(
+        window=window, rows=rows, tables=tables, validations=validations, views=views
+    )

@@ -1,0 +1,67 @@
+"""The whole loop once: refresh, train, convert, promote, check drift, report."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from prefect import flow, runtime
+
+from flows.config import PipelineConfig
+from flows.conversion import conversion_flow
+from flows.drift_check import drift_check_flow
+from flows.feature_refresh import feature_refresh_flow
+from flows.promotion import promotion_flow
+from flows.provenance import code_commit, host_facts
+from flows.stages import StageClock
+from flows.training import training_flow
+from tasks.contracts import RunRecord
+from tasks.reporting.task import publish_report
+from tasks.settings import Settings
+
+
+@flow(
+    name="pipeline",
+    flow_run_name="loop-{config.name}-{config.window.slug}",
+    persist_result=True,
+    result_serializer="json",
+)
+def pipeline_flow(config: PipelineConfig) -> RunRecord:
+    """Run every stage on the embedded default and write the run report.
+
+    Args:
+        config: the use case.
+    """
+    started = datetime.now(UTC)
+    clock = StageClock(Settings.from_environment().store)
+    refresh = clock.run("feature refresh", feature_refresh_flow, config.window, config)
+    trained = clock.run("training", training_flow, config)
+    variants = clock.run("conversion", conversion_flow, trained.version, trained.dataset, config)
+    decision = clock.run(
+        "promotion",
+        promotion_flow,
+        trained.version,
+        trained.evaluation,
+        trained.dataset,
+        variants,
+        config,
+    )
+    drift = clock.run("drift check", drift_check_flow, config.current, config)
+    record = RunRecord(
+        use_case=config.name,
+        question=config.question,
+        run_id=f"{started:%Y%m%dT%H%M%SZ}-{str(runtime.flow_run.id)[:8]}",
+        started=started,
+        code_commit=code_commit(),
+        host=host_facts(),
+        refresh=refresh,
+        dataset=trained.dataset,
+        model=trained.model,
+        evaluation=trained.evaluation,
+        version=trained.version,
+        variants=variants,
+        promotion=decision,
+        drift=drift,
+        stages=tuple(clock.stages),
+    )
+    publish_report(record)
+    return record

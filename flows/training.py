@@ -1,0 +1,39 @@
+"""Train: a validated training set, Horovod ranks, a judged and registered candidate."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from flows.provenance import code_commit
+from tasks.contracts import TrainingResult
+from tasks.evaluation.task import fit_yardstick, judge_candidate
+from tasks.features.task import build_training_set
+from tasks.registry.task import find_rival, register_candidate
+from tasks.settings import Settings
+from tasks.training.task import train_distributed
+from tasks.validation.suites import read_suite
+from tasks.validation.task import validate_training_set
+
+
+@flow(
+    name="training",
+    flow_run_name="train-{config.name}-{config.splits.train.slug}",
+    persist_result=True,
+    result_serializer="json",
+)
+def training_flow(config: PipelineConfig) -> TrainingResult:
+    """Train on the use case's splits and register the result as the candidate.
+
+    Args:
+        config: the use case.
+    """
+    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
+    snapshot = build_training_set(config.window, config.features)
+    dataset = validate_training_set(snapshot, suite)
+    model = train_distributed(dataset, config.splits, config.training)
+    yardstick = fit_yardstick(dataset, config.splits, config.evaluation)
+    rival = find_rival(model, config.registry)
+    evaluation = judge_candidate(model, dataset, yardstick, rival, config.evaluation)
+    version = register_candidate(model, evaluation, dataset, config.registry, code_commit())
+    return TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)

@@ -1,0 +1,53 @@
+"""Run the loop's own functions without Prefect: what orchestration is measured against.
+
+Flows and tasks are called as the plain functions they wrap; nothing is recorded, cached or retried
+by Prefect. Everything else is the same code on the same data.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def without_prefect() -> None:
+    """Make every flow and task a plain call, and every Prefect artifact nothing."""
+    import prefect
+    import prefect.artifacts
+    import prefect.logging
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    def logger(*args: Any, **kwargs: Any) -> logging.Logger:
+        return logging.getLogger("plain")
+
+    prefect.Task.__call__ = call  # type: ignore[method-assign]
+    prefect.Flow.__call__ = call  # type: ignore[method-assign]
+    for name in ("table", "markdown", "image", "link", "progress"):
+        setattr(prefect.artifacts, f"create_{name}_artifact", nothing)
+    prefect.artifacts.update_progress_artifact = nothing  # type: ignore[assignment]
+    prefect.get_run_logger = prefect.logging.get_run_logger = logger  # type: ignore[assignment]
+
+
+def main(home: str) -> None:
+    """Run the loop once, plain, on the state folder `home`."""
+    import os
+
+    os.environ["FALAJ_HOME"] = home
+    without_prefect()
+    from flows.config import read_pipeline_config
+    from flows.pipeline import pipeline_flow
+    from tasks.settings import Settings
+
+    Path(home).mkdir(parents=True, exist_ok=True)
+    pipeline_flow(read_pipeline_config(Settings.from_environment().feature_repo))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,93 @@
+"""What set-up takes from its caller: where packages come from, and an environment that is safe.
+
+pip's configuration (files and variables) says where packages come from, and counts for uv as well;
+nothing else that is configured for pip or uv may change what gets installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+# pip's settings that say where packages come from, and the variables that tell uv the same.
+UV_VARIABLES: dict[str, tuple[str, ...]] = {
+    "index-url": ("UV_DEFAULT_INDEX",),
+    "extra-index-url": ("UV_INDEX",),
+    "no-index": ("UV_NO_INDEX",),
+    "cert": ("SSL_CERT_FILE",),
+    "client-cert": ("SSL_CLIENT_CERT",),
+    "trusted-host": ("UV_INSECURE_HOST",),
+    "proxy": ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"),
+    "timeout": ("UV_HTTP_TIMEOUT",),
+    "retries": ("UV_HTTP_RETRIES",),
+    "find-links": (),  # see link_places
+}
+DROPPED_PREFIXES = ("PIP_", "UV_", "PYTHON", "HOROVOD_", "CMAKE_", "MAKE", "_PYPROJECT_HOOKS_")
+DROPPED = {
+    *("VIRTUAL_ENV", "CONDA_PREFIX", "__PYVENV_LAUNCHER__", "MFLAGS", "GNUMAKEFLAGS", "DESTDIR"),
+    *("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS"),
+}
+KEPT = {"UV_CACHE_DIR"}
+
+
+def package_sources(listing: str) -> dict[str, str]:
+    """Where pip would look for packages, from the output of `pip config list`.
+
+    As in pip, a variable of the environment overrules `[install]`, and that `[global]`.
+    """
+    found: dict[str, str] = {}
+    settings = [line.partition("=") for line in listing.splitlines() if "=" in line]
+    for section in ("global", "install", ":env:"):
+        for name, _, value in settings:
+            where, _, key = name.strip().rpartition(".")
+            key = "timeout" if key == "default-timeout" else key
+            if where == section and key in UV_VARIABLES:
+                found[key] = " ".join(str(ast.literal_eval(value.strip())).split())
+    return {key: value for key, value in found.items() if value}
+
+
+def link_places(sources: Mapping[str, str]) -> list[str]:
+    """Where pip's find-links point, as absolute paths or addresses.
+
+    Folders that do not exist are left out: pip passes over them, uv would stop.
+    """
+    places = [os.path.expanduser(place) for place in sources.get("find-links", "").split()]
+    return [
+        place if "://" in place else os.path.abspath(place)
+        for place in places
+        if "://" in place or os.path.exists(place)
+    ]
+
+
+def caller_environment(caller: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without what could change what is installed or built."""
+    return {
+        name: value
+        for name, value in caller.items()
+        if name in KEPT or not (name in DROPPED or name.startswith(DROPPED_PREFIXES))
+    }
+
+
+def child_environment(
+    caller: Mapping[str, str], sources: Mapping[str, str], venv: Path
+) -> dict[str, str]:
+    """What pip, uv and the compilers see."""
+    environment = caller_environment(caller)
+    for key, value in sources.items():
+        environment["PIP_" + key.upper().replace("-", "_")] = value
+        environment |= dict.fromkeys(UV_VARIABLES[key], value)
+    return environment | {
+        "PATH": f"{venv / 'bin'}{os.pathsep}{caller.get('PATH', os.defpath)}",
+        "LC_ALL": "C.UTF-8",  # causes of failure are known by their English words
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "UV_NO_CONFIG": "1",
+        "UV_NO_PROGRESS": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+        # As with pip all indexes are equal; the lock's digests keep strangers out.
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }

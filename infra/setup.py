@@ -1,0 +1,312 @@
+"""Make `.venv` whole: every pinned package, PyTorch, and Horovod built against that PyTorch.
+
+`make setup` runs this with the machine's Python 3.11; it needs nothing but the standard library.
+
+- The environment is whole or is made anew: a stamp is written last, and without a stamp that fits
+  (the lock, set-up's code, Horovod's build, the project's metadata, the checkout's place) set-up
+  starts from nothing. Downloads and Horovod's wheel are kept in caches, so that takes seconds.
+- Every package must match a digest of the lock, except PyTorch, of which each machine may have a
+  build of its own.
+- `uv` installs. Where it fails for a reason that pip need not share, the environment is made again
+  with pip, and a line on the screen says so.
+- The project itself is installed as editable, so that Prefect workers and Horovod ranks import
+  `flows` and `tasks` from any folder, and every worker sees the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.provision.checkout import (
+    Checkout,
+    claim,
+    exclusive,
+    is_current,
+    read_lock,
+    wanted_digest,
+    withdraw,
+    write_aside,
+    write_stamp,
+)
+from infra.provision.commands import CommandError, Commands, SetupError, sentence_for
+from infra.provision.horovod_wheel import horovod_wheel, wheel_parts
+from infra.provision.machine import PYTHON, Compiler, free_gigabytes, require_machine
+from infra.provision.progress import Progress, Step
+from infra.provision.sources import (
+    caller_environment,
+    child_environment,
+    link_places,
+    package_sources,
+)
+
+TOOLS = ("pip", "setuptools", "wheel")  # from the lock, by pip; they build what comes as source
+UV = "uv"
+TORCH = "torch"  # stands in the lock without digests
+NUM_STEPS = 7
+LOCK_END = (
+    "# Without digests: each machine may have a build of its own (requirements.in says why).\n"
+)
+
+
+class UvError(Exception):
+    """uv failed for a reason that pip need not share."""
+
+
+@dataclass(frozen=True)
+class Installer:
+    """Installs into one environment, with uv or with pip."""
+
+    python: Path
+    commands: Commands
+    links: tuple[str, ...]
+    with_uv: bool = True
+
+    @property
+    def link_arguments(self) -> list[str]:
+        """Where else uv looks for packages; pip is told by its variable."""
+        return [word for place in self.links for word in ("--find-links", place)]
+
+    def hashed(self, entries: Sequence[str]) -> list[str]:
+        """Arguments that install lock entries, each file checked against its digests."""
+        listing = self.commands.logs / "requirements.txt"
+        write_aside(listing, "\n".join(entries) + "\n")
+        return ["--require-hashes", "--no-deps", "--requirement", str(listing)]
+
+    def install(self, what: str, arguments: Sequence[str | Path], step: Step) -> None:
+        """Run one installation; build isolation is off, so only pinned tools build anything."""
+        if self.with_uv:
+            line: list[str | Path] = [
+                "uv",
+                "pip",
+                "install",
+                "--python",
+                self.python,
+                "--compile-bytecode",
+            ]
+            line += self.link_arguments
+        else:
+            line = [self.python, "-m", "pip", "install"]
+        self._run(what, [*line, "--no-build-isolation", *arguments], step)
+
+    def check(self, step: Step) -> None:
+        """Fail unless every installed package, the project among them, finds what it requires."""
+        python = str(self.python)
+        uv, pip = ["uv", "pip", "check", "--python", python], [python, "-m", "pip", "check"]
+        self._run("consistency check", uv if self.with_uv else pip, step)
+
+    def _run(self, what: str, line: Sequence[str | Path], step: Step) -> None:
+        try:
+            self.commands.run(what, line, step)
+        except CommandError as exc:
+            if self.with_uv:
+                raise UvError(str(exc)) from exc
+            raise
+
+
+def set_up(checkout: Checkout) -> None:
+    """Make the environment whole, unless it is."""
+    wanted = wanted_digest(checkout)
+    if is_current(checkout, wanted):
+        print(f"set-up: {checkout.venv.name} is up to date")
+        return
+    claim(checkout)
+    started = time.monotonic()
+    with exclusive(checkout.state / "lock", functools.cache(_announce_wait)) as lock:
+        if is_current(checkout, wanted):
+            print(f"set-up: {checkout.venv.name} was made by the other one")
+            return
+        try:
+            make_environment(checkout, lock, with_uv=True)
+        except UvError as exc:
+            print(f"{exc}\nuv failed, so pip makes the environment again; that takes minutes")
+            make_environment(checkout, lock, with_uv=False)
+        write_stamp(checkout, wanted)
+    print(f"set-up: {checkout.venv.name} is ready after {time.monotonic() - started:.0f} s")
+
+
+def _announce_wait() -> None:
+    print("set-up: another one is at work in this checkout; waiting for it", flush=True)
+
+
+def make_environment(checkout: Checkout, lock: int, with_uv: bool) -> None:
+    """Make the environment from nothing, step by step."""
+    progress = Progress(NUM_STEPS)
+    caller = caller_environment(os.environ)
+    with progress.step("looking at the machine") as step:
+        compiler = require_machine(caller)
+        free = free_gigabytes(checkout.root)
+        step.outcome = f"Python {platform.python_version()}, {compiler.version}, {free:.0f} GB free"
+    with progress.step(f"making {checkout.venv.name}") as step:
+        plain = Commands(checkout.state, caller, checkout.root, held_locks=(lock,))
+        plain.run("removal", ["rm", "-rf", "--", *withdraw(checkout)], step)
+        installer = replace(new_environment(checkout.venv, plain, step), with_uv=with_uv)
+    entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
+    with progress.step("installing what installs the rest") as step:
+        install_tools(installer, entries, step)
+    with progress.step(f"installing {len(entries) - 1} pinned packages") as step:
+        rest = [entry for name, entry in entries.items() if name != TORCH]
+        installer.install("packages", installer.hashed(rest), step)
+    with progress.step("installing PyTorch") as step:
+        installer.install("pytorch", [entries[TORCH]], step)
+        torch = installed_version(checkout.python, TORCH)
+        step.outcome = torch
+    with progress.step("Horovod for that PyTorch (its first build takes 2 to 3 minutes)") as step:
+        install_horovod(checkout, installer, torch, compiler, step)
+    with progress.step("installing the project and checking that all fits") as step:
+        installer.install("project", ["--no-deps", "--no-index", "--editable", "."], step)
+        installer.check(step)
+        check_horovod(checkout, installer.commands, step)
+
+
+def new_environment(venv: Path, plain: Commands, step: Step) -> Installer:
+    """Create an environment that holds pip alone, and what installs into it."""
+    plain.run("venv", [sys.executable, "-I", "-m", "venv", venv], step)
+    python = venv / "bin" / "python"
+    sources = configured_sources(python)
+    environment = child_environment(os.environ, sources, venv)
+    return Installer(python, replace(plain, environment=environment), tuple(link_places(sources)))
+
+
+def configured_sources(python: Path) -> dict[str, str]:
+    """Where pip is configured to look for packages."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    asked = subprocess.run(
+        [python, "-I", "-m", "pip", "config", "list"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
+    if asked.returncode:
+        raise SetupError(f"pip cannot read its own configuration: {asked.stderr.strip()}")
+    return package_sources(asked.stdout)
+
+
+def install_tools(installer: Installer, entries: Mapping[str, str], step: Step) -> None:
+    """Install, with the pip that came with Python, what installs and builds the rest."""
+    first = replace(installer, with_uv=False)
+    first.install("tools", first.hashed([entries[name] for name in TOOLS]), step)
+    if not installer.with_uv:
+        step.outcome = "pip"
+        return
+    try:
+        first.install(UV, first.hashed([entries[UV]]), step)
+    except CommandError as exc:
+        raise UvError(str(exc)) from exc
+    step.outcome = "pip and uv"
+
+
+def installed_version(python: Path, name: str) -> str:
+    """The version of an installed package, its local part included."""
+    program = f"from importlib.metadata import version; print(version({name!r}))"
+    return subprocess.run(
+        [python, "-I", "-c", program], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def install_horovod(
+    checkout: Checkout, installer: Installer, torch: str, compiler: Compiler, step: Step
+) -> None:
+    """Take or build the wheel that fits, and install it."""
+    backend = checkout.horovod_backend.read_text(encoding="utf-8")
+    parts = wheel_parts(torch, compiler, backend)
+    wheel = horovod_wheel(checkout, installer.commands, parts, compiler, step)
+    installer.install("horovod", ["--no-deps", "--no-index", wheel], step)
+
+
+def check_horovod(checkout: Checkout, commands: Commands, step: Step) -> None:
+    """Ask Horovod itself what it was built with.
+
+    Raises:
+        SetupError: PyTorch or Gloo is missing from its answer.
+    """
+    launcher = checkout.venv / "bin" / "horovodrun"
+    told = commands.run("horovodrun", [checkout.python, launcher, "--check-build"], step)
+    missing = [part for part in ("PyTorch", "Gloo") if f"[X] {part}" not in told]
+    if missing:
+        raise SetupError(
+            f"Horovod was built without {' and '.join(missing)}, which `horovodrun --check-build` "
+            f"shows:\n{told.strip()}"
+        )
+    step.outcome = "Horovod has PyTorch and Gloo"
+
+
+def make_lock(checkout: Checkout, upgrade: bool) -> None:
+    """Write the lock from requirements.in; versions already in it stay, unless `upgrade`.
+
+    Raises:
+        SetupError: PyTorch resolved to a build with CUDA, whose libraries would enter the lock.
+    """
+    entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
+    progress = Progress(2)
+    with tempfile.TemporaryDirectory() as scratch:
+        with progress.step("making an environment with uv") as step:
+            plain = Commands(Path(scratch), caller_environment(os.environ), checkout.root, ())
+            installer = new_environment(Path(scratch) / "venv", plain, step)
+            install_tools(installer, entries, step)
+        with progress.step("resolving requirements.in") as step:
+            draft = Path(scratch) / checkout.requirements.name
+            draft.write_text("\n".join(entry for name, entry in entries.items() if name != TORCH))
+            line: list[str | Path] = [
+                "uv",
+                "pip",
+                "compile",
+                "infra/requirements.in",
+                "--output-file",
+                draft,
+            ]
+            line += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
+            line += ["--generate-hashes", "--no-emit-package", TORCH, *installer.link_arguments]
+            line += ["--custom-compile-command", "make lock", *(["--upgrade"] if upgrade else [])]
+            installer.commands.run("resolution", line, step)
+            text = draft.read_text(encoding="utf-8")
+    if re.search("^(nvidia|triton)", text, re.MULTILINE):
+        raise SetupError(
+            "PyTorch resolved to a build with CUDA, whose libraries must not enter the lock. Make "
+            "the lock where pip's find-links hold the CPU wheel. The lock was not changed"
+        )
+    wanted = (checkout.root / "infra" / "requirements.in").read_text(encoding="utf-8")
+    write_aside(checkout.requirements, text + LOCK_END + read_lock(wanted)[TORCH] + "\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run set-up or make the lock; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--lock", action="store_true", help="write infra/requirements.lock anew")
+    parser.add_argument("--upgrade", action="store_true", help="with --lock: take newer versions")
+    options = parser.parse_args(arguments)
+    checkout = Checkout(Path(__file__).resolve().parent.parent)
+    try:
+        if sys.version_info[:2] != PYTHON:
+            found = ".".join(map(str, sys.version_info[:3]))
+            raise SetupError(f"this is Python {found}; Falaj needs 3.11: python3.11 -m infra.setup")
+        if options.lock:
+            make_lock(checkout, options.upgrade)
+        else:
+            set_up(checkout)
+    except KeyboardInterrupt:
+        print("\nset-up: interrupted; run again to go on", file=sys.stderr)
+        return 130
+    except SetupError as exc:
+        print(f"set-up stopped: {exc}", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"set-up stopped: {sentence_for(exc)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""Latency of several runtimes beside each other, in interleaved rounds, and ratios between them.
+
+Other work on the machine slows all runtimes of a round alike. So runtimes take turns (A B C, B C A,
+C A B ...), and what is compared is not their times but the ratio within each round.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.contracts import Metric
+
+WARM_UP_CALLS = 3
+LEAST_CALLS = 3
+FloatArray = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One runtime at one batch size."""
+
+    calls_ms: NDArray[np.float64]
+    rounds_ms: NDArray[np.float64]
+
+    @property
+    def p50_ms(self) -> float:
+        """Median of all calls."""
+        return float(np.quantile(self.calls_ms, 0.5))
+
+    @property
+    def p95_ms(self) -> float:
+        """95th percentile of all calls."""
+        return float(np.quantile(self.calls_ms, 0.95))
+
+    def times_faster_than(self, other: Timing) -> Metric:
+        """How many times faster this runtime is than `other`, timed in the same rounds.
+
+        Returns:
+            Median over rounds of (other's time / this one's time), with its 95 % interval.
+        """
+        return median_interval(other.rounds_ms / self.rounds_ms)
+
+
+def time_interleaved(
+    runtimes: Mapping[str, Callable[[], object]], rounds: int, round_ms: float
+) -> dict[str, Timing]:
+    """Time calls of several runtimes in turns.
+
+    Args:
+        runtimes: name and a call without arguments.
+        rounds: turns of each.
+        round_ms: each turn repeats the call at least so long, in ms, and at least three times.
+
+    Returns:
+        For each name all calls' times and each turn's median time, turns in the same order for all.
+    """
+    names = list(runtimes)
+    turns: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
+    for name in names:
+        for _ in range(WARM_UP_CALLS):
+            runtimes[name]()
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            turns[name].append(_one_turn(runtimes[name], round_ms))
+    return {
+        name: Timing(
+            calls_ms=np.concatenate(parts),
+            rounds_ms=np.array([np.median(part) for part in parts]),
+        )
+        for name, parts in turns.items()
+    }
+
+
+def _one_turn(call: Callable[[], object], round_ms: float) -> NDArray[np.float64]:
+    call()  # untimed: brings the runtime's code and weights back into the caches
+    times: list[float] = []
+    total = 0.0
+    while total < round_ms or len(times) < LEAST_CALLS:
+        start = time.perf_counter_ns()
+        call()
+        times.append((time.perf_counter_ns() - start) / 1e6)
+        total += times[-1]
+    return np.array(times)
+
+
+def median_interval(values: FloatArray) -> Metric:
+    """Median and its distribution-free 95 % interval, from the order statistics.
+
+    The number of values below the true median is binomial(n, 1/2), so the k-th smallest and k-th
+    largest value enclose it with probability 1 - 2 P(X < k) (Conover, Practical Nonparametric
+    Statistics, section 3.2). With fewer than six values no k reaches 95 %: smallest and largest.
+    """
+    ordered = np.sort(values)
+    count = len(ordered)
+    rank, below = 0, 0.0
+    while (below := below + math.comb(count, rank) / 2**count) <= 0.025:
+        rank += 1
+    rank = max(rank, 1)
+    return Metric(
+        value=float(np.median(ordered)),
+        low=float(ordered[rank - 1]),
+        high=float(ordered[count - rank]),
+    )

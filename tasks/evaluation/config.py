@@ -1,0 +1,86 @@
+"""How models are judged, and what the yardstick may spend."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MONTH = "month"
+
+
+class EvaluationConfig(BaseModel):
+    """Intervals, slices and curves of one judgement; logged whole with the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    slices: tuple[str, ...] = Field(
+        default=(MONTH,),
+        max_length=20,
+        description="Columns by whose values quality is also shown; `month` is the calendar month "
+        "of the event time in UTC.",
+    )
+    min_slice_rows: int = Field(
+        default=500, ge=2, le=1_000_000, description="A slice with fewer rows is not judged."
+    )
+    min_slice_positives: int = Field(
+        default=50,
+        ge=1,
+        le=1_000_000,
+        description="A slice with fewer rows of either label is not judged.",
+    )
+    min_days: int = Field(
+        default=7,
+        ge=2,
+        le=366,
+        description="Fewer UTC days give no interval: rows of one day resemble each other.",
+    )
+    replicates: int = Field(
+        default=500, ge=100, le=10_000, description="Bootstrap replicates of an interval."
+    )
+    block_days: int = Field(
+        default=7,
+        ge=1,
+        le=90,
+        description="Days drawn together in the bootstrap: as long as days resemble each other.",
+    )
+    calibration_bins: int = Field(
+        default=20,
+        ge=2,
+        le=200,
+        description="Bins of the calibration error, equally many rows in each.",
+    )
+    curve_points: int = Field(
+        default=200,
+        ge=10,
+        le=200,
+        description="Points of the ROC and precision-recall curves, at most.",
+    )
+    batch_rows: int = Field(
+        default=8192, ge=1, le=65_536, description="Rows scored at once; bounds memory."
+    )
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the bootstrap.")
+
+
+class YardstickConfig(BaseModel):
+    """Gradient boosting with ordinary settings: good without a search, cheap, reproducible."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_iterations: int = Field(
+        default=300, ge=1, le=5000, description="Trees at most; the validation window picks."
+    )
+    patience: int = Field(
+        default=15, ge=1, le=500, description="Trees without a better validation loss to the end."
+    )
+    learning_rate: float = Field(default=0.1, gt=0, le=1, description="Shrinkage of each tree.")
+    max_leaf_nodes: int = Field(default=31, ge=2, le=1024, description="Leaves of one tree.")
+    min_leaf_rows: int = Field(
+        default=100, ge=1, le=100_000, description="Rows of a leaf, at least."
+    )
+    l2_regularization: float = Field(default=1.0, ge=0, le=1000, description="L2 of leaf values.")
+    max_rows: int = Field(
+        default=500_000,
+        ge=100,
+        le=20_000_000,
+        description="Rows of a window that are used at most, a seeded sample; bounds memory.",
+    )
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the sample and the fit.")

@@ -1,0 +1,263 @@
+"""Judgement of a trained model on its test window, and scores of a registered one on any window."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pandas as pd
+
+from tasks.contracts import (
+    Artifact,
+    DatasetSchema,
+    EvaluationReport,
+    PairedComparison,
+    RegisteredProgram,
+    ScoredWindow,
+    TimeWindow,
+    TrainedModel,
+    ValidatedDataset,
+    Yardstick,
+)
+from tasks.errors import DataContractError
+from tasks.evaluation.bootstrap import Measured, measure, too_few
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.curves import calibration_curve, precision_recall_curve, roc_curve
+from tasks.evaluation.rows import utc_times
+from tasks.evaluation.scoring import SCORE, Program, score_rows
+from tasks.evaluation.slices import judge_slices, slice_columns
+from tasks.evaluation.yardstick import YARDSTICK_SCORE, read_scores
+from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+
+logger = logging.getLogger(__name__)
+
+CHAMPION_SCORE = "champion_score"
+
+
+def judge_model(
+    trained: TrainedModel,
+    dataset: ValidatedDataset,
+    rival: RegisteredProgram | None,
+    yardstick: Yardstick,
+    config: EvaluationConfig,
+    store: ArtifactStore,
+) -> EvaluationReport:
+    """Judge a trained model on its test window, against the yardstick and the champion.
+
+    Args:
+        trained: the candidate.
+        dataset: the snapshot it was trained from.
+        rival: the champion's program, scored on the same rows; None where there is none.
+        yardstick: scores of the same test rows.
+        config: intervals, slices, curves.
+        store: holds programs, snapshot and scores, and takes the predictions.
+
+    Raises:
+        DataContractError: the parts do not belong together, the test window is empty or too small
+            to judge, a label is null, or a program does not give one probability a row.
+        ConfigurationError: a slice names no column.
+        ArtifactError: an artifact is absent or damaged.
+        StorageError: the disk refused a write.
+    """
+    _check_same_origin(trained, dataset, yardstick)
+    key = content_key(
+        "evaluation",
+        code_digest(__file__),
+        trained.program.sha256,
+        trained.columns,
+        trained.splits,
+        dataset.snapshot.data.sha256,
+        rival,
+        yardstick,
+        config,
+    )
+
+    def build(folder: StagedFolder) -> EvaluationReport:
+        rows = _scored_test_rows(trained, dataset, rival, yardstick, config, store)
+        predictions = _write_predictions(rows, dataset.snapshot.columns, folder)
+        return _report(rows, trained, dataset, rival, yardstick, config, predictions)
+
+    return store.build_once("evaluations", key, EvaluationReport, build)
+
+
+def score_window(
+    model: RegisteredProgram,
+    dataset: ValidatedDataset,
+    window: TimeWindow,
+    config: EvaluationConfig,
+    store: ArtifactStore,
+) -> ScoredWindow:
+    """Score all rows of a window, and judge those whose label is known.
+
+    Raises:
+        DataContractError: no row in the window, a column is absent, or the program does not give
+            one probability a row.
+        ArtifactError: an artifact is absent or damaged.
+        StorageError: the disk refused a write.
+    """
+    snapshot = dataset.snapshot
+    key = content_key(
+        "scores", code_digest(__file__), model.program.sha256, model.columns,
+        snapshot.data.sha256, window, config,
+    )  # fmt: skip
+
+    def build(folder: StagedFolder) -> ScoredWindow:
+        columns = snapshot.columns
+        keep = (columns.row_id, columns.event_time, columns.label)
+        program = Program.open(model.program, model.columns, store)
+        rows = score_rows(program, dataset, window, keep, store, config.batch_rows)
+        rows.to_parquet(folder.path / "scores.parquet", index=False)
+        labelled = rows[rows[columns.label].notna()]
+        unjudged = _why_not_judged(labelled, columns, config)
+        measured = None if unjudged else _measure(labelled, columns, SCORE, config)
+        return ScoredWindow(
+            program_sha256=model.program.sha256,
+            snapshot_sha256=snapshot.data.sha256,
+            window=window,
+            num_rows=len(rows),
+            scores=folder.artifact("scores.parquet"),
+            metrics=measured.metric_set() if measured else None,
+            excess_brier=measured.metric("excess_brier") if measured else None,
+            unjudged=unjudged,
+        )
+
+    return store.build_once("scores", key, ScoredWindow, build)
+
+
+def _check_same_origin(
+    trained: TrainedModel, dataset: ValidatedDataset, yardstick: Yardstick
+) -> None:
+    snapshot = dataset.snapshot.data.sha256
+    for thing, seen in (
+        ("model was trained", trained.snapshot_sha256),
+        ("yardstick was fitted", yardstick.snapshot_sha256),
+    ):
+        if seen != snapshot:
+            raise DataContractError(
+                f"the {thing} on snapshot {seen[:12]}, the rows to judge on are of "
+                f"{snapshot[:12]}; expected the same snapshot. Nothing was judged"
+            )
+    if yardstick.splits != trained.splits:
+        raise DataContractError(
+            f"the yardstick was tested on {yardstick.splits.test}, the model on "
+            f"{trained.splits.test}, or their training windows differ; expected equal splits. "
+            "Nothing was judged"
+        )
+
+
+def _scored_test_rows(
+    trained: TrainedModel,
+    dataset: ValidatedDataset,
+    rival: RegisteredProgram | None,
+    yardstick: Yardstick,
+    config: EvaluationConfig,
+    store: ArtifactStore,
+) -> pd.DataFrame:
+    """Test rows with the scores of all models; `champion_score` is null where there is none."""
+    columns, window = dataset.snapshot.columns, trained.splits.test
+    keep = (columns.row_id, columns.event_time, columns.label, *slice_columns(columns, config))
+    candidate = Program.open(trained.program, trained.columns, store)
+    rows = score_rows(candidate, dataset, window, keep, store, config.batch_rows)
+    _check_judgeable(rows, columns, window, config)
+    reference = read_scores(yardstick, store)
+    _check_same_rows(rows, reference, columns.row_id)
+    rows[YARDSTICK_SCORE] = reference[YARDSTICK_SCORE]
+    rows[CHAMPION_SCORE] = np.full(len(rows), np.nan, dtype=np.float32)
+    if rival is not None:
+        champion = Program.open(rival.program, rival.columns, store)
+        scored = score_rows(champion, dataset, window, (columns.row_id,), store, config.batch_rows)
+        rows[CHAMPION_SCORE] = scored[SCORE]
+    return rows
+
+
+def _check_judgeable(
+    rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow, config: EvaluationConfig
+) -> None:
+    labels = rows[columns.label]
+    nulls = int(labels.isna().sum())
+    odd = sorted(set(labels.dropna().unique()) - {0, 1})
+    if nulls or odd:
+        raise DataContractError(
+            f"test window {window}: label {columns.label!r} has {nulls:,} nulls in {len(rows):,} "
+            f"rows and the other values {[float(v) for v in odd[:5]]}; expected 0 or 1 in every "
+            "row. Nothing was judged"
+        )
+    reason = _why_not_judged(rows, columns, config)
+    if reason is not None:
+        raise DataContractError(
+            f"test window {window} is too small to judge: {reason}. Nothing was judged; choose a "
+            "longer test window, or lower the limits in the evaluation's configuration"
+        )
+
+
+def _why_not_judged(
+    rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
+) -> str | None:
+    if rows.empty:
+        return "no label is known"
+    return too_few(rows[columns.label].to_numpy(), utc_times(rows, columns.event_time), config)
+
+
+def _check_same_rows(rows: pd.DataFrame, reference: pd.DataFrame, row_id: str) -> None:
+    if not np.array_equal(rows[row_id].to_numpy(), reference[row_id].to_numpy()):
+        raise DataContractError(
+            f"the yardstick scored {len(reference):,} rows, the model {len(rows):,}, and their ids "
+            "are not the same; fit the yardstick again on this snapshot. Nothing was judged"
+        )
+
+
+def _write_predictions(
+    rows: pd.DataFrame, columns: DatasetSchema, folder: StagedFolder
+) -> Artifact:
+    names = [
+        columns.row_id, columns.event_time, columns.label, SCORE, YARDSTICK_SCORE, CHAMPION_SCORE
+    ]  # fmt: skip
+    rows[names].to_parquet(folder.path / "predictions.parquet", index=False)
+    return folder.artifact("predictions.parquet")
+
+
+def _measure(
+    rows: pd.DataFrame, columns: DatasetSchema, score: str, config: EvaluationConfig
+) -> Measured:
+    return measure(
+        rows[columns.label].to_numpy(),
+        rows[score].to_numpy(),
+        utc_times(rows, columns.event_time),
+        config,
+    )
+
+
+def _report(
+    rows: pd.DataFrame,
+    trained: TrainedModel,
+    dataset: ValidatedDataset,
+    rival: RegisteredProgram | None,
+    yardstick: Yardstick,
+    config: EvaluationConfig,
+    predictions: Artifact,
+) -> EvaluationReport:
+    columns = dataset.snapshot.columns
+    candidate = _measure(rows, columns, SCORE, config)
+    reference = _measure(rows, columns, YARDSTICK_SCORE, config)
+    comparisons: list[PairedComparison] = [candidate.minus(reference, "yardstick")]
+    if rival is not None:
+        champion = _measure(rows, columns, CHAMPION_SCORE, config)
+        comparisons.append(candidate.minus(champion, f"champion:{rival.version.version}"))
+    slices, skipped = judge_slices(rows, columns, config)
+    overall = candidate.metric_set()
+    logger.info("judged %d rows: AUC %.4f", len(rows), overall.auc.value)
+    return EvaluationReport(
+        model_sha256=trained.program.sha256,
+        snapshot_sha256=dataset.snapshot.data.sha256,
+        window=trained.splits.test,
+        overall=overall,
+        slices=slices,
+        skipped_slices=skipped,
+        yardstick=reference.metric_set(),
+        yardstick_name=yardstick.name,
+        comparisons=tuple(comparisons),
+        predictions=predictions,
+        roc=roc_curve(candidate.rows, config.curve_points),
+        precision_recall=precision_recall_curve(candidate.rows, config.curve_points),
+        calibration=calibration_curve(candidate.rows),
+    )

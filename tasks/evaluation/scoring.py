@@ -1,0 +1,120 @@
+"""Scores of an exported program on the rows of a window."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from tasks.contracts import Artifact, DatasetSchema, TimeWindow, ValidatedDataset
+from tasks.errors import ArtifactError, DataContractError
+from tasks.evaluation.rows import input_columns, joined, read_batches
+from tasks.settings import ArtifactStore
+
+SCORE = "score"
+
+
+@dataclass(frozen=True)
+class Program:
+    """An opened program and the columns it takes; one for a whole window."""
+
+    artifact: Artifact
+    columns: DatasetSchema
+    module: torch.nn.Module
+
+    @classmethod
+    def open(cls, artifact: Artifact, columns: DatasetSchema, store: ArtifactStore) -> Program:
+        """Read the program from the store, its digest checked.
+
+        Raises:
+            ArtifactError: it is absent, damaged, or no `torch.export` program.
+        """
+        path = store.path(artifact)
+        try:
+            with warnings.catch_warnings():  # torch 2.13 warns of a change inside its own loader
+                warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+                module = torch.export.load(path).module()
+        except (zipfile.BadZipFile, RuntimeError, KeyError, json.JSONDecodeError) as exc:
+            raise ArtifactError(
+                f"{artifact.uri} cannot be read as a torch.export program ({exc}); expected a .pt2 "
+                "file as training writes it. Train again to make a new one"
+            ) from exc
+        return cls(artifact, columns, module)
+
+    def score(self, frame: pd.DataFrame) -> NDArray[np.float32]:
+        """Probability of label 1 for each row of `frame`, shape (rows,).
+
+        Raises:
+            DataContractError: a column is absent, or the program's answer is not one probability
+                a row.
+        """
+        categorical, numeric = self.columns.model_inputs(frame)
+        try:
+            with torch.inference_mode():
+                answer = self.module(torch.from_numpy(categorical), torch.from_numpy(numeric))
+        except (RuntimeError, AssertionError) as exc:
+            raise DataContractError(
+                f"program {self._name} refused inputs of shapes {categorical.shape} and "
+                f"{numeric.shape} ({str(exc).splitlines()[0]}); expected a program exported for "
+                "these columns with a dynamic batch axis"
+            ) from exc
+        return self._checked(answer, len(frame))
+
+    @property
+    def _name(self) -> str:
+        return self.artifact.sha256[:12]
+
+    def _checked(self, answer: Any, num_rows: int) -> NDArray[np.float32]:
+        if not isinstance(answer, torch.Tensor) or tuple(answer.shape) != (num_rows,):
+            seen = (
+                tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+            )
+            raise DataContractError(
+                f"program {self._name} returned {seen} for {num_rows} rows, expected a tensor of "
+                f"shape ({num_rows},). Export the model with one score a row"
+            )
+        scores: NDArray[np.float32] = answer.numpy().astype(np.float32)
+        bad = int(np.count_nonzero(~((scores >= 0) & (scores <= 1))))  # NaN fails both
+        if bad:
+            missing = int(np.count_nonzero(np.isnan(scores)))
+            raise DataContractError(
+                f"program {self._name} returned {bad:,} scores of {num_rows:,} that are no "
+                f"probabilities ({missing:,} of them NaN); expected values from 0 to 1. The model "
+                "was not judged; look at its training log"
+            )
+        return scores
+
+
+def score_rows(
+    program: Program,
+    dataset: ValidatedDataset,
+    window: TimeWindow,
+    keep: Sequence[str],
+    store: ArtifactStore,
+    batch_rows: int,
+) -> pd.DataFrame:
+    """Score all rows of a window, in the order of the snapshot.
+
+    Returns:
+        The columns `keep`, and `score`.
+
+    Raises:
+        DataContractError: no row in the window, a column is absent, or the program's answer is
+            not one probability a row.
+        ArtifactError: the snapshot is absent or damaged.
+    """
+    wanted = [*keep, *input_columns(program.columns)]
+    batches = read_batches(dataset, window, wanted, store, batch_rows)
+    return joined(
+        (frame[list(keep)].assign(**{SCORE: program.score(frame)}) for frame in batches),
+        dataset,
+        window,
+    )

@@ -1,0 +1,83 @@
+"""Quality by the values of a column, where there are enough rows to speak of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from tasks.contracts import DatasetSchema, SliceMetrics
+from tasks.errors import ConfigurationError
+from tasks.evaluation.bootstrap import measure, too_few
+from tasks.evaluation.config import MONTH, EvaluationConfig
+from tasks.evaluation.rows import utc_times
+from tasks.evaluation.scoring import SCORE
+
+MISSING = "(missing)"
+MAX_LISTED = 20
+
+
+def slice_columns(columns: DatasetSchema, config: EvaluationConfig) -> tuple[str, ...]:
+    """Columns that the slices need from the snapshot.
+
+    Raises:
+        ConfigurationError: a slice names no column of the snapshot.
+    """
+    wanted = tuple(name for name in config.slices if name != MONTH)
+    known = {*columns.categorical, *columns.numeric}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"slices name {', '.join(unknown)}, which the snapshot does not have as feature(s); "
+            f"expected `{MONTH}` or one of {', '.join(columns.categorical)}. Change `slices`"
+        )
+    return wanted
+
+
+def judge_slices(
+    rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
+) -> tuple[tuple[SliceMetrics, ...], tuple[str, ...]]:
+    """Metrics of each slice, largest first within a column, and the slices too small to judge.
+
+    Args:
+        rows: label, event time, `score` and the slice columns.
+        columns: names of the label and event time.
+        config: slices and limits.
+    """
+    judged: list[SliceMetrics] = []
+    skipped: list[str] = []
+    for name in config.slices:
+        small = []
+        for value, part in _parts(rows, columns, name):
+            labels, times = part[columns.label].to_numpy(), utc_times(part, columns.event_time)
+            reason = too_few(labels, times, config)
+            if reason is not None:
+                small.append((f"{name}={value}: {reason}", len(part)))
+                continue
+            metrics = measure(labels, part[SCORE].to_numpy(), times, config).metric_set()
+            judged.append(SliceMetrics(column=name, value=value, metrics=metrics))
+        skipped += _listed(name, small)
+    return tuple(judged), tuple(skipped)
+
+
+def _parts(
+    rows: pd.DataFrame, columns: DatasetSchema, name: str
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    if name == MONTH:
+        values = rows[columns.event_time].dt.tz_convert("UTC").dt.strftime("%Y-%m")
+        sizes = values.value_counts().sort_index()
+    else:
+        values = rows[name].astype(object).where(rows[name].notna(), MISSING).astype(str)
+        sizes = values.value_counts()
+        sizes = sizes[sorted(sizes.index, key=lambda value: (-sizes[value], value))]
+    groups = rows.groupby(values.to_numpy(), sort=False)
+    for value in sizes.index:
+        yield str(value), groups.get_group(value)
+
+
+def _listed(name: str, small: list[tuple[str, int]]) -> list[str]:
+    texts = [text for text, _ in small[:MAX_LISTED]]
+    rest = small[MAX_LISTED:]
+    if rest:
+        texts.append(f"{name}: {len(rest):,} more values, {sum(n for _, n in rest):,} rows")
+    return texts

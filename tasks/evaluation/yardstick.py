@@ -1,0 +1,196 @@
+"""The yardstick: scikit-learn's gradient boosting on the same rows, columns and windows.
+
+A model that does not reach it has not learned what the data gives without effort.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import sklearn
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from tasks.contracts import DatasetSchema, DataSplits, TimeWindow, ValidatedDataset, Yardstick
+from tasks.errors import DataContractError
+from tasks.evaluation.config import YardstickConfig
+from tasks.evaluation.rows import input_columns, joined, read_batches
+from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+
+logger = logging.getLogger(__name__)
+
+YARDSTICK_SCORE = "yardstick_score"
+BATCH_ROWS = 32_768
+MAX_CATEGORIES = 254  # of one column: scikit-learn takes 255 bins, one is for missing
+Float32Array = NDArray[np.float32]
+
+
+def score_yardstick(
+    dataset: ValidatedDataset, splits: DataSplits, config: YardstickConfig, store: ArtifactStore
+) -> Yardstick:
+    """Fit gradient boosting on the training window, and score the test window with it.
+
+    The validation window chooses the number of trees. Nothing of the test window is used.
+
+    Raises:
+        DataContractError: a window has no rows, a label is null, or only one label occurs.
+        ArtifactError: the snapshot is absent or damaged.
+        StorageError: the disk refused a write.
+    """
+    snapshot = dataset.snapshot
+    key = content_key(
+        "yardstick",
+        code_digest(__file__),
+        sklearn.__version__,
+        snapshot.data.sha256,
+        splits,
+        config,
+    )
+
+    def build(folder: StagedFolder) -> Yardstick:
+        encoding = CategoryEncoding(snapshot.columns)
+        model = _fit(dataset, splits, encoding, config, store)
+        scores = joined(_scored(model, encoding, dataset, splits.test, store), dataset, splits.test)
+        scores.to_parquet(folder.path / "scores.parquet", index=False)
+        return Yardstick(
+            name=f"gradient boosting (scikit-learn {sklearn.__version__}, {model.n_iter_} trees)",
+            snapshot_sha256=snapshot.data.sha256,
+            splits=splits,
+            scores=folder.artifact("scores.parquet"),
+        )
+
+    return store.build_once("yardsticks", key, Yardstick, build)
+
+
+@dataclass
+class CategoryEncoding:
+    """Numbers for category values, learned from training rows; anything else is missing (NaN)."""
+
+    columns: DatasetSchema
+    values: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def learn(self, rows: pd.DataFrame) -> None:
+        """Number the values of each category column, the most frequent first."""
+        for name in self.columns.categorical:
+            frequent = (
+                rows[name].value_counts().sort_index().sort_values(ascending=False, kind="stable")
+            )
+            self.values[name] = {v: i for i, v in enumerate(frequent.index[:MAX_CATEGORIES])}
+
+    def matrix(self, rows: pd.DataFrame) -> Float32Array:
+        """Features of `rows`, categories first, shape (rows, features)."""
+        matrix = np.empty((len(rows), len(input_columns(self.columns))), dtype=np.float32)
+        for position, name in enumerate(self.columns.categorical):
+            matrix[:, position] = (
+                rows[name].map(self.values[name]).to_numpy(np.float32, na_value=np.nan)
+            )
+        for position, name in enumerate(self.columns.numeric, start=len(self.columns.categorical)):
+            matrix[:, position] = rows[name].to_numpy(dtype=np.float32, na_value=np.nan)
+        return matrix
+
+
+def _fit(
+    dataset: ValidatedDataset,
+    splits: DataSplits,
+    encoding: CategoryEncoding,
+    config: YardstickConfig,
+    store: ArtifactStore,
+) -> Any:
+    columns = dataset.snapshot.columns
+    train = _sample(dataset, splits.train, config, store)
+    encoding.learn(train)
+    features, labels = encoding.matrix(train), _labels(train, columns, splits.train)
+    del train  # the frame and the matrix together are the peak of memory
+    chosen_on = _sample(dataset, splits.validation, config, store)
+    model = HistGradientBoostingClassifier(
+        max_iter=config.max_iterations,
+        learning_rate=config.learning_rate,
+        max_leaf_nodes=config.max_leaf_nodes,
+        min_samples_leaf=config.min_leaf_rows,
+        l2_regularization=config.l2_regularization,
+        categorical_features=list(range(len(columns.categorical))) or None,
+        early_stopping=True,
+        n_iter_no_change=config.patience,
+        random_state=config.seed,
+    )
+    model.fit(
+        features,
+        labels,
+        X_val=encoding.matrix(chosen_on),
+        y_val=_labels(chosen_on, columns, splits.validation),
+    )
+    logger.info("yardstick: %d trees on %d rows", model.n_iter_, len(labels))
+    return model
+
+
+def _sample(
+    dataset: ValidatedDataset, window: TimeWindow, config: YardstickConfig, store: ArtifactStore
+) -> pd.DataFrame:
+    """Rows of a window, or a seeded sample where there are more than the configuration allows."""
+    columns = dataset.snapshot.columns
+    keep = _kept_positions(dataset, window, config, store)
+    wanted = [columns.label, *input_columns(columns)]
+    parts, seen = [], 0
+    for frame in read_batches(dataset, window, wanted, store, BATCH_ROWS):
+        if keep is None:
+            parts.append(_compact(frame, columns))
+        else:
+            parts.append(_compact(frame[keep[seen : seen + len(frame)]], columns))
+        seen += len(frame)
+    return joined(parts, dataset, window)
+
+
+def _kept_positions(
+    dataset: ValidatedDataset, window: TimeWindow, config: YardstickConfig, store: ArtifactStore
+) -> NDArray[np.bool_] | None:
+    columns = [dataset.snapshot.columns.label]
+    batches = read_batches(dataset, window, columns, store, BATCH_ROWS)
+    num_rows = sum(len(frame) for frame in batches)
+    if num_rows <= config.max_rows:
+        return None
+    logger.info("yardstick: %d of %d rows of %s, sampled", config.max_rows, num_rows, window)
+    chosen = np.random.default_rng(config.seed).choice(num_rows, config.max_rows, replace=False)
+    keep = np.zeros(num_rows, dtype=np.bool_)
+    keep[chosen] = True
+    return keep
+
+
+def _compact(frame: pd.DataFrame, columns: DatasetSchema) -> pd.DataFrame:
+    return frame.astype(dict.fromkeys(columns.numeric, np.float32))
+
+
+def _labels(rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow) -> NDArray[np.int8]:
+    labels = rows[columns.label]
+    nulls, kinds = int(labels.isna().sum()), sorted(labels.dropna().unique())
+    if nulls or kinds != [0, 1]:
+        raise DataContractError(
+            f"label {columns.label!r} in {window} has {nulls:,} nulls and the values "
+            f"{[float(k) for k in kinds[:5]]} in {len(rows):,} rows; expected 0 and 1, both "
+            "present. The yardstick was not fitted"
+        )
+    return labels.to_numpy(dtype=np.int8)
+
+
+def _scored(
+    model: Any,
+    encoding: CategoryEncoding,
+    dataset: ValidatedDataset,
+    window: TimeWindow,
+    store: ArtifactStore,
+) -> Any:
+    columns = dataset.snapshot.columns
+    wanted = [columns.row_id, *input_columns(columns)]
+    for frame in read_batches(dataset, window, wanted, store, BATCH_ROWS):
+        scores = model.predict_proba(encoding.matrix(frame))[:, 1]
+        yield pd.DataFrame({columns.row_id: frame[columns.row_id], YARDSTICK_SCORE: scores})
+
+
+def read_scores(yardstick: Yardstick, store: ArtifactStore) -> pd.DataFrame:
+    """Row id and `yardstick_score` of the test rows, in the order of the snapshot."""
+    scores: pd.DataFrame = pq.read_table(store.path(yardstick.scores)).to_pandas()
+    return scores

@@ -1,0 +1,214 @@
+"""From a trained and judged model to a registered version with the alias `candidate`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+
+from tasks.contracts import (
+    EvaluationReport,
+    Metric,
+    MetricSet,
+    ModelVersionRef,
+    TrainedModel,
+    ValidatedDataset,
+)
+from tasks.errors import RegistryError
+from tasks.registry.config import RegistryConfig
+from tasks.registry.connection import RegistryLocation, exclusive
+from tasks.registry.mlflow_registry import (
+    CANDIDATE,
+    MANIFEST_TAG,
+    MODEL_FOLDER,
+    NOBODY,
+    PROGRAM_TAG,
+    RIVAL_TAG,
+    SNAPSHOT_TAG,
+    MetricPoint,
+    RegisteredVersion,
+    Registry,
+)
+from tasks.registry.model_folder import read_version, write_model
+from tasks.settings import ArtifactStore
+
+logger = logging.getLogger(__name__)
+
+_AGAINST_CHAMPION = re.compile(r"champion:(\d+)")
+_JUDGED = ("auc", "pr_auc", "brier", "log_loss", "calibration_error")
+
+
+def register_candidate(
+    trained: TrainedModel,
+    evaluation: EvaluationReport,
+    dataset: ValidatedDataset,
+    config: RegistryConfig,
+    location: RegistryLocation,
+    store: ArtifactStore,
+    code_commit: str,
+) -> ModelVersionRef:
+    """Record the run, file the model and point the alias `candidate` at its version.
+
+    The same program on the same snapshot is registered once: a repeated call finds the version and
+    sets the alias again. The version comes into being in one transaction after its files are on
+    disk, so an interrupted call leaves a run marked as running and no version; the next call marks
+    that run failed, removes its files and begins anew.
+
+    Raises:
+        RegistryError: the three do not belong together, or MLflow refused.
+        ArtifactError: the model is gone from the store, or damaged.
+        TransientError: the registry was busy.
+        StorageError: the disk refused.
+    """
+    _check_they_belong_together(trained, evaluation, dataset)
+    registry = Registry(location)
+    with exclusive(location):
+        version = _find_whole(registry, config.model_name, trained)
+        if version is None:
+            _discard_half_runs(registry, config)
+            version = _register(registry, trained, evaluation, dataset, config, store, code_commit)
+        registry.finish_run(version.run_id)
+        registry.set_tags(version, {RIVAL_TAG: _rival_of(evaluation)})
+        registry.set_alias(version, CANDIDATE)
+    return version.ref
+
+
+def _check_they_belong_together(
+    trained: TrainedModel, evaluation: EvaluationReport, dataset: ValidatedDataset
+) -> None:
+    snapshot = dataset.snapshot.data.sha256
+    claims = (
+        ("evaluation", "program", evaluation.model_sha256, trained.program.sha256),
+        ("evaluation", "snapshot", evaluation.snapshot_sha256, snapshot),
+        ("trained model", "snapshot", trained.snapshot_sha256, snapshot),
+    )
+    for whose, what, seen, expected in claims:
+        if seen != expected:
+            raise RegistryError(
+                f"the {whose} is of {what} {seen[:12]}, expected {expected[:12]}; nothing was "
+                "registered. Train and evaluate on the same validated dataset"
+            )
+    if trained.columns != dataset.snapshot.columns:
+        raise RegistryError(
+            "the model's columns are not those of the snapshot it names; nothing was registered. "
+            "Train again on this snapshot"
+        )
+
+
+def _find_whole(registry: Registry, name: str, trained: TrainedModel) -> RegisteredVersion | None:
+    tags = {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: trained.snapshot_sha256}
+    for version in registry.versions(name, tags):
+        record = read_version(version)
+        if record.manifest is not None and not record.damage:
+            return version
+        logger.warning("%s is passed over: %s", version, "; ".join(record.damage) or "no manifest")
+    return None
+
+
+def _discard_half_runs(registry: Registry, config: RegistryConfig) -> None:
+    """Clear up after killed processes: while we hold the lock, an unfinished run is a dead one."""
+    finished = {version.run_id for version in registry.versions(config.model_name)}
+    for run_id in registry.unfinished_runs(config.experiment):
+        if run_id in finished:
+            registry.finish_run(run_id)
+        else:
+            logger.warning("run %s was cut off before its model was registered; discarded", run_id)
+            registry.discard_run(run_id, "cut off before the model was registered")
+
+
+def _register(
+    registry: Registry,
+    trained: TrainedModel,
+    evaluation: EvaluationReport,
+    dataset: ValidatedDataset,
+    config: RegistryConfig,
+    store: ArtifactStore,
+    code_commit: str,
+) -> RegisteredVersion:
+    from tasks.registry.pictures import draw_pictures  # matplotlib: a repeated call draws nothing
+
+    snapshot = dataset.snapshot
+    tags = {
+        PROGRAM_TAG: trained.program.sha256,
+        SNAPSHOT_TAG: trained.snapshot_sha256,
+        "code_commit": code_commit,
+        "feature_service": snapshot.feature_service,
+    }
+    run_name = f"{snapshot.feature_service}-{trained.program.sha256[:8]}"
+    run = registry.start_run(config.experiment, run_name, tags)
+    registry.log(run, flatten(trained.config), [*_epoch_metrics(trained), *_final(evaluation)])
+    draw_pictures(trained, evaluation, run.folder / "pictures")
+    manifest = write_model(
+        run.folder / MODEL_FOLDER,
+        trained,
+        evaluation,
+        snapshot,
+        config.model_name,
+        code_commit,
+        store,
+    )
+    described = _describe(trained, evaluation)
+    return registry.add_version(config.model_name, run, {**tags, MANIFEST_TAG: manifest}, described)
+
+
+def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Parameters of a run: nested names joined by dots, values as they are or as JSON.
+
+    MLflow allows letters, digits and `_-. /:` in names; anything else becomes `_`.
+    """
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = prefix + re.sub(r"[^\w\-. /:]", "_", str(key))
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def _epoch_metrics(trained: TrainedModel) -> Iterator[MetricPoint]:
+    for epoch in trained.epochs:
+        numbers = epoch.model_dump(exclude={"epoch"})
+        for name, value in numbers.items():
+            yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
+    yield MetricPoint("best_epoch", trained.best_epoch)
+    yield MetricPoint("num_parameters", trained.num_parameters)
+    yield MetricPoint("training_s", trained.seconds)
+
+
+def _final(evaluation: EvaluationReport) -> Iterator[MetricPoint]:
+    for owner, metrics in (("test", evaluation.overall), ("yardstick", evaluation.yardstick)):
+        yield from _metric_set(owner, metrics)
+    for comparison in evaluation.comparisons:
+        against = comparison.against.replace(":", "_")
+        yield from _interval(f"auc_difference_{against}", comparison.auc_difference)
+        yield from _interval(f"brier_difference_{against}", comparison.brier_difference)
+
+
+def _metric_set(owner: str, metrics: MetricSet) -> Iterator[MetricPoint]:
+    yield MetricPoint(f"{owner}_num_rows", metrics.num_rows)
+    for name in _JUDGED:
+        yield from _interval(f"{owner}_{name}", getattr(metrics, name))
+
+
+def _interval(name: str, metric: Metric) -> Iterator[MetricPoint]:
+    yield MetricPoint(name, metric.value)
+    yield MetricPoint(f"{name}_low", metric.low)
+    yield MetricPoint(f"{name}_high", metric.high)
+
+
+def _rival_of(evaluation: EvaluationReport) -> str:
+    for comparison in evaluation.comparisons:
+        if match := _AGAINST_CHAMPION.fullmatch(comparison.against):
+            return match[1]
+    return NOBODY
+
+
+def _describe(trained: TrainedModel, evaluation: EvaluationReport) -> str:
+    auc = evaluation.overall.auc
+    return (
+        f"Trained on {trained.splits.train}; test AUC {auc.value:.4f} "
+        f"({auc.low:.4f} to {auc.high:.4f}) on {evaluation.overall.num_rows:,} rows, "
+        f"{evaluation.window}."
+    )

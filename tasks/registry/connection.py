@@ -1,0 +1,223 @@
+"""Opening MLflow quietly and safely: no usage data, no log noise, a whole database, one writer.
+
+`import mlflow` starts a usage-data client, sets up logging and reads the environment for both. So
+no module of this room imports it at the top: `load_mlflow` sets the environment first, as the first
+step of every use, and importing this room has no effects.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from tasks.errors import (
+    FalajError,
+    RegistryError,
+    StorageError,
+    TransientError,
+    refused_writes_explained,
+)
+from tasks.settings import Settings, flush_to_disk
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+LOCK_WAIT_S = 120.0
+LOCK_POLL_S = 0.05
+SQLITE_SCHEME = "sqlite:///"
+SQLITE_MAGIC = b"SQLite format 3\0"
+_LOCKED = ("database is locked", "database table is locked", "database schema is locked")
+_REFUSED = (
+    "readonly database",
+    "unable to open database file",
+    "database or disk is full",
+    "disk I/O error",
+)
+_DAMAGED = ("file is not a database", "disk image is malformed")
+
+
+@dataclass(frozen=True)
+class RegistryLocation:
+    """Where the tracking database and the files of its runs are."""
+
+    uri: str
+    """SQLAlchemy address of the tracking and registry database."""
+    artifacts: Path
+    """Local folder of the runs' files."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> RegistryLocation:
+        """The registry of one installation."""
+        return cls(uri=settings.mlflow_uri, artifacts=settings.mlflow_artifacts)
+
+    @property
+    def database_path(self) -> Path | None:
+        """File of an SQLite database; None for a database server."""
+        if not self.uri.startswith(SQLITE_SCHEME):
+            return None
+        return Path(self.uri.removeprefix(SQLITE_SCHEME))
+
+
+def load_mlflow() -> ModuleType:
+    """Import MLflow with usage data off and its log at warnings, for this process and its children.
+
+    MLflow reads `MLFLOW_DISABLE_TELEMETRY` whenever it is about to record something (of
+    `DO_NOT_TRACK` it only knows the value `true`), and the log level while it is imported. Where
+    somebody imported it before, its usage-data client is taken down again here.
+    """
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    import mlflow
+    from mlflow.telemetry import set_telemetry_client
+
+    set_telemetry_client()  # type: ignore[no-untyped-call]
+    # Its database errors reach the caller as ours, so their stack traces need not be logged too.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    return mlflow
+
+
+def prepare_database(location: RegistryLocation) -> None:
+    """Create the database on first use, aside and renamed into place: whole or absent.
+
+    Creating runs all of MLflow's schema migrations, which are not one transaction: a process
+    killed among them would leave a database that can be neither used nor migrated. A database
+    server is left to MLflow.
+
+    Raises:
+        RegistryError: the file is no SQLite database.
+        StorageError: the disk refused a write.
+    """
+    path = location.database_path
+    if path is None:
+        return
+    with refused_writes_explained(path):
+        if _is_database(path):
+            return
+    with exclusive(location), refused_writes_explained(path), explained(location):
+        if _is_database(path):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}-new")
+        for leftover in path.parent.glob(f"{aside.name}*"):  # of a process that was killed
+            leftover.unlink()
+        load_mlflow()
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        store = SqlAlchemyStore(  # type: ignore[no-untyped-call]
+            f"{SQLITE_SCHEME}{aside}", location.artifacts.resolve().as_uri()
+        )
+        store.engine.dispose()
+        flush_to_disk(aside)
+        aside.replace(path)
+        flush_to_disk(path.parent)
+
+
+def _is_database(path: Path) -> bool:
+    """True for an SQLite file, False where there is none yet.
+
+    Raises:
+        RegistryError: it is something else. MLflow itself would retry for over a minute.
+    """
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return False
+    if path.is_file():
+        with path.open("rb") as stream:
+            if stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC:
+                return True
+    raise RegistryError(
+        f"{path} is not an SQLite database, expected the tracking database; it was damaged or "
+        "replaced. Restore it from a backup, or move it away to begin an empty registry"
+    )
+
+
+@contextmanager
+def exclusive(location: RegistryLocation, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Be the only process (and thread) that changes this registry.
+
+    The lock belongs to the process, so that of a killed one is free at once. Not re-entrant.
+
+    Raises:
+        TransientError: somebody else held it for `wait_s` seconds.
+        StorageError: the folder cannot be written.
+    """
+    path = location.artifacts / ".registry.lock"
+    with refused_writes_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _wait_for_lock(descriptor, path, wait_s)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, path: Path, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise TransientError(
+                    f"another process held {path} for {wait_s:g} s while changing the model "
+                    "registry; expected it to finish sooner. Nothing was changed; try again"
+                ) from None
+            time.sleep(LOCK_POLL_S)
+        else:
+            return
+
+
+@contextmanager
+def explained(location: RegistryLocation) -> Iterator[None]:
+    """Turn what MLflow and its database raise into sentences of ours.
+
+    Raises:
+        TransientError: the database was busy.
+        StorageError: its disk refused.
+        RegistryError: everything else.
+    """
+    load_mlflow()
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError) as exc:
+        busy = isinstance(exc, MlflowException) and exc.error_code == "TEMPORARILY_UNAVAILABLE"
+        raise _as_ours(str(exc), location, busy=busy) from exc
+
+
+def _as_ours(text: str, location: RegistryLocation, *, busy: bool) -> FalajError:
+    where = location.database_path or "the tracking database"
+    said = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    if any(sign in text for sign in _LOCKED):
+        return TransientError(
+            f"{where} was locked by another process for longer than MLflow waits ({said}); the "
+            "change was not made. Try again when the other process is done"
+        )
+    if any(sign in text for sign in _REFUSED):
+        return StorageError(
+            f"{where}: the disk refused ({said}); expected a writable file with free space. The "
+            "change was not made; free space or mend the permissions and run again"
+        )
+    if any(sign in text for sign in _DAMAGED):
+        return RegistryError(
+            f"{where} is damaged ({said}). Restore it from a backup, or move it away to begin an "
+            "empty registry; the files of earlier runs stay in " + str(location.artifacts)
+        )
+    if "out-of-date database schema" in text:
+        return RegistryError(
+            f"{where} was written by another version of MLflow ({said}). Back it up, then run "
+            "`mlflow db upgrade` on it; nothing was changed"
+        )
+    if busy:
+        return TransientError(f"{where} was not available ({said}); the change was not made")
+    return RegistryError(f"{where}: MLflow refused ({said}); the change was not made")

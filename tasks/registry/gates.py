@@ -1,0 +1,247 @@
+"""The gates of a promotion: pure functions from evidence to open or closed, with the numbers.
+
+Every gate fails closed. Comparisons are written so that NaN, and a number that no such measure can
+have, close it; so does what is missing, doubled or of another digest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from tasks.contracts import (
+    EvaluationReport,
+    GateResult,
+    Metric,
+    ModelVariant,
+    ModelVersionRef,
+    PairedComparison,
+    ValidatedDataset,
+)
+from tasks.registry.config import PromotionConfig
+from tasks.registry.records import VersionRecord
+
+SECONDS_PER_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything the gates look at."""
+
+    candidate: ModelVersionRef
+    record: VersionRecord
+    """What the registry holds of the candidate, read back."""
+    evaluation: EvaluationReport
+    dataset: ValidatedDataset
+    variants: tuple[ModelVariant, ...]
+    lost: tuple[str, ...]
+    """A sentence for each artifact that the evidence names and the store no longer has whole."""
+    champion: ModelVersionRef | None
+    """What the alias `champion` points at now."""
+    now: datetime
+
+
+Gate = Callable[[Evidence, PromotionConfig], tuple[bool, str]]
+
+
+def judge(evidence: Evidence, config: PromotionConfig) -> tuple[GateResult, ...]:
+    """Results of all gates, in the order in which they are shown; every gate is asked."""
+    results = []
+    for name, gate in GATES.items():
+        passed, sentence = gate(evidence, config)
+        results.append(GateResult(name=name, passed=passed, evidence=sentence))
+    return tuple(results)
+
+
+def same_digests(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """Program, evaluation, snapshot, validation, variants and registry tell of the same things."""
+    program, snapshot = evidence.candidate.program_sha256, evidence.candidate.snapshot_sha256
+    record, dataset = evidence.record, evidence.dataset
+    claims = [
+        ("the registry's program", record.ref.program_sha256, program),
+        ("the evaluation's program", evidence.evaluation.model_sha256, program),
+        *((f"the source of {v.name}", v.source_sha256, program) for v in evidence.variants),
+        ("the registry's snapshot", record.ref.snapshot_sha256, snapshot),
+        ("the evaluation's snapshot", evidence.evaluation.snapshot_sha256, snapshot),
+        ("the dataset's snapshot", dataset.snapshot.data.sha256, snapshot),
+        ("the validated snapshot", dataset.validation.subject_sha256, snapshot),
+    ]
+    if record.manifest is not None:
+        claims.append(("the manifest's snapshot", record.manifest.snapshot_sha256, snapshot))
+    wrong = [
+        f"{what} is {seen[:12]}, not {want[:12]}" for what, seen, want in claims if seen != want
+    ]
+    if wrong:
+        return False, "digests do not match: " + "; ".join(wrong)
+    return True, (
+        f"{len(claims)} claims agree on program {program[:12]} and snapshot {snapshot[:12]}, which "
+        f"suite {dataset.validation.suite!r} validated ({dataset.validation.num_expectations} "
+        "expectations)"
+    )
+
+
+def whole_artifacts(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The version's files and the artifacts of its evidence are there and have their digests."""
+    record = evidence.record
+    problems = [*record.damage, *evidence.lost]
+    if record.manifest is None:
+        problems.append("the version has no readable manifest")
+    if record.variants is None:
+        problems.append("the version has no readable list of variants")
+    elif tuple(entry.variant for entry in record.variants.variants) != evidence.variants:
+        problems.append("the variants in the registry are not those that were presented")
+    if problems:
+        return False, "; ".join(problems)
+    kept = [v.name for v in evidence.variants if v.kept]
+    return True, (
+        f"the model's files, {len(kept)} kept variants, the snapshot, its validation result and "
+        "the stored predictions have their digests"
+    )
+
+
+def later_test_window(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The model was judged on rows that are all later than those it was fitted and chosen on."""
+    manifest, window = evidence.record.manifest, evidence.evaluation.window
+    if manifest is None:
+        return False, "no manifest says what the model was trained on"
+    seen_until = max(manifest.splits.train.end, manifest.splits.validation.end)
+    passed = window.start >= seen_until
+    return passed, (
+        f"judged on {window}, trained and chosen on rows up to {seen_until:%Y-%m-%dT%H:%MZ}"
+    )
+
+
+def auc_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The AUC reaches its floor."""
+    auc = evidence.evaluation.overall.auc
+    return auc.value >= config.min_auc, f"AUC {_shown(auc)}, floor {config.min_auc:.4f}"
+
+
+def leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The AUC is not too good to be true."""
+    auc, limit = evidence.evaluation.overall.auc, config.max_plausible_auc
+    passed = auc.value <= limit
+    verdict = "plausible" if passed else "a leak of the label into the features is suspected"
+    return passed, f"AUC {_shown(auc)}, plausible up to {limit:.4f}: {verdict}"
+
+
+def yardstick(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The AUC is at most a margin below that of the yardstick on the same rows."""
+    report, margin = evidence.evaluation, config.yardstick_margin
+    comparison = _only(report.comparisons, "yardstick")
+    if comparison is None:
+        return False, "there is not exactly one comparison with the yardstick"
+    difference = comparison.auc_difference
+    return -margin <= difference.value <= 1, (
+        f"AUC minus that of {report.yardstick_name} ({report.yardstick.auc.value:.4f}) is "
+        f"{_signed(difference)}, allowed from -{margin:.4f}"
+    )
+
+
+def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The candidate holds against the champion of this moment, by the paired interval."""
+    reigning = evidence.champion
+    if reigning is None:
+        return True, "there is no champion yet"
+    if reigning.version == evidence.candidate.version:
+        return True, f"version {reigning.version} is the champion already; the alias stays"
+    if reigning.program_sha256 == evidence.candidate.program_sha256:
+        return True, f"version {reigning.version} is the champion and the same program"
+    comparison = _only(evidence.evaluation.comparisons, f"champion:{reigning.version}")
+    if comparison is None:
+        seen = ", ".join(c.against for c in evidence.evaluation.comparisons) or "nothing"
+        return False, (
+            f"the champion is version {reigning.version}, the evaluation compares with {seen}; "
+            "evaluate against the present champion"
+        )
+    low = comparison.auc_difference.low
+    if config.champion_rule == "better":
+        passed, wanted = 0 < low <= 1, "above zero"
+    else:
+        passed, wanted = (
+            -config.champion_margin <= low <= 1,
+            f"at or above -{config.champion_margin:.4f}",
+        )
+    return passed, (
+        f"AUC minus that of version {reigning.version} is {_signed(comparison.auc_difference)} on "
+        f"the same rows; rule {config.champion_rule!r} wants the lower bound {wanted}"
+    )
+
+
+def calibration(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """Scores mean what they say."""
+    error, limit = evidence.evaluation.overall.calibration_error, config.max_calibration_error
+    return 0 <= error.value <= limit, f"calibration error {_shown(error)}, ceiling {limit:.4f}"
+
+
+def worst_slice(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """No judged slice of the rows is left behind."""
+    slices = evidence.evaluation.slices
+    if not slices:
+        return False, "the evaluation judged no slice"
+    worst = min(slices, key=lambda s: _nan_first(s.metrics.auc.value))
+    passed = all(config.min_slice_auc <= s.metrics.auc.value <= 1 for s in slices)
+    return passed, (
+        f"worst of {len(slices)} slices is {worst.column}={worst.value} "
+        f"({worst.metrics.num_rows:,} rows) with AUC {_shown(worst.metrics.auc)}, floor "
+        f"{config.min_slice_auc:.4f}"
+    )
+
+
+def hardware(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """Each required hardware class has a variant that earned its place."""
+    listed = evidence.record.variants
+    kept: dict[str, list[str]] = {name: [] for name in config.required_hardware}
+    for entry in listed.variants if listed is not None else ():
+        if entry.variant.kept and entry.folder is not None:
+            kept.setdefault(entry.variant.hardware_class, []).append(entry.variant.name)
+    bare = [name for name in config.required_hardware if not kept[name]]
+    if bare:
+        return False, f"no kept variant for {', '.join(bare)}"
+    shown = "; ".join(f"{name}: {', '.join(names)}" for name, names in kept.items())
+    return True, f"kept variants: {shown or 'none required'}"
+
+
+def freshness(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The judgement is of recent data, where an age limit is set."""
+    end = evidence.evaluation.window.end
+    age = (evidence.now - end).total_seconds() / SECONDS_PER_DAY
+    if config.max_age_days is None:
+        return True, f"the test window ended {end:%Y-%m-%d}; no age limit is set"
+    return 0 <= age <= config.max_age_days, (
+        f"the test window ended {end:%Y-%m-%d}, {age:.0f} days ago; allowed {config.max_age_days}"
+    )
+
+
+GATES: dict[str, Gate] = {
+    "same-digests": same_digests,
+    "whole-artifacts": whole_artifacts,
+    "later-test-window": later_test_window,
+    "auc-floor": auc_floor,
+    "leak-suspicion": leak_suspicion,
+    "yardstick": yardstick,
+    "champion": champion,
+    "calibration": calibration,
+    "worst-slice": worst_slice,
+    "hardware": hardware,
+    "freshness": freshness,
+}
+
+
+def _only(comparisons: tuple[PairedComparison, ...], against: str) -> PairedComparison | None:
+    found = [c for c in comparisons if c.against == against]
+    return found[0] if len(found) == 1 else None
+
+
+def _nan_first(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
+
+
+def _shown(metric: Metric) -> str:
+    return f"{metric.value:.4f} ({metric.low:.4f} to {metric.high:.4f})"
+
+
+def _signed(metric: Metric) -> str:
+    return f"{metric.value:+.4f} ({metric.low:+.4f} to {metric.high:+.4f})"

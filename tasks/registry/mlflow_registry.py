@@ -1,0 +1,268 @@
+"""Runs, model versions and aliases: the few operations this room needs of MLflow, typed.
+
+Every method raises only `TransientError`, `StorageError` or `RegistryError`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from tasks.contracts import ModelVersionRef
+from tasks.errors import RegistryError
+from tasks.registry.connection import RegistryLocation, explained, load_mlflow, prepare_database
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+CANDIDATE = "candidate"
+CHAMPION = "champion"
+PROGRAM_TAG = "program_sha256"
+SNAPSHOT_TAG = "snapshot_sha256"
+MANIFEST_TAG = "manifest_sha256"  # of `model.json`
+VARIANTS_TAG = "variants_sha256"  # of `variants.json`
+KEPT_TAG = "kept_variants"
+RIVAL_TAG = "rival"  # number of the version that the evaluation compared with
+DECISION_TAG = "promotion"
+DECISION_SHA_TAG = "promotion_sha256"
+PREVIOUS_TAG = "previous_champion"
+NOBODY = "none"
+MODEL_FOLDER = "model"
+_MAX_PARAMETERS = 100  # MLflow's bounds on one batch
+_MAX_METRICS = 1000
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """One model version as the registry's database knows it."""
+
+    name: str
+    number: int
+    run_id: str
+    source: str
+    """Address of the model's folder."""
+    tags: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.number}"
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder; nothing says yet that it is whole."""
+        return _local_path(self.source)
+
+    @property
+    def ref(self) -> ModelVersionRef:
+        """The value that travels.
+
+        Raises:
+            RegistryError: it lacks the digests, so it was registered by something else.
+        """
+        if not {PROGRAM_TAG, SNAPSHOT_TAG} <= self.tags.keys():
+            raise RegistryError(
+                f"{self} has no tags {PROGRAM_TAG} and {SNAPSHOT_TAG}: it was not registered by "
+                "this pipeline, so nothing vouches for it. Point the alias at a version that was"
+            )
+        return ModelVersionRef(
+            name=self.name,
+            version=self.number,
+            run_id=self.run_id,
+            program_sha256=self.tags[PROGRAM_TAG],
+            snapshot_sha256=self.tags[SNAPSHOT_TAG],
+        )
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """One number of a run's history."""
+
+    name: str
+    value: float
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class StartedRun:
+    """A run that is being filled."""
+
+    run_id: str
+    folder: Path
+
+
+class Registry:
+    """One open registry.
+
+    Args:
+        location: where it is; an absent SQLite database is created.
+    """
+
+    def __init__(self, location: RegistryLocation) -> None:
+        prepare_database(location)
+        self.location = location
+        with explained(location):
+            self._client = load_mlflow().MlflowClient(
+                tracking_uri=location.uri, registry_uri=location.uri
+            )
+
+    def version(self, name: str, number: int) -> RegisteredVersion:
+        """One version by its number.
+
+        Raises:
+            RegistryError: there is none.
+        """
+        found = [v for v in self.versions(name) if v.number == number]
+        if not found:
+            raise RegistryError(
+                f"{name} version {number} is not in the registry {self._place}; it was deleted, or "
+                "the registry is another one than that which gave the reference. Register it again"
+            )
+        return found[0]
+
+    def confirmed(self, ref: ModelVersionRef) -> RegisteredVersion:
+        """The registered version that `ref` names.
+
+        Raises:
+            RegistryError: it is gone, or its tags tell of another model than `ref`.
+        """
+        version = self.version(ref.name, ref.version)
+        if version.ref != ref:
+            raise RegistryError(
+                f"{version} in the registry is of program {version.ref.program_sha256[:12]} and "
+                f"run {version.run_id}, the reference names {ref.program_sha256[:12]} and "
+                f"{ref.run_id}; they are of different registries, or a tag was edited. Nothing "
+                "was changed; register the model again"
+            )
+        return version
+
+    def versions(self, name: str, tags: Mapping[str, str] | None = None) -> list[RegisteredVersion]:
+        """All versions of a model that bear these tags, oldest first."""
+        wanted = [f"name = '{name}'", *(f"tags.{k} = '{v}'" for k, v in (tags or {}).items())]
+        with explained(self.location):
+            found = self._client.search_model_versions(" and ".join(wanted))
+            return sorted(map(self._known, found), key=lambda version: version.number)
+
+    def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
+        """The version that an alias points at, None where there is no such alias or model."""
+        with explained(self.location):
+            models = self._client.search_registered_models(f"name = '{name}'")
+        number = models[0].aliases.get(alias) if models else None
+        return None if number is None else self.version(name, int(number))
+
+    def set_alias(self, version: RegisteredVersion, alias: str) -> None:
+        """Point an alias at a version, in one transaction; does nothing where it already is."""
+        current = self.by_alias(version.name, alias)
+        if current is None or current.number != version.number:
+            with explained(self.location):
+                self._client.set_registered_model_alias(version.name, alias, str(version.number))
+
+    def set_tags(self, version: RegisteredVersion, tags: Mapping[str, str]) -> None:
+        """Set those tags of a version that are not yet so."""
+        with explained(self.location):
+            for key, value in tags.items():
+                if version.tags.get(key) != value:
+                    self._client.set_model_version_tag(
+                        version.name, str(version.number), key, value
+                    )
+
+    def add_version(
+        self, name: str, run: StartedRun, tags: Mapping[str, str], description: str
+    ) -> RegisteredVersion:
+        """Make a run's model folder a new version, tags included, in one transaction."""
+        with explained(self.location):
+            if not self._client.search_registered_models(f"name = '{name}'"):
+                self._client.create_registered_model(name)
+            source = (run.folder / MODEL_FOLDER).as_uri()
+            made = self._client.create_model_version(
+                name, source, run.run_id, tags=dict(tags), description=description
+            )
+            return self._known(made)
+
+    def start_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> StartedRun:
+        """Begin a run; the experiment is created where there is none."""
+        with explained(self.location):
+            known = self._client.get_experiment_by_name(experiment)
+            number = (
+                known.experiment_id
+                if known
+                else self._client.create_experiment(
+                    experiment, artifact_location=(self.location.artifacts / experiment).as_uri()
+                )
+            )
+            run = self._client.create_run(number, tags=dict(tags), run_name=name)
+            return StartedRun(run.info.run_id, _local_path(run.info.artifact_uri))
+
+    def run_folder(self, run_id: str) -> Path:
+        """Local folder of a run's files."""
+        with explained(self.location):
+            return _local_path(self._client.get_run(run_id).info.artifact_uri)
+
+    def log(
+        self, run: StartedRun, parameters: Mapping[str, str], metrics: Sequence[MetricPoint]
+    ) -> None:
+        """Write parameters and metrics of a run; long parameter values are cut by MLflow."""
+        with explained(self.location):
+            from mlflow.entities import Metric, Param
+
+            now_ms = int(time.time() * 1000)
+            params = [Param(key, value) for key, value in parameters.items()]
+            points = [Metric(m.name, m.value, now_ms, m.step) for m in metrics]
+            for start in range(0, len(params), _MAX_PARAMETERS):
+                self._client.log_batch(run.run_id, params=params[start : start + _MAX_PARAMETERS])
+            for start in range(0, len(points), _MAX_METRICS):
+                self._client.log_batch(run.run_id, metrics=points[start : start + _MAX_METRICS])
+
+    def finish_run(self, run_id: str) -> None:
+        """Mark a run finished, where it is not yet."""
+        with explained(self.location):
+            if self._client.get_run(run_id).info.status == "RUNNING":
+                self._client.set_terminated(run_id, "FINISHED")
+
+    def discard_run(self, run_id: str, reason: str) -> None:
+        """Mark a run failed and deleted, and remove its files."""
+        with explained(self.location):
+            folder = _local_path(self._client.get_run(run_id).info.artifact_uri)
+            if folder.parent.name == run_id:  # MLflow's own layout: <experiment>/<run>/artifacts
+                shutil.rmtree(folder.parent, ignore_errors=True)
+            self._client.set_tag(run_id, "discarded_because", reason)
+            self._client.set_terminated(run_id, "FAILED")
+            self._client.delete_run(run_id)
+
+    def unfinished_runs(self, experiment: str) -> list[str]:
+        """Ids of the runs of this pipeline that are neither finished nor deleted."""
+        with explained(self.location):
+            known = self._client.get_experiment_by_name(experiment)
+            if known is None:
+                return []
+            runs = self._client.search_runs(
+                [known.experiment_id], filter_string="attributes.status != 'FINISHED'"
+            )
+            return [run.info.run_id for run in runs if PROGRAM_TAG in run.data.tags]
+
+    @property
+    def _place(self) -> str:
+        return str(self.location.database_path or "database")
+
+    def _known(self, version: ModelVersion) -> RegisteredVersion:
+        return RegisteredVersion(
+            name=version.name,
+            number=int(version.version),
+            run_id=version.run_id or "",
+            source=version.source or "",
+            tags=dict(version.tags),
+        )
+
+
+def _local_path(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.scheme not in ("", "file"):
+        raise RegistryError(
+            f"files of this registry are at {parts.scheme}://, expected a local folder; set the "
+            "artifact folder of this installation and register again"
+        )
+    return Path(url2pathname(parts.path))

@@ -1,0 +1,101 @@
+"""Programs out of the registry: the rival of a candidate, and any version by number or alias."""
+
+from __future__ import annotations
+
+from tasks.contracts import ModelVersionRef, RegisteredProgram, TrainedModel
+from tasks.errors import RegistryError, refused_writes_explained
+from tasks.registry.config import RegistryConfig
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import (
+    CHAMPION,
+    PROGRAM_TAG,
+    RIVAL_TAG,
+    RegisteredVersion,
+    Registry,
+)
+from tasks.registry.model_folder import copy_flushed, verified_program
+from tasks.registry.records import PROGRAM_FILE
+from tasks.settings import ArtifactStore, StagedFolder, content_key
+
+
+def find_rival(
+    trained: TrainedModel, config: RegistryConfig, location: RegistryLocation, store: ArtifactStore
+) -> RegisteredProgram | None:
+    """The champion that a candidate is compared with; None where there is none.
+
+    A candidate that was promoted is not compared with itself when its run is repeated, but with the
+    version that it was compared with before, so the repeated evaluation is the same one.
+
+    Raises:
+        RegistryError: the rival's files are missing or damaged, or MLflow refused.
+        TransientError: the registry was busy.
+    """
+    registry = Registry(location)
+    champion = registry.by_alias(config.model_name, CHAMPION)
+    if champion is not None and champion.ref.program_sha256 == trained.program.sha256:
+        champion = _recorded_rival(registry, champion)
+    return None if champion is None else _fetch(champion, store)
+
+
+def fetch_program(
+    name: str, which: int | str, location: RegistryLocation, store: ArtifactStore
+) -> RegisteredProgram:
+    """Copy the program of a version into the artifact store, checked by digest.
+
+    Args:
+        name: registered model.
+        which: number of a version, or an alias such as `champion`.
+        location: the registry.
+        store: the program is kept under `programs/`, and not copied again while it is whole.
+
+    Raises:
+        RegistryError: there is no such version or alias, or its files are missing or damaged.
+        TransientError: the registry was busy.
+    """
+    registry = Registry(location)
+    if isinstance(which, int):
+        return _fetch(registry.version(name, which), store)
+    version = registry.by_alias(name, which)
+    if version is None:
+        raise RegistryError(
+            f"no version of {name!r} has the alias {which!r}; expected one. Run the training and "
+            "promotion flows first, and check the model's name"
+        )
+    return _fetch(version, store)
+
+
+def fetch_version(
+    ref: ModelVersionRef, location: RegistryLocation, store: ArtifactStore
+) -> RegisteredProgram:
+    """`fetch_program` for the version that a reference names.
+
+    Raises:
+        RegistryError: the version is gone, is of another model than `ref` says, or its files are
+            missing or damaged.
+        TransientError: the registry was busy.
+    """
+    return _fetch(Registry(location).confirmed(ref), store)
+
+
+def _recorded_rival(registry: Registry, version: RegisteredVersion) -> RegisteredVersion | None:
+    rival = version.tags.get(RIVAL_TAG, "")
+    if not rival.isdigit():
+        return None
+    found = registry.version(version.name, int(rival))
+    same = found.tags.get(PROGRAM_TAG) == version.tags.get(PROGRAM_TAG)
+    return None if same else found
+
+
+def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgram:
+    ref = version.ref
+    source, interface = verified_program(version)
+
+    def build(folder: StagedFolder) -> RegisteredProgram:
+        with refused_writes_explained(folder.path):
+            copy_flushed(source, folder.path / PROGRAM_FILE)
+        program = folder.artifact(PROGRAM_FILE)
+        if program.sha256 != ref.program_sha256:
+            raise RegistryError(f"{version} changed while it was copied; run again")
+        return RegisteredProgram(version=ref, program=program, columns=interface.columns)
+
+    return store.build_once("programs", content_key(ref), RegisteredProgram, build)

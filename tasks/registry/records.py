@@ -1,0 +1,171 @@
+"""Values kept beside a registered model: what its folder holds, by digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+
+from tasks.contracts import (
+    Contract,
+    DatasetSchema,
+    DataSplits,
+    EvaluationReport,
+    FeatureSnapshot,
+    MetricSet,
+    ModelVariant,
+    ModelVersionRef,
+    PairedComparison,
+    TimeWindow,
+    TrainedModel,
+)
+
+MANIFEST_FILE = "model.json"
+VARIANTS_FILE = "variants.json"
+PROGRAM_FILE = "program.pt2"
+EVALUATION_FILE = "evaluation.json"
+CATEGORY_CODE_RULE = (
+    "CRC-32 (zlib) of the string's UTF-8 bytes, bitwise-and 0x7FFFFFFF; null or empty is 0"
+)
+
+
+class FileRecord(Contract):
+    """One file or folder in a model's folder."""
+
+    sha256: str = Field(min_length=64, max_length=64)
+    num_bytes: NonNegativeInt
+
+
+class TensorSpec(Contract):
+    """One input or output of every format of the model."""
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...] = Field(description="`rows` is the dynamic batch axis.")
+    columns: tuple[str, ...] = Field(description="Meaning of the second axis, in order.")
+
+
+class Preprocessing(Contract):
+    """Where raw columns become network input."""
+
+    place: str = "inside the program: every format takes the same raw columns"
+    fitted_on: TimeWindow = Field(description="The training window; no other row was seen.")
+    categorical: str = (
+        "the program maps each category code to its own vocabulary; a code it does not know, and "
+        "0, have embeddings of their own"
+    )
+    numeric: str = "NaN means missing; the program fills and scales with training statistics"
+    category_code_rule: str = CATEGORY_CODE_RULE
+
+
+class EvaluationSummary(Contract):
+    """The judgement in short; `evaluation.json` holds the whole."""
+
+    window: TimeWindow
+    overall: MetricSet
+    yardstick_name: str
+    yardstick: MetricSet
+    comparisons: tuple[PairedComparison, ...]
+
+
+class ModelManifest(Contract):
+    """`model.json`: everything needed to use, check and trace one registered model."""
+
+    manifest_version: Literal[1] = 1
+    model_name: str
+    code_commit: str
+    columns: DatasetSchema
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    preprocessing: Preprocessing
+    snapshot_sha256: str
+    splits: DataSplits
+    feature_service: str
+    feature_views: dict[str, str]
+    tables_version: str
+    label_definition: str
+    training_config: dict[str, object]
+    best_epoch: NonNegativeInt
+    evaluation: EvaluationSummary
+    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
+
+
+class ModelInterface(BaseModel):
+    """The part of `model.json` that using the model takes.
+
+    A champion outlives the code that registered it, so what later code added or left out elsewhere
+    in the manifest does not matter here.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    columns: DatasetSchema
+
+
+class RegisteredVariant(Contract):
+    """One variant and, where it was kept, its folder inside the model's folder."""
+
+    variant: ModelVariant
+    folder: str | None
+
+
+class VariantList(Contract):
+    """`variants.json`: all variants of a version, kept and dropped, with the reasons."""
+
+    source_sha256: str
+    variants: tuple[RegisteredVariant, ...]
+
+
+@dataclass(frozen=True)
+class VersionRecord:
+    """What the registry really holds of one version, read back and checked by digest."""
+
+    ref: ModelVersionRef
+    manifest: ModelManifest | None
+    variants: VariantList | None
+    damage: tuple[str, ...]
+    """One sentence for each file that is missing or not what its digest says."""
+
+
+def describe_model(
+    trained: TrainedModel,
+    evaluation: EvaluationReport,
+    snapshot: FeatureSnapshot,
+    model_name: str,
+    code_commit: str,
+    files: dict[str, FileRecord],
+) -> ModelManifest:
+    """The manifest of one trained model."""
+    return ModelManifest(
+        model_name=model_name,
+        code_commit=code_commit,
+        columns=trained.columns,
+        inputs=_inputs(trained.columns),
+        outputs=(TensorSpec(name="score", dtype="float32", shape=("rows",), columns=()),),
+        preprocessing=Preprocessing(fitted_on=trained.splits.train),
+        snapshot_sha256=trained.snapshot_sha256,
+        splits=trained.splits,
+        feature_service=snapshot.feature_service,
+        feature_views=snapshot.feature_views,
+        tables_version=snapshot.tables_version,
+        label_definition=snapshot.label_definition,
+        training_config=trained.config,
+        best_epoch=trained.best_epoch,
+        evaluation=EvaluationSummary(
+            window=evaluation.window,
+            overall=evaluation.overall,
+            yardstick_name=evaluation.yardstick_name,
+            yardstick=evaluation.yardstick,
+            comparisons=evaluation.comparisons,
+        ),
+        files=files,
+    )
+
+
+def _inputs(columns: DatasetSchema) -> tuple[TensorSpec, ...]:
+    named = (("categorical", "int32", columns.categorical), ("numeric", "float32", columns.numeric))
+    return tuple(
+        TensorSpec(name=name, dtype=dtype, shape=("rows", len(names)), columns=names)
+        for name, dtype, names in named
+    )

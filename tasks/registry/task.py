@@ -1,0 +1,181 @@
+"""Prefect tasks of the registry: register, fetch, attach, promote.
+
+None is cached by content. What they change is outside the artifact store, where a stored result
+could not vouch for it: an alias can be moved back or a version deleted between two runs. Each is
+idempotent instead: it looks whether the registry already is as it should be, which takes
+milliseconds once MLflow is imported, and does only what is lacking.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.contracts import (
+    EvaluationReport,
+    ModelVariant,
+    ModelVersionRef,
+    PromotionDecision,
+    RegisteredProgram,
+    TrainedModel,
+    ValidatedDataset,
+)
+from tasks.registry.config import PromotionConfig, RegistryConfig
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.settings import Settings
+
+_POLICY: dict[str, Any] = {
+    "retries": NUM_RETRIES,
+    "retry_delay_seconds": RETRY_DELAYS_S,
+    "retry_jitter_factor": RETRY_JITTER,
+    "retry_condition_fn": only_transient,
+    "timeout_seconds": 600,
+    "persist_result": True,
+    "result_serializer": "json",
+    "cache_policy": NO_CACHE,
+}
+
+
+@task(name="find-rival", task_run_name="find-rival-{config.model_name}", **_POLICY)
+def find_rival(trained: TrainedModel, config: RegistryConfig) -> RegisteredProgram | None:
+    """The champion that the trained model is to be compared with; None where there is none.
+
+    Safe to retry: it only reads, and copies the program into the store under its digest.
+    """
+    from tasks.registry import programs
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    return programs.find_rival(trained, config, RegistryLocation.of(settings), settings.store)
+
+
+@task(name="fetch-champion", task_run_name="fetch-champion-{config.model_name}", **_POLICY)
+def fetch_champion(config: RegistryConfig) -> RegisteredProgram:
+    """The champion's program, copied into the artifact store and checked by digest.
+
+    Safe to retry: it only reads, and copies the program into the store under its digest.
+
+    Raises:
+        RegistryError: there is no champion, or its files are missing or damaged. Not retried.
+    """
+    from tasks.registry import programs
+    from tasks.registry.connection import RegistryLocation
+    from tasks.registry.mlflow_registry import CHAMPION
+
+    settings = Settings.from_environment()
+    return programs.fetch_program(
+        config.model_name, CHAMPION, RegistryLocation.of(settings), settings.store
+    )
+
+
+@task(name="fetch-version", task_run_name="fetch-{version.name}-{version.version}", **_POLICY)
+def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
+    """The program of a registered version, copied into the artifact store and checked by digest.
+
+    Safe to retry: it only reads, and copies the program into the store under its digest.
+
+    Raises:
+        RegistryError: the version is gone, or its files are missing or damaged. Not retried.
+    """
+    from tasks.registry import programs
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    return programs.fetch_version(version, RegistryLocation.of(settings), settings.store)
+
+
+@task(name="register-candidate", task_run_name="register-{config.model_name}", **_POLICY)
+def register_candidate(
+    trained: TrainedModel,
+    evaluation: EvaluationReport,
+    dataset: ValidatedDataset,
+    config: RegistryConfig,
+    code_commit: str,
+) -> ModelVersionRef:
+    """Record the run and register its model as the candidate.
+
+    Safe to retry: the same program on the same snapshot is one version, which comes into being
+    after its files; a run that was cut off is discarded by the next call.
+    """
+    from tasks.registry import candidate
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    return candidate.register_candidate(
+        trained,
+        evaluation,
+        dataset,
+        config,
+        RegistryLocation.of(settings),
+        settings.store,
+        code_commit,
+    )
+
+
+@task(
+    name="attach-variants",
+    task_run_name="attach-variants-{version.name}-{version.version}",
+    **_POLICY,
+)
+def attach_variants(
+    version: ModelVersionRef, variants: tuple[ModelVariant, ...]
+) -> ModelVersionRef:
+    """File the kept variants with the version, and list all with the reasons.
+
+    Safe to retry: folders are named by digest and the list that names them is replaced last.
+    """
+    from tasks.registry import variants as filing
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    return filing.attach_variants(version, variants, RegistryLocation.of(settings), settings.store)
+
+
+@task(
+    name="promote-candidate",
+    task_run_name="promote-{candidate.name}-{candidate.version}",
+    **_POLICY,
+)
+def promote_candidate(
+    candidate: ModelVersionRef,
+    evaluation: EvaluationReport,
+    dataset: ValidatedDataset,
+    variants: tuple[ModelVariant, ...],
+    config: PromotionConfig,
+) -> PromotionDecision:
+    """Ask all gates and move the alias `champion` where all are open; a refusal is a result too.
+
+    Safe to retry: the decision is kept by digest and moving the alias is the last step.
+    """
+    from tasks.registry import promotion
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    decision = promotion.promote(
+        candidate,
+        evaluation,
+        dataset,
+        variants,
+        config,
+        RegistryLocation.of(settings),
+        settings.store,
+        now=datetime.now(UTC),
+    )
+    outcome = "is the champion" if decision.promoted else "was not promoted"
+    create_table_artifact(
+        key="promotion-gates",
+        table=[
+            {
+                "gate": gate.name,
+                "state": "open" if gate.passed else "CLOSED",
+                "evidence": gate.evidence,
+            }
+            for gate in decision.gates
+        ],
+        description=f"{candidate.name} version {candidate.version} {outcome}",
+    )
+    return decision

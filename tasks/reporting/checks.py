@@ -1,0 +1,107 @@
+"""Where each stored thing lies, whether it is whole, and how a stranger recomputes the claims."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.contracts import Artifact, RunRecord
+from tasks.errors import ArtifactError
+from tasks.reporting.quantities import count, decimal, percent
+from tasks.settings import URI_SCHEME, ArtifactStore, named_artifacts
+
+
+@dataclass(frozen=True)
+class StoredArtifact:
+    """One artifact: its `path` within the state folder; `whole` where it has its digest."""
+
+    artifact: Artifact
+    path: str
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim of the page and the command, run in the state folder, that gives it again."""
+
+    claim: str
+    value: str
+    command: str
+
+
+def stored_artifacts(record: RunRecord, store: ArtifactStore) -> tuple[StoredArtifact, ...]:
+    """Every artifact that the record names, each once, in order of its URI, read and digested.
+
+    An artifact that is absent, damaged or no artifact of this store is reported, not raised: the
+    rest of the report is still true.
+    """
+    found = {(a.uri, a.sha256): a for a in named_artifacts(record)}
+    return tuple(
+        StoredArtifact(found[key], relative_path(found[key], store), _is_whole(found[key], store))
+        for key in sorted(found)
+    )
+
+
+def relative_path(artifact: Artifact, store: ArtifactStore) -> str:
+    """Path within the state folder, such as `artifacts/snapshots/3f2a/data.parquet`."""
+    return f"{store.root.name}/{artifact.uri.removeprefix(URI_SCHEME)}"
+
+
+def _is_whole(artifact: Artifact, store: ArtifactStore) -> bool:
+    try:
+        return store.holds(artifact)
+    except (ArtifactError, OSError):  # unreadable is as good as absent
+        return False
+
+
+def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
+    """Commands that recompute the main claims from the stored files alone."""
+    paths = {(s.artifact.uri, s.artifact.sha256): s.path for s in stored}
+
+    def path(artifact: Artifact) -> str:
+        return paths[artifact.uri, artifact.sha256]
+
+    snapshot, report = record.dataset.snapshot, record.evaluation
+    predictions = f"p = pandas.read_parquet({json.dumps(path(report.predictions))})"
+    rows = f"d = pandas.read_parquet({json.dumps(path(snapshot.data))})"
+    metrics = f"import pandas, sklearn.metrics as m; {predictions}"
+    label = json.dumps(snapshot.columns.label)
+    return [
+        Check(
+            "AUC",
+            decimal(report.overall.auc.value, 6),
+            _python(f"{metrics}; print(m.roc_auc_score(p[{label}], p.score))"),
+        ),
+        Check(
+            "AUC of the yardstick",
+            decimal(report.yardstick.auc.value, 6),
+            _python(f"{metrics}; print(m.roc_auc_score(p[{label}], p.yardstick_score))"),
+        ),
+        Check(
+            "Brier score",
+            decimal(report.overall.brier.value, 6),
+            _python(f"{metrics}; print(((p[{label}] - p.score) ** 2).mean())"),
+        ),
+        Check("Rows", count(snapshot.num_rows), _python(f"import pandas; {rows}; print(len(d))")),
+        Check(
+            "Positive rate",
+            percent(snapshot.positive_rate, 3),
+            _python(f"import pandas; {rows}; print(d[{label}].mean())"),
+        ),
+        Check(
+            "Digest of the rows",
+            snapshot.data.sha256,
+            f"sha256sum {shlex.quote(path(snapshot.data))}",
+        ),
+        Check(
+            "Digest of the model",
+            record.model.program.sha256,
+            f"sha256sum {shlex.quote(path(record.model.program))}",
+        ),
+    ]
+
+
+def _python(program: str) -> str:
+    return f"python -c {shlex.quote(program)}"

@@ -1,0 +1,257 @@
+"""The pictures of one run, drawn from its record; page and Prefect artifacts show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from tasks.contracts import CurvePoint, FeatureDrift, Metric, RunRecord, SliceMetrics
+from tasks.reporting.charts import Mark, Series, calibration_chart, curve_chart, line_chart
+from tasks.reporting.facts import comparisons, features_by_drift, next_step, slices_by_column
+from tasks.reporting.loop import (
+    MOST_STAGES_IN_A_ROW,
+    loop_chart,
+    loop_chart_upright,
+    time_bar,
+    windows_chart,
+)
+from tasks.reporting.quantities import (
+    count,
+    decimal,
+    difference,
+    estimate,
+    is_shown,
+    percent,
+    plural,
+)
+from tasks.reporting.rankings import (
+    Effect,
+    Estimate,
+    Latency,
+    effect_chart,
+    interval_chart,
+    latency_chart,
+)
+
+MOST_FEATURES = 20
+MOST_SLICES = 24
+HEADING_IN_ROWS = 5
+
+
+@dataclass(frozen=True)
+class SliceFigure:
+    """The slices of one column; `shown` may be fewer than there are."""
+
+    column: str
+    drawing: Markup
+    shown: int
+    total: int
+
+
+def loop(record: RunRecord) -> tuple[Markup, ...]:
+    """The loop lying and upright (the page shows what fits), and where the time went."""
+    upright = loop_chart_upright(record.stages, next_step(record))
+    if not 1 <= len(record.stages) <= MOST_STAGES_IN_A_ROW:
+        return (upright,)
+    return loop_chart(record.stages, next_step(record)), upright, time_bar(record.stages)
+
+
+def windows(record: RunRecord) -> Markup:
+    """Which span of time served which purpose."""
+    splits, drift = record.model.splits, record.drift
+    spans = [
+        ("all rows", record.dataset.snapshot.window),
+        ("train", splits.train),
+        ("validate", splits.validation),
+        ("test", splits.test),
+        ("drift reference", drift.reference),
+        ("drift current", drift.current),
+    ]
+    if drift.performance_reference is not None:
+        spans.insert(5, ("quality reference", drift.performance_reference))
+    return windows_chart(spans)
+
+
+def losses(record: RunRecord) -> Markup:
+    """Training and validation loss by epoch."""
+    epochs = record.model.epochs
+    return line_chart(
+        "Loss by epoch",
+        [
+            Series("validation", [(e.epoch, e.validation_loss) for e in epochs], 1),
+            Series("training", [(e.epoch, e.train_loss) for e in epochs], 2),
+        ],
+        _epoch_title(record),
+        "mean cross-entropy, nats",
+        mark=_best_epoch(record),
+    )
+
+
+def validation_auc(record: RunRecord) -> Markup:
+    """Validation AUC by epoch."""
+    points = [(e.epoch, e.validation_auc) for e in record.model.epochs]
+    return line_chart(
+        "Validation AUC by epoch",
+        [Series("validation", points, 1)],
+        _epoch_title(record),
+        "AUC",
+        mark=_best_epoch(record),
+    )
+
+
+def _epoch_title(record: RunRecord) -> str:
+    counted_from_zero = any(e.epoch == 0 for e in record.model.epochs)
+    return "epoch, counted from 0" if counted_from_zero else "epoch"
+
+
+def _best_epoch(record: RunRecord) -> Mark:
+    return Mark(record.model.best_epoch, f"kept: epoch {record.model.best_epoch}")
+
+
+def roc(record: RunRecord) -> Markup:
+    """ROC curve of the candidate."""
+    return curve_chart(
+        "ROC curve",
+        [_candidate(record.evaluation.roc, record.evaluation.overall.auc)],
+        "false positive rate",
+        "true positive rate",
+        baseline=((0, 0), (1, 1)),
+        baseline_text="guessing",
+    )
+
+
+def precision_recall(record: RunRecord) -> Markup:
+    """Precision-recall curve of the candidate; guessing gives the base rate."""
+    overall = record.evaluation.overall
+    rate = overall.base_rate if is_shown(overall.base_rate) else 0.0
+    return curve_chart(
+        "Precision-recall curve",
+        [_candidate(record.evaluation.precision_recall, overall.pr_auc)],
+        "recall",
+        "precision",
+        baseline=((0, rate), (1, rate)),
+        baseline_text=f"guessing ({percent(overall.base_rate)})",
+    )
+
+
+def _candidate(points: tuple[CurvePoint, ...], area: Metric) -> Series:
+    return Series(f"candidate, area {decimal(area.value)}", [(p.x, p.y) for p in points], 1)
+
+
+def calibration(record: RunRecord) -> Markup:
+    """Observed rate by score of the candidate."""
+    return calibration_chart("Calibration", record.evaluation.calibration)
+
+
+def slices(record: RunRecord) -> list[SliceFigure]:
+    """AUC by slice, a chart for each column; the largest slices where there are too many."""
+    found = []
+    for column, parts in slices_by_column(record).items():
+        largest = sorted(parts, key=lambda p: -p.metrics.num_rows)[:MOST_SLICES]
+        shown = [p for p in parts if p in largest]
+        overall = record.evaluation.overall.auc.value
+        drawing = interval_chart(
+            f"AUC by {column}",
+            [_slice(p) for p in shown],
+            "AUC with 95 % interval",
+            reference=overall,
+            reference_text=f"all rows {decimal(overall)}",
+        )
+        found.append(SliceFigure(column, drawing, len(shown), len(parts)))
+    return found
+
+
+def balanced(parts: Sequence[SliceFigure]) -> tuple[list[SliceFigure], list[SliceFigure]]:
+    """The charts in two stacks of about equal height, in their order."""
+    stacks: tuple[list[SliceFigure], list[SliceFigure]] = ([], [])
+    heights = [0, 0]
+    for part in parts:
+        shorter = heights.index(min(heights))
+        stacks[shorter].append(part)
+        heights[shorter] += part.shown + HEADING_IN_ROWS
+    return stacks
+
+
+def _slice(part: SliceMetrics) -> Estimate:
+    metrics = part.metrics
+    return Estimate(
+        name=part.value or "(empty)",
+        value=metrics.auc.value,
+        low=metrics.auc.low,
+        high=metrics.auc.high,
+        note=f"{decimal(metrics.auc.value)} · {count(metrics.num_rows)} rows",
+        tip=f"{part.value}: AUC {estimate(metrics.auc)} on {plural(metrics.num_rows, 'row')}, "
+        f"base rate {percent(metrics.base_rate)}",
+    )
+
+
+def compared(record: RunRecord) -> tuple[Markup, ...]:
+    """Candidate minus each other model, AUC and Brier score, around zero."""
+    found = comparisons(record)
+    if not found:
+        return ()
+    sides = {
+        "AUC difference (right is better)": [(c.against, c.auc_difference) for c in found],
+        "Brier difference (left is better)": [(c.against, c.brier_difference) for c in found],
+    }
+    return tuple(
+        interval_chart(
+            title,
+            [Estimate(n, m.value, m.low, m.high, difference(m)) for n, m in rows],
+            title,
+            reference=0.0,
+            reference_text="no difference",
+            note_below=True,
+        )
+        for title, rows in sides.items()
+    )
+
+
+def latencies(record: RunRecord) -> Markup | None:
+    """Latency by variant and batch size; None where nothing was measured."""
+    rows = [
+        Latency(v.name, m.batch_rows, m.p50_ms, m.p95_ms, m.ratio_to_eager, v.kept)
+        for v in record.variants
+        for m in v.latencies
+    ]
+    return latency_chart("Latency by variant", rows) if rows else None
+
+
+def drift(record: RunRecord) -> Markup | None:
+    """The features that changed most; None where no feature was compared."""
+    chosen = features_by_drift(record)[:MOST_FEATURES]
+    chosen.sort(key=lambda f: -f.effect if is_shown(f.effect) else 1.0)
+    if not chosen:
+        return None
+    return effect_chart(
+        "Drift by feature",
+        [_effect(f) for f in chosen],
+        ("effect", "PSI", "missing"),
+        threshold=record.drift.effect_threshold,
+    )
+
+
+def _effect(feature: FeatureDrift) -> Effect:
+    missing = f"{percent(feature.missing_reference, 0)} → {percent(feature.missing_current, 0)}"
+    return Effect(
+        name=feature.feature,
+        size=feature.effect,
+        low=feature.effect_low,
+        drifted=feature.drifted,
+        columns=(decimal(feature.effect, 3), decimal(feature.psi, 3), missing),
+        tip=f"{feature.feature} ({feature.kind}): {feature.evidence}",
+    )
+
+
+def gallery(record: RunRecord) -> dict[str, Markup]:
+    """The pictures worth showing beside a run, by key; what was not measured is left out."""
+    pictures = {
+        "calibration": calibration(record),
+        "roc": roc(record),
+        "learning-curve": losses(record),
+        "drift": drift(record),
+        "latency": latencies(record),
+    }
+    return {key: drawing for key, drawing in pictures.items() if drawing is not None}

@@ -1,0 +1,89 @@
+"""The page of one run: a template filled with the record, its pictures and nothing from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from tasks.contracts import RunRecord
+from tasks.reporting import facts, figures, quantities
+from tasks.reporting.checks import Check, StoredArtifact, checks
+from tasks.reporting.svg import STYLE_SHEET
+
+FOLDER = Path(__file__).parent
+_UNBROKEN = re.compile(
+    rf"\d{{4}}-\d\d-\d\d|(?:[-+{quantities.MINUS}]?[\d.,]+ )?\[[^][<>]{{1,40}}\]"
+)
+FILTERS = (
+    quantities.count,
+    quantities.days,
+    quantities.decimal,
+    quantities.difference,
+    quantities.duration,
+    quantities.estimate,
+    quantities.factor,
+    quantities.interval,
+    quantities.milliseconds,
+    quantities.moment,
+    quantities.percent,
+    quantities.plural,
+    quantities.printable,
+    quantities.short_commit,
+    quantities.short_digest,
+    quantities.shortened,
+    quantities.signed,
+    quantities.significant,
+    quantities.size,
+)
+
+
+def render_page(record: RunRecord, stored: Sequence[StoredArtifact]) -> str:
+    """The whole HTML page, self-contained: no script and no address that a browser would load.
+
+    Args:
+        record: what the run did.
+        stored: every artifact that the record names, and whether it is whole.
+    """
+    found: list[Check] = checks(record, stored)
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            record=record,
+            facts=facts,
+            figures=figures,
+            stored=stored,
+            checks=found,
+            chart_style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
+            page_style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_without_control_characters,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update({function.__name__: function for function in (*FILTERS, prose)})
+    return environment
+
+
+def prose(text: str) -> Markup:
+    """Escaped text in which no line breaks inside a date or an interval."""
+    escaped = str(escape(quantities.printable(text)))
+    return Markup(_UNBROKEN.sub(r'<span class="nowrap">\g<0></span>', escaped))
+
+
+def _without_control_characters(value: object) -> object:
+    return value if isinstance(value, Markup) else quantities.printable(value)

@@ -1,0 +1,72 @@
+"""Prefect tasks of the reporting room: the report on disk, and its pictures in the Prefect UI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prefect import task
+from prefect.artifacts import create_image_artifact, create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.contracts import RunRecord
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from tasks.reporting.files import ReportFiles
+
+# Never cached: a report that someone removed is written again, and it takes a moment only.
+
+
+@task(
+    name="publish-report",
+    task_run_name="report-{record.run_id}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=600,
+    cache_policy=NO_CACHE,
+)
+def publish_report(record: RunRecord) -> ReportFiles:
+    """Write `report.html` and `report.json` of a run and let `latest` lead to them.
+
+    Safe to retry: the same record gives the same files, each renamed into place when whole.
+
+    Raises:
+        ConfigurationError: the run id cannot name a folder. Not retried.
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.reporting.announcement import announcement
+    from tasks.reporting.files import write_report
+
+    settings = Settings.from_environment()
+    files = write_report(record, settings.store, settings.reports)
+    create_markdown_artifact(
+        announcement(record, files), key="run-report", description=f"Report of {record.run_id}"
+    )
+    return files
+
+
+@task(
+    name="show-pictures",
+    task_run_name="pictures-{record.run_id}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=300,
+    cache_policy=NO_CACHE,
+)
+def show_pictures(record: RunRecord) -> None:
+    """Show the run's main pictures in the Prefect UI, as images that need no file server.
+
+    Safe to retry: a picture shown twice is a new version of the same artifact.
+    """
+    from tasks.reporting.figures import gallery
+    from tasks.reporting.svg import as_data_url
+
+    for key, drawing in gallery(record).items():
+        create_image_artifact(
+            as_data_url(drawing), key=f"picture-{key}", description=f"{key} of {record.run_id}"
+        )

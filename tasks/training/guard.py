@@ -1,0 +1,133 @@
+"""Guard process: nothing that a command starts outlives the guard or the guard's parent (Linux).
+
+Usage: python -S guard.py PARENT_PID GRACE_S -- COMMAND...
+
+Start it as a direct child, in the caller's process group, from a thread that stays. It ends, with
+all descendants of the command, when the command ends, when it is sent SIGTERM, SIGINT or SIGHUP, or
+when its parent dies, by kill -9 too. Descendants get SIGTERM, and SIGKILL after the grace. It exits
+with the command's code, or 128 plus the number of the signal that ended the command or the guard.
+
+Only the standard library is used, so that it starts in a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
+KILL_WAIT_S = 5.0
+POLL_S = 0.05
+
+PR_SET_PDEATHSIG = 1  # ask for a signal when the parent dies
+PR_SET_CHILD_SUBREAPER = 36  # orphaned descendants become our children
+
+LIBC = ctypes.CDLL(None)
+
+
+class Guard:
+    """Runs one command and answers for everything that it starts."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it is queued, not discarded
+        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS)
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        guard_pid = os.getpid()
+
+        def prepare_child() -> None:
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # should the guard be killed -9
+            if os.getppid() != guard_pid:
+                os._exit(1)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED_SIGNALS)
+
+        self._command = subprocess.Popen(command, start_new_session=True, preexec_fn=prepare_child)
+        self._exit_code: int | None = None
+
+    def wait(self) -> int:
+        """Wait until the command ends or the guard is told to stop; returns the exit code."""
+        while self._exit_code is None:
+            received = signal.sigwait(WATCHED_SIGNALS)
+            if received in STOP_SIGNALS:
+                return 128 + received
+            self._reap()
+        code = self._exit_code
+        return code if code >= 0 else 128 - code
+
+    def end_descendants(self, grace_s: float) -> None:
+        """Ask all descendants to stop, and kill those that are left after the grace."""
+        self._signal_until_gone(signal.SIGTERM, grace_s, repeat=False)
+        self._signal_until_gone(signal.SIGKILL, KILL_WAIT_S, repeat=True)
+
+    def _signal_until_gone(self, number: signal.Signals, limit_s: float, *, repeat: bool) -> None:
+        deadline = time.monotonic() + limit_s
+        asked: set[int] = set()
+        while (alive := descendants(os.getpid())) and time.monotonic() < deadline:
+            for pid in alive:
+                if repeat or pid not in asked:
+                    _send(pid, number)
+            asked.update(alive)
+            signal.sigtimedwait({signal.SIGCHLD}, POLL_S)
+            self._reap()
+
+    def _reap(self) -> None:
+        try:
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = reaped
+                if pid == self._command.pid:
+                    self._exit_code = os.waitstatus_to_exitcode(status)
+                    self._command.returncode = self._exit_code  # Popen must not wait for it again
+        except ChildProcessError:
+            return
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of all descendants of `root`, found through the parent ids in /proc."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (parent := _parent_of(name)) is not None:
+            children.setdefault(parent, []).append(int(name))
+    found: list[int] = []
+    unvisited = [root]
+    while unvisited:
+        direct = children.get(unvisited.pop(), [])
+        found += direct
+        unvisited += direct
+    return found
+
+
+def _parent_of(pid: str) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            stat = stream.read()
+    except OSError:  # it has just ended
+        return None
+    return int(stat[stat.rindex(")") + 2 :].split()[1])  # the name in () may hold anything
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name under guard."""
+    parent, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[3:]
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        return 128 + signal.SIGTERM  # the parent died before it could be watched
+    guard = Guard(command)
+    code = guard.wait()
+    guard.end_descendants(grace_s)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""The tabular network, and the self-contained program that is exported from it.
+
+Numbers enter through the piecewise-linear encoding of Gorishniy, Rubachev and Babenko, "On
+Embeddings for Numerical Features in Tabular Deep Learning" (2022), categories through embeddings.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tasks.training.config import TrainingConfig
+from tasks.training.preprocess import Float32Array, Preprocessing
+
+MAX_PROGRAM_ROWS = 65536
+
+
+class NumberEncoding(nn.Module):
+    """Piecewise-linear encoding of all numeric columns at once, and their missing indicators.
+
+    Bin t of a column with edges b gives clamp((x - b[t]) / (b[t+1] - b[t]), 0, 1): 1 for bins below
+    the value, 0 for bins above. A missing value gives 0 in all its bins. All outputs are in [0, 1].
+    """
+
+    column: Tensor
+    left: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+    flagged: Tensor
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        edges = preprocessing.edges
+        bins = [max(len(e) - 1, 0) for e in edges]
+        left = np.concatenate([np.empty(0, np.float32), *[e[:-1] for e in edges]])
+        widths = np.concatenate(
+            [np.empty(0, np.float64), *[np.diff(e.astype(float)) for e in edges]]
+        )
+        self.register_buffer("column", torch.from_numpy(np.repeat(np.arange(len(edges)), bins)))
+        self.register_buffer("left", torch.from_numpy(left))
+        self.register_buffer("scale", torch.from_numpy((1 / widths).astype(np.float32)))
+        self.register_buffer("low", torch.from_numpy(_bounds(edges, 0)))
+        self.register_buffer("high", torch.from_numpy(_bounds(edges, -1)))
+        self.register_buffer("flagged", torch.tensor(preprocessing.flagged, dtype=torch.int64))
+        self.num_outputs = len(left) + len(preprocessing.flagged)
+
+    def forward(self, numeric: Tensor) -> Tensor:
+        """Encode float32 (rows, numbers), NaN for missing, as float32 (rows, num_outputs)."""
+        missing = torch.isnan(numeric)
+        # A missing value becomes its column's lowest edge, whose bins are all 0; infinite values
+        # become the outermost edges.
+        filled = torch.where(missing, self.low, numeric)
+        bounded = torch.minimum(torch.maximum(filled, self.low), self.high)
+        bins = (bounded.index_select(1, self.column) - self.left) * self.scale
+        flags = missing.index_select(1, self.flagged).to(numeric.dtype)
+        return torch.cat([bins.clamp(0.0, 1.0), flags], dim=1)
+
+
+def _bounds(edges: tuple[Float32Array, ...], end: int) -> Float32Array:
+    return np.array([e[end] if len(e) else 0.0 for e in edges], dtype=np.float32)
+
+
+class TabularNetwork(nn.Module):
+    """Embeddings and encoded numbers into a multilayer perceptron with one logit.
+
+    Each category column has a table with one row for every known category and a last row for
+    everything else: unseen, rare or missing.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, config: TrainingConfig) -> None:
+        super().__init__()
+        self.numbers = NumberEncoding(preprocessing)
+        sizes = [len(vocabulary) + 1 for vocabulary in preprocessing.vocabularies]
+        self.tables = nn.ParameterList(
+            nn.Parameter(torch.empty(size, _embedding_size(size, config)).normal_(std=0.1))
+            for size in sizes
+        )
+        self.category_dropout = config.category_dropout
+        self.register_buffer("unknown", torch.tensor([size - 1 for size in sizes]))
+        inputs = sum(table.shape[1] for table in self.tables) + self.numbers.num_outputs
+        self.perceptron = _perceptron(inputs, config)
+
+    unknown: Tensor
+
+    def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
+        """Logits, shape (rows,).
+
+        Args:
+            positions: int64 (rows, categories), from `Preprocessing.category_positions`.
+            numeric: float32 (rows, numbers); NaN is missing.
+        """
+        if self.training and self.category_dropout > 0:
+            dropped = torch.rand(positions.shape, device=positions.device) < self.category_dropout
+            positions = torch.where(dropped, self.unknown, positions)
+        embedded = [
+            functional.embedding(positions[:, column], table)
+            for column, table in enumerate(self.tables)
+        ]
+        inputs = torch.cat([*embedded, self.numbers(numeric)], dim=1)
+        logits: Tensor = self.perceptron(inputs).squeeze(1)
+        return logits
+
+
+def _embedding_size(table_rows: int, config: TrainingConfig) -> int:
+    return min(config.max_embedding_size, math.ceil(math.sqrt(table_rows)))
+
+
+def _perceptron(inputs: int, config: TrainingConfig) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for size in config.hidden_sizes:
+        layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(config.dropout)]
+        inputs = size
+    return nn.Sequential(*layers, nn.Linear(inputs, 1))
+
+
+class ScoringProgram(nn.Module):
+    """The network as it is exported: raw category codes and numbers in, probability out.
+
+    All vocabularies form one vector, all tables one block-diagonal matrix W. With s the "unknown"
+    vector that belongs to each entry, a row's embeddings are multi_hot @ (W - s) + all unknown
+    vectors: a code that is in no vocabulary leaves exactly its column's unknown vector. Only
+    comparisons of int32 and matrix products are needed, which every target format has.
+    """
+
+    vocabulary: Tensor
+    column: Tensor
+    blocks: Tensor
+    unknown: Tensor
+
+    def __init__(self, network: TabularNetwork, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.numbers = network.numbers
+        self.perceptron = network.perceptron
+        vocabularies = preprocessing.vocabularies
+        tables = [table.detach().cpu() for table in network.tables]
+        known = np.concatenate([np.empty(0, np.int32), *vocabularies])
+        owners = np.repeat(np.arange(len(vocabularies)), [len(v) for v in vocabularies])
+        self.register_buffer("vocabulary", torch.from_numpy(known))
+        self.register_buffer("column", torch.from_numpy(owners))
+        blocks = torch.block_diag(*[t[:-1] - t[-1] for t in tables])  # type: ignore[no-untyped-call]
+        self.register_buffer("blocks", blocks)
+        self.register_buffer("unknown", torch.cat([torch.empty(0), *[t[-1] for t in tables]]))
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        """Probability of label 1, float32 (rows,).
+
+        Args:
+            categorical: int32 (rows, categories), `tasks.contracts.category_code` of each string.
+            numeric: float32 (rows, numbers); NaN is missing.
+        """
+        inputs = [self.numbers(numeric)]
+        if self.unknown.numel():
+            multi_hot = categorical.index_select(1, self.column) == self.vocabulary
+            embedded = multi_hot.to(numeric.dtype) @ self.blocks + self.unknown
+            inputs.insert(0, embedded)
+        logits = self.perceptron(torch.cat(inputs, dim=1)).squeeze(1)
+        return torch.sigmoid(logits)
+
+
+def export_program(network: TabularNetwork, preprocessing: Preprocessing) -> bytes:
+    """The trained network as a `torch.export` program file: runs without any class of ours.
+
+    Inputs `categorical` and `numeric` as in `ScoringProgram.forward`, 1 to `MAX_PROGRAM_ROWS` rows.
+    """
+    program = ScoringProgram(copy.deepcopy(network).cpu(), preprocessing).eval()
+    program.requires_grad_(False)
+    rows = 2  # any number but 0 and 1, which torch.export would take for constants
+    example = (
+        torch.zeros(rows, len(preprocessing.vocabularies), dtype=torch.int32),
+        torch.zeros(rows, len(preprocessing.edges)),
+    )
+    batch = torch.export.Dim("rows", min=1, max=MAX_PROGRAM_ROWS)
+    exported = torch.export.export(
+        program, example, dynamic_shapes={"categorical": {0: batch}, "numeric": {0: batch}}
+    )
+    content = io.BytesIO()
+    torch.export.save(exported, content)
+    return content.getvalue()

@@ -1,0 +1,127 @@
+"""Preprocessing fitted on training rows: vocabularies of categories, quantile bins of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.contracts import DatasetSchema, category_code
+from tasks.errors import DataContractError
+
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+
+# Edges closer than this share of a column's span make no bin: 1 / width would lose all precision.
+MIN_BIN_SHARE = 1e-6
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Everything that turns raw columns into network inputs; becomes buffers of the exported model.
+
+    Args:
+        vocabularies: per categorical column, the known `category_code`s, increasing.
+        edges: per numeric column, increasing bin edges; empty where the column is constant.
+        flagged: positions of the numeric columns that get a missing indicator.
+    """
+
+    vocabularies: tuple[Int32Array, ...]
+    edges: tuple[Float32Array, ...]
+    flagged: tuple[int, ...]
+
+    def category_positions(self, codes: Int32Array) -> Int64Array:
+        """Position of each code in its column's vocabulary; unknown is the vocabulary's length.
+
+        Args:
+            codes: int32, shape (rows, categorical columns).
+
+        Returns:
+            int64, same shape: rows of the columns' embedding tables.
+        """
+        positions = np.empty(codes.shape, dtype=np.int64)
+        for column, vocabulary in enumerate(self.vocabularies):
+            found = np.searchsorted(vocabulary, codes[:, column])
+            padded = np.append(vocabulary, np.int32(-1))  # -1 is no code: past the end is unknown
+            known = padded[found] == codes[:, column]
+            positions[:, column] = np.where(known, found, len(vocabulary))
+        return positions
+
+
+def fit_preprocessing(
+    columns: DatasetSchema,
+    category_counts: Mapping[str, Mapping[str, int]],
+    number_sample: Float32Array,
+    has_missing: Sequence[bool],
+    *,
+    min_category_rows: int,
+    num_bins: int,
+) -> Preprocessing:
+    """Fit vocabularies and bins on what was seen in the training rows.
+
+    Args:
+        columns: names of the columns, in model input order.
+        category_counts: per categorical column, rows of every category in the training rows.
+        number_sample: sample of training rows, shape (rows, numeric columns); NaN is missing.
+        has_missing: per numeric column, whether some but not all training rows lack a value.
+        min_category_rows: rarer categories are treated like ones never seen.
+        num_bins: at most this many bins for each number.
+
+    Raises:
+        DataContractError: two categories of one column share a code.
+    """
+    return Preprocessing(
+        vocabularies=tuple(
+            fit_vocabulary(name, category_counts[name], min_category_rows)
+            for name in columns.categorical
+        ),
+        edges=tuple(
+            fit_edges(number_sample[:, position], num_bins)
+            for position in range(len(columns.numeric))
+        ),
+        flagged=tuple(position for position, missing in enumerate(has_missing) if missing),
+    )
+
+
+def fit_vocabulary(column: str, counts: Mapping[str, int], min_rows: int) -> Int32Array:
+    """Codes of the categories with at least `min_rows` rows, increasing.
+
+    Rare categories count for collisions too: a rare one with a known one's code would be taken for
+    it. The empty string is missing, hence no category.
+
+    Raises:
+        DataContractError: two categories share a code, or one has the code of "missing".
+    """
+    owners: dict[int, str] = {0: ""}
+    for category in sorted(counts):
+        owner = owners.setdefault(category_code(category), category)
+        if owner != category:
+            other = f"category {owner!r}" if owner else "the code that means missing"
+            raise DataContractError(
+                f"column {column!r}: category {category!r} has the same 31-bit code as {other}, so "
+                "a model cannot tell them apart. Rename one of them in the feature definitions"
+            )
+    known = [code for code, name in owners.items() if code and counts[name] >= min_rows]
+    return np.array(sorted(known), dtype=np.int32)
+
+
+def fit_edges(values: Float32Array, num_bins: int) -> Float32Array:
+    """Edges of at most `num_bins` quantile bins, strictly increasing; empty for a constant column.
+
+    Args:
+        values: one column of the sample; NaN and infinite values are left out.
+        num_bins: bins to aim for; repeated values make fewer.
+    """
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if finite.size == 0:
+        return np.empty(0, dtype=np.float32)
+    quantiles = np.quantile(finite, np.linspace(0, 1, num_bins + 1)).astype(np.float32)
+    closest = float(np.ptp(finite)) * MIN_BIN_SHARE
+    edges = [quantiles[0]]
+    for edge in quantiles[1:]:
+        if float(edge) - float(edges[-1]) > closest:
+            edges.append(edge)
+    return np.array(edges, dtype=np.float32) if len(edges) > 1 else np.empty(0, dtype=np.float32)

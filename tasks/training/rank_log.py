@@ -1,0 +1,70 @@
+"""Where the lines of the ranks go: whole into one file, and sparingly into the driver's log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tasks.errors import refused_writes_explained
+
+LOGGER = logging.getLogger(__name__)
+LINES_PER_S = 2
+# How a rank's line says its level; any other line (a traceback, a library's print) is information.
+LEVELS = {"DEBUG": logging.DEBUG, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+
+
+class RankLog:
+    """Writes every line into a file and passes warnings, and few other lines, on to the log.
+
+    Raises:
+        StorageError: the disk refused a write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with refused_writes_explained(path):
+            self._file = path.open("a", encoding="utf-8")
+        self._window_start = time.monotonic()
+        self._in_window = 0
+        self._left_out = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        if self._left_out:
+            LOGGER.info("%d more lines of the ranks are in training.log", self._left_out)
+
+    def note(self, line: str) -> None:
+        """Write a line of the driver itself, into the file only."""
+        with refused_writes_explained(self._path):
+            self._file.write(f"{line}\n")
+            self._file.flush()
+
+    def add(self, rank: int, line: str) -> None:
+        """Take one line that a rank printed."""
+        self.note(f"rank {rank} | {line}")
+        word, _, rest = line.partition(" ")
+        level = LEVELS.get(word, logging.INFO)
+        if level == logging.DEBUG:
+            return
+        if level == logging.INFO and self._is_over_rate():
+            self._left_out += 1
+            return
+        LOGGER.log(level, "rank %d: %s", rank, rest if word in (*LEVELS, "INFO") else line)
+
+    def _is_over_rate(self) -> bool:
+        now = time.monotonic()
+        if now - self._window_start > 1:
+            self._window_start, self._in_window = now, 0
+        self._in_window += 1
+        return self._in_window > LINES_PER_S

@@ -1,0 +1,256 @@
+"""The folder through which the driver and the ranks of one training run talk: files, no pickles.
+
+job.json            driver -> ranks: what to do
+checkpoints/        rank 0: state after each epoch, kept over attempts
+epochs.jsonl        rank 0 -> driver: one line an epoch
+progress-0000N.json rank N -> driver: what it is doing, at most once a second
+rank-0000N.json     rank N -> driver: the error that ended it
+result.json         rank 0 -> driver: last of all; model.pt2 and best.pt are whole when it exists
+training.log        driver: every line that a rank printed, all attempts
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from tasks.contracts import Contract, DatasetSchema, DataSplits, EpochMetrics
+from tasks.errors import TransientError, refused_writes_explained
+from tasks.settings import write_atomically
+from tasks.training.config import TrainingConfig
+
+PROGRESS_EVERY_S = 1.0
+LOCK_POLL_S = 0.1
+# The exit code of a rank that could not even write down its error.
+EXIT_REPORT_REFUSED = 74
+
+
+class TrainingJob(Contract):
+    """What the ranks are asked to do."""
+
+    snapshot_path: Path
+    columns: DatasetSchema
+    splits: DataSplits
+    config: TrainingConfig
+
+
+class RankError(Contract):
+    """The error that ended a rank."""
+
+    rank: NonNegativeInt
+    kind: str
+    message: str
+    traceback: str
+    secondary: bool
+    """True where the rank only suffered from another one's end."""
+    time_s: float
+    """Unix time; the earliest error is the cause of the others."""
+
+
+class RankProgress(Contract):
+    """What a rank was doing when it last said so."""
+
+    doing: str
+    epoch: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        where = [f"epoch {self.epoch}"] if self.epoch is not None else []
+        where += [f"step {self.step}"] if self.step is not None else []
+        return ", ".join([self.doing, *where])
+
+
+class RunResult(Contract):
+    """What rank 0 reports at the end."""
+
+    epochs: tuple[EpochMetrics, ...]
+    best_epoch: NonNegativeInt
+    num_parameters: PositiveInt
+    seconds: float
+    """Wall seconds of the ranks' work, earlier attempts included up to their last checkpoint."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Names, writers and readers of a run directory's files."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        """Every line of every rank."""
+        return self.path / "training.log"
+
+    @property
+    def program(self) -> Path:
+        """The exported program of the best epoch."""
+        return self.path / "model.pt2"
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """Plain state dict of the best epoch."""
+        return self.path / "best.pt"
+
+    def prepare(self, job: TrainingJob) -> None:
+        """Make ready for one attempt: keep the checkpoints and the log, drop an old one's reports.
+
+        Raises:
+            StorageError: the disk refused a write.
+        """
+        with refused_writes_explained(self.path):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            for pattern in ("rank-*.json", "progress-*.json", "result.json", "epochs.jsonl"):
+                for leftover in self.path.glob(pattern):
+                    leftover.unlink()
+        write_atomically(self.path / "job.json", job.model_dump_json(indent=1))
+
+    def read_job(self) -> TrainingJob:
+        """What the driver asks for."""
+        return TrainingJob.model_validate_json((self.path / "job.json").read_text())
+
+    def write_error(self, error: RankError) -> None:
+        """Report the error that ends a rank.
+
+        Raises:
+            StorageError: the disk refused the write.
+        """
+        write_atomically(self._rank_file("rank", error.rank), error.model_dump_json(indent=1))
+
+    def read_errors(self) -> list[RankError]:
+        """Errors of all ranks that reported one, the earliest first."""
+        errors = [
+            RankError.model_validate_json(path.read_text())
+            for path in self.path.glob("rank-*.json")
+        ]
+        return sorted(errors, key=lambda error: (error.time_s, error.rank))
+
+    def write_progress(self, rank: int, progress: RankProgress) -> None:
+        """Say what a rank is doing; not flushed to disk, since it matters only while it runs."""
+        path = self._rank_file("progress", rank)
+        aside = path.with_suffix(".aside")
+        with refused_writes_explained(path):
+            aside.write_text(progress.model_dump_json())
+            aside.replace(path)
+
+    def read_progress(self, rank: int) -> RankProgress | None:
+        """What a rank last said; None before it said anything."""
+        try:
+            return RankProgress.model_validate_json(self._rank_file("progress", rank).read_text())
+        except FileNotFoundError:
+            return None
+
+    def rewrite_epochs(self, epochs: list[EpochMetrics]) -> None:
+        """Rank 0: the epochs done so far, one line each."""
+        lines = [json.dumps(epoch.model_dump(mode="json")) + "\n" for epoch in epochs]
+        write_atomically(self.path / "epochs.jsonl", "".join(lines))
+
+    def read_epochs(self) -> list[EpochMetrics]:
+        """The epochs done so far; none before the first."""
+        try:
+            lines = (self.path / "epochs.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [EpochMetrics.model_validate_json(line) for line in lines]
+
+    def write_result(self, result: RunResult) -> None:
+        """Rank 0: all is done, and the program and the best checkpoint are whole."""
+        write_atomically(self.path / "result.json", result.model_dump_json(indent=1))
+
+    def read_result(self) -> RunResult | None:
+        """What rank 0 reported at the end; None where it did not."""
+        try:
+            return RunResult.model_validate_json((self.path / "result.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    def _rank_file(self, name: str, rank: int) -> Path:
+        return self.path / f"{name}-{rank:05d}.json"
+
+
+class ProgressReporter:
+    """Tells the driver what a rank is doing; its silence means that the rank is stuck."""
+
+    def __init__(self, run: RunDirectory, rank: int) -> None:
+        self._run = run
+        self._rank = rank
+        self._doing = "starting"
+        self._written = 0.0
+
+    def enter(self, doing: str) -> None:
+        """Begin something else."""
+        self._doing = doing
+        self._write(RankProgress(doing=doing))
+
+    def step(self, epoch: int | None = None, step: int | None = None) -> None:
+        """Report a step of what is being done; cheap, written at most once a second."""
+        if time.monotonic() - self._written >= PROGRESS_EVERY_S:
+            self._write(RankProgress(doing=self._doing, epoch=epoch, step=step))
+
+    def _write(self, progress: RankProgress) -> None:
+        self._run.write_progress(self._rank, progress)
+        self._written = time.monotonic()
+
+
+@contextmanager
+def exclusive(path: Path, wait_s: float) -> Iterator[int]:
+    """Hold the run directory `path` for one driver; yields the lock's file descriptor.
+
+    A process that inherits the descriptor holds the lock too: so a new driver waits until the ranks
+    of a killed one are gone. The lock file lies beside the folder and is removed in the end.
+
+    Raises:
+        TransientError: another process still holds it after `wait_s` seconds.
+        StorageError: the lock file cannot be written.
+    """
+    lock_path = path.with_name(f"{path.name}.lock")
+    deadline = time.monotonic() + wait_s
+    with refused_writes_explained(lock_path):
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+        while (descriptor := _try_lock(lock_path)) is None:
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"{path.name}: {_holder(lock_path)} is already training this very model (same "
+                    "data, splits, configuration and code); wait until it has finished and run "
+                    "again, its result will be reused. Nothing was touched"
+                )
+            time.sleep(LOCK_POLL_S)
+    try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        yield descriptor
+        lock_path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(lock_path: Path) -> int | None:
+    """Lock the file that is at `lock_path`; None where another holds it or has just removed it."""
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_ino == os.stat(lock_path).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _holder(lock_path: Path) -> str:
+    try:
+        return f"process {int(lock_path.read_text())}"
+    except (FileNotFoundError, ValueError):
+        return "another process"

@@ -1,0 +1,85 @@
+"""Prefect task of the training room."""
+
+from __future__ import annotations
+
+from typing import cast
+from uuid import UUID
+
+from prefect import task
+from prefect.artifacts import (
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.logging import get_run_logger
+
+from tasks.contracts import DataSplits, EpochMetrics, TrainedModel, ValidatedDataset
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
+from tasks.settings import Settings
+from tasks.training.config import TrainingConfig
+
+# Above the longest `time_limit_s`, which the driver keeps itself and which names what was reached.
+TIMEOUT_S = 8 * 86400
+
+
+@task(
+    name="train-distributed",
+    task_run_name="train-{dataset.snapshot.feature_service}-x{config.num_ranks}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def train_distributed(
+    dataset: ValidatedDataset, splits: DataSplits, config: TrainingConfig
+) -> TrainedModel:
+    """Train on `config.num_ranks` Horovod ranks and return the best epoch.
+
+    Safe to retry: ranks go on from the newest whole checkpoint, and the model appears whole, under
+    a key of its content, or not at all.
+
+    Raises:
+        TransientError: a rank was lost, stuck, or another process trains the same. Retried.
+        DataContractError: the snapshot is not what was promised. Not retried.
+        ConfigurationError: the device that is asked for is not there. Not retried.
+        TrainingError: training failed in a way that will repeat. Not retried.
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.training.launcher import launch_training
+
+    settings = Settings.from_environment()
+    logger = get_run_logger()
+    progress = cast(
+        UUID,
+        create_progress_artifact(
+            progress=0.0,
+            key="training-progress",
+            description=f"Epochs of at most {config.max_epochs}; training may stop early.",
+        ),
+    )
+
+    def report(metrics: EpochMetrics) -> None:
+        logger.info(
+            "epoch %d: train loss %.4f, validation loss %.4f, validation AUC %.4f, %.1f s",
+            metrics.epoch,
+            metrics.train_loss,
+            metrics.validation_loss,
+            metrics.validation_auc,
+            metrics.seconds,
+        )
+        update_progress_artifact(progress, progress=100 * (metrics.epoch + 1) / config.max_epochs)
+
+    model = launch_training(
+        dataset, splits, config, settings.store, settings.home / "training", report
+    )
+    update_progress_artifact(progress, progress=100.0)
+    create_table_artifact(
+        key="training-epochs",
+        table=[epoch.model_dump(mode="json") for epoch in model.epochs],
+        description=f"Epoch {model.best_epoch} is the best by validation loss and was kept.",
+    )
+    return model

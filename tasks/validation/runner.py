@@ -1,0 +1,305 @@
+"""Run suites on tables, keep the whole result, and vouch for the table or refuse it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import great_expectations as gx
+
+from tasks.contracts import (
+    Artifact,
+    Contract,
+    FeatureSnapshot,
+    FeatureTables,
+    LandedRows,
+    TableRef,
+    TimeWindow,
+    ValidatedDataset,
+    ValidatedRows,
+    ValidationResult,
+)
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.validation.expectations import Judged, compile_suite, run_checks
+from tasks.validation.outcome import CheckOutcome, Status, SuiteOutcome, read_outcome
+from tasks.validation.subject import open_subject
+from tasks.validation.suites import Suite
+from tasks.validation.wording import failure_in_words, observed_in_words
+
+logger = logging.getLogger(__name__)
+
+RESULT_FILE = "validation.json"
+MAX_FAULTS_IN_MESSAGE = 12
+Show = Callable[[SuiteOutcome], None]
+
+
+class RefusedTable(Contract):
+    """A failed validation, kept so that it can be read after the run has stopped."""
+
+    message: str
+    result: Artifact
+
+
+def validate_rows(
+    landed: LandedRows, suites: Mapping[str, Suite], store: ArtifactStore, show: Show | None = None
+) -> ValidatedRows:
+    """Vouch for landed rows: every table against its suite.
+
+    Args:
+        landed: the raw tables of one window.
+        suites: suite by table name.
+        store: holds the tables; the results are kept there too.
+        show: called with every outcome, good or bad, before anything is raised.
+
+    Raises:
+        DataContractError: one or more tables fail; all of them are named.
+        ConfigurationError: a table has no suite, or a suite is wrong.
+    """
+    validations = _validate_all(
+        landed.tables, suites, landed.window, store, show, "No feature table was changed"
+    )
+    return ValidatedRows(landed=landed, validations=validations)
+
+
+def validate_tables(
+    tables: FeatureTables,
+    window: TimeWindow,
+    suites: Mapping[str, Suite],
+    store: ArtifactStore,
+    show: Show | None = None,
+) -> tuple[ValidationResult, ...]:
+    """Vouch for a version of the feature tables before anyone reads it.
+
+    Args:
+        tables: the version.
+        window: the window that was refreshed.
+        suites: suite by table name.
+        store: holds the tables; the results are kept there too.
+        show: called with every outcome, good or bad, before anything is raised.
+
+    Raises:
+        DataContractError: one or more tables fail; all of them are named.
+        ConfigurationError: a table has no suite, or a suite is wrong.
+    """
+    return _validate_all(
+        tables.tables, suites, window, store, show, "Nothing was published or materialized"
+    )
+
+
+def validate_snapshot(
+    snapshot: FeatureSnapshot, suite: Suite, store: ArtifactStore, show: Show | None = None
+) -> ValidatedDataset:
+    """Vouch for a training set; training takes nothing else.
+
+    Raises:
+        DataContractError: an expectation fails, or the snapshot does not hold what it says.
+        ConfigurationError: the suite is wrong.
+    """
+    subject = TableRef(name="snapshot", artifact=snapshot.data, num_rows=snapshot.num_rows)
+    undone = "Nothing was trained"
+    if faults := _faults_of_roles(snapshot, suite):
+        raise DataContractError(
+            f"suite {suite.suite!r} does not fit the snapshot of {snapshot.feature_service}: "
+            f"{'; '.join(faults)}. Bring the suite and the training set into line. {undone}"
+        )
+    result = validate_table(subject, suite, snapshot.window, store, undone, show)
+    return ValidatedDataset(snapshot=snapshot, validation=result)
+
+
+def validate_table(
+    table: TableRef,
+    suite: Suite,
+    window: TimeWindow,
+    store: ArtifactStore,
+    left_undone: str,
+    show: Show | None = None,
+) -> ValidationResult:
+    """Run a whole suite on one table and keep the full result in the store.
+
+    The same table, suite, window and code give the same result, so a finished one is not repeated.
+
+    Args:
+        table: name, rows and Parquet file (or folder of Parquet files).
+        suite: what must hold.
+        window: the time window that is checked; the suite's SQL can ask for it.
+        store: holds the table, and keeps results under `validations` or `failed_validations`.
+        left_undone: what a failure prevents, as a sentence without its full stop.
+        show: called with the outcome, good or bad, before anything is raised.
+
+    Raises:
+        DataContractError: the table lacks a column, has wrong types, no or other rows than it
+            claims, or breaks a critical expectation. The message says where the full result is.
+        ConfigurationError: the suite is wrong.
+    """
+    key = content_key(code_digest(__file__), gx.__version__, suite, table, window)
+
+    def build(folder: StagedFolder) -> ValidationResult:
+        outcome = _judge(table, suite, window, store)
+        if not outcome.passed:
+            _refuse(outcome, key, store, left_undone, show)
+        return ValidationResult(
+            suite=suite.suite,
+            subject=table.name,
+            subject_sha256=table.artifact.sha256,
+            num_rows=outcome.num_rows,
+            num_expectations=outcome.num_judged,
+            result=_keep(outcome, folder),
+        )
+
+    result = store.build_once("validations", key, ValidationResult, build)
+    outcome = read_outcome(store.path(result.result))
+    for check in outcome.with_status("warned"):
+        logger.warning("%s, suite %s: %s", table.name, suite.suite, check.sentence)
+    if show:
+        show(outcome)
+    return result
+
+
+def _validate_all(
+    tables: Sequence[TableRef],
+    suites: Mapping[str, Suite],
+    window: TimeWindow,
+    store: ArtifactStore,
+    show: Show | None,
+    left_undone: str,
+) -> tuple[ValidationResult, ...]:
+    """Validate every table, then speak of all that failed: one run finds all faults."""
+    if without := [table.name for table in tables if table.name not in suites]:
+        raise ConfigurationError(
+            f"table(s) {', '.join(without)} have no expectation suite; name one for each in the "
+            f"feature repository. {left_undone}"
+        )
+    results, refusals = [], []
+    for table in tables:
+        try:
+            results.append(
+                validate_table(table, suites[table.name], window, store, left_undone, show)
+            )
+        except DataContractError as exc:
+            refusals.append(str(exc))
+    if refusals:
+        raise DataContractError("\n".join(refusals))
+    return tuple(results)
+
+
+def _judge(table: TableRef, suite: Suite, window: TimeWindow, store: ArtifactStore) -> SuiteOutcome:
+    """The outcome of a suite on a table; what the data does wrong is in it, never raised."""
+    path = store.path(table.artifact)
+    faults: list[str] = []
+    judged: list[Judged] = []
+    num_rows, column_types = 0, {}
+    try:
+        with open_subject(path, table.name, suite, window) as subject:
+            num_rows, column_types = subject.num_rows, subject.column_types
+            faults = subject.table_faults()
+            if num_rows != table.num_rows:
+                faults.append(f"{table.name} claims {table.num_rows} rows and has {num_rows}")
+            if not faults:
+                judged = run_checks(compile_suite(suite, subject.derive()), subject, suite)
+                faults = _nothing_judged(judged, num_rows)
+    except DataContractError as exc:
+        faults = [str(exc)]
+    checks = tuple(_check_outcome(item) for item in judged)
+    return SuiteOutcome(
+        suite=suite.suite,
+        subject=table.name,
+        subject_sha256=table.artifact.sha256,
+        window=window,
+        num_rows=num_rows,
+        passed=not faults and all(check.status != "failed" for check in checks),
+        great_expectations_version=gx.__version__,
+        column_types=column_types,
+        table_faults=tuple(faults),
+        checks=checks,
+        results=tuple(item.result for item in judged if item.result is not None),
+    )
+
+
+def _nothing_judged(judged: Sequence[Judged], num_rows: int) -> list[str]:
+    if any(item.result is not None for item in judged):
+        return []
+    return [
+        f"{num_rows} rows are too few for any of the {len(judged)} expectations, so nothing "
+        "vouches for them"
+    ]
+
+
+def _check_outcome(judged: Judged) -> CheckOutcome:
+    check, rule, result = judged.check, judged.check.rule, judged.result
+    status: Status
+    sentence = ""
+    if result is None:
+        status = "skipped"
+        observed = f"{judged.num_rows} rows, judged from {rule.min_rows} on"
+    else:
+        observed = observed_in_words(result)
+        status = "passed"
+        if not result["success"]:
+            status = "failed" if rule.severity == "critical" else "warned"
+            sentence = f"{failure_in_words(result)} ({rule.says})"
+    return CheckOutcome(
+        entry=check.entry,
+        type=rule.type,
+        table=rule.table,
+        columns=check.columns,
+        says=rule.says,
+        severity=rule.severity,
+        status=status,
+        observed=observed,
+        sentence=sentence,
+    )
+
+
+def _keep(outcome: SuiteOutcome, folder: StagedFolder) -> Artifact:
+    text = outcome.model_dump_json(indent=1)
+    (folder.path / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
+    return folder.artifact(RESULT_FILE)
+
+
+def _refuse(
+    outcome: SuiteOutcome, key: str, store: ArtifactStore, left_undone: str, show: Show | None
+) -> None:
+    """Keep the result of a failed suite apart from the good ones, then raise its message."""
+    message = _refusal(outcome)
+
+    def build(folder: StagedFolder) -> RefusedTable:
+        return RefusedTable(message=message, result=_keep(outcome, folder))
+
+    refused = store.build_once("failed_validations", key, RefusedTable, build)
+    if show:
+        show(outcome)
+    kept: Path = store.path(refused.result, verify=False)
+    raise DataContractError(f"{message}. {left_undone}. Full result: {kept}")
+
+
+def _refusal(outcome: SuiteOutcome) -> str:
+    about = f"{outcome.num_rows} rows of {outcome.subject} ({outcome.window})"
+    if outcome.table_faults:
+        return f"suite {outcome.suite!r} cannot judge {about}: {'; '.join(outcome.table_faults)}"
+    failed = outcome.with_status("failed")
+    sentences = [check.sentence for check in failed[:MAX_FAULTS_IN_MESSAGE]]
+    if (more := len(failed) - len(sentences)) > 0:
+        sentences.append(f"and {more} more")
+    return (
+        f"suite {outcome.suite!r}: {len(failed)} of {outcome.num_judged} expectations failed on "
+        f"{about}: {'; '.join(sentences)}"
+    )
+
+
+def _faults_of_roles(snapshot: FeatureSnapshot, suite: Suite) -> list[str]:
+    """Where the snapshot's columns and the suite's declaration of them do not agree."""
+    columns = snapshot.columns
+    roles = [columns.row_id, columns.event_time, columns.label]
+    named = [*roles, *columns.categorical, *columns.numeric]
+    faults = []
+    if twice := sorted({name for name in named if named.count(name) > 1}):
+        faults.append(
+            f"column(s) {', '.join(twice)} have more than one role, such as label and feature"
+        )
+    for kind, names in (("text", columns.categorical), ("number", columns.numeric)):
+        allowed = {kind, "integer"} if kind == "number" else {kind}
+        if wrong := [name for name in names if suite.kind_of(name) not in allowed]:
+            faults.append(f"{', '.join(wrong)} are features that the suite does not list as {kind}")
+    return faults

@@ -1,0 +1,229 @@
+"""The table under a suite, read by DuckDB: its types, derived columns, aggregates and frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+import pandas as pd
+
+from tasks.contracts import TimeWindow
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.validation.suites import SUBJECT, ColumnKind, Suite
+
+MEMORY_LIMIT = "1GB"
+NUM_EXAMPLES = 3
+
+_INTEGERS = {
+    *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"),
+    *("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT"),
+}
+_FLOATS = {"FLOAT", "DOUBLE"}
+_MEANING: dict[ColumnKind, str] = {
+    "text": "text",
+    "integer": "whole numbers",
+    "number": "numbers",
+    "boolean": "true or false",
+    "timestamp": "moments with a time zone, in microseconds",
+}
+
+
+class Subject:
+    """One table, open for reading; made by `open_subject`."""
+
+    def __init__(
+        self, con: duckdb.DuckDBPyConnection, suite: Suite, name: str, source: str
+    ) -> None:
+        self._con = con
+        self._suite = suite
+        self._name = name
+        self._source = source
+        self.column_types = self._describe(source)
+        self.num_rows = int(con.execute(f"SELECT count(*) FROM {source}").fetchall()[0][0])
+        self._columns: dict[str, dict[str, str]] = {}
+
+    def table_faults(self) -> list[str]:
+        """What is wrong with the table as such, before any value is looked at."""
+        if not self.num_rows:
+            return [f"{self._name} has no rows, expected at least one"]
+        declared = {name: kind for kind, names in self._suite.columns.items() for name in names}
+        faults = []
+        if missing := [name for name in declared if name not in self.column_types]:
+            faults.append(
+                f"column(s) {', '.join(missing)} are missing, the table has "
+                f"{', '.join(self.column_types)}"
+            )
+        other = [name for name in self.column_types if name not in declared]
+        if other and self._suite.other_columns == "refuse":
+            faults.append(f"column(s) {', '.join(other)} are not among those the suite allows")
+        for name, kind in declared.items():
+            seen = self.column_types.get(name)
+            if seen is not None and not is_of_kind(seen, kind):
+                faults.append(self._wrong_type(name, seen, kind))
+        return faults
+
+    def derive(self) -> dict[str, set[str]]:
+        """Compute derived columns and aggregates; returns the columns of every table by its name.
+
+        Raises:
+            ConfigurationError: an expression or query of the suite is wrong.
+            DataContractError: an aggregate meets a value that its query cannot work with.
+        """
+        source = f"(SELECT * FROM {self._source})"
+        for name, expression in self._suite.derived.items():
+            source = f"(SELECT *, ({expression}) AS {_quoted(name)} FROM {source})"
+            self._run(f"DESCRIBE SELECT * FROM {source}", f"derived column {name!r}")
+        self._con.execute(f"CREATE TEMP VIEW {SUBJECT} AS SELECT * FROM {source}")
+        for name, query in self._suite.aggregates.items():
+            statement = f"CREATE TEMP TABLE {_quoted(name)} AS FROM ({query}) ORDER BY ALL"
+            self._run(statement, f"aggregate {name!r}")
+        tables = [SUBJECT, *self._suite.aggregates]
+        self._columns = {table: self._describe(_quoted(table)) for table in tables}
+        return {table: set(columns) for table, columns in self._columns.items()}
+
+    def rows_of(self, table: str) -> int:
+        """Rows of the subject or of an aggregate."""
+        if table == SUBJECT:
+            return self.num_rows
+        return int(self._con.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchall()[0][0])
+
+    def frame(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
+        """The columns, in the stored order of rows; nothing else is loaded.
+
+        Floats come as float64 and integers as int64, because Great Expectations compares any other
+        number type value by value in Python; text comes as categories, to save memory.
+
+        Raises:
+            DataContractError: a derived column meets a value that it cannot be computed from.
+        """
+        types = self._columns[table]
+        wanted = list(columns) or list(types)[:1]  # a count of rows needs some column
+        selected = ", ".join(_widened(name, types[name]) for name in wanted)
+        what = f"column(s) {', '.join(wanted)}"
+        with self._mistakes_explained(what):
+            arrow = self._con.sql(f"SELECT {selected} FROM {_quoted(table)}").to_arrow_table()
+        frame: pd.DataFrame = arrow.to_pandas(
+            strings_to_categorical=True, split_blocks=True, self_destruct=True
+        )
+        return frame
+
+    def _describe(self, relation: str) -> dict[str, str]:
+        described = self._con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+        return {str(row[0]): str(row[1]) for row in described}
+
+    def _wrong_type(self, name: str, seen: str, kind: ColumnKind) -> str:
+        fault = f"{name} is {seen}, expected {_MEANING[kind]}"
+        if seen != "VARCHAR" or kind not in ("integer", "number"):
+            return fault
+        column = _quoted(name)
+        misfits = self._con.execute(
+            f"SELECT DISTINCT {column} FROM {self._source} WHERE {column} IS NOT NULL "
+            f"AND TRY_CAST({column} AS DOUBLE) IS NULL ORDER BY 1 LIMIT {NUM_EXAMPLES}"
+        ).fetchall()
+        shown = ", ".join(repr(row[0]) for row in misfits)
+        return f"{fault}; it holds {shown}" if shown else f"{fault}; its numbers are stored as text"
+
+    def _run(self, statement: str, what: str) -> None:
+        with self._mistakes_explained(what):
+            self._con.execute(statement)
+
+    @contextmanager
+    def _mistakes_explained(self, what: str) -> Iterator[None]:
+        """Tell a mistake in the suite's SQL from a value that correct SQL cannot work with."""
+        try:
+            yield
+        except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as exc:
+            raise ConfigurationError(
+                f"suite file expectations/{self._suite.suite}.yaml, {what}: the SQL is wrong "
+                f"({_reason(exc)}). Mend the file. Nothing was judged"
+            ) from exc
+        except (duckdb.DataError, duckdb.InvalidInputException) as exc:
+            raise DataContractError(
+                f"{what} of {self._name} cannot be computed, a value does not fit ({_reason(exc)})"
+            ) from exc
+
+
+@contextmanager
+def open_subject(path: Path, name: str, suite: Suite, window: TimeWindow) -> Iterator[Subject]:
+    """Open a Parquet file, or all Parquet files under a folder, as the subject of a suite.
+
+    One thread: sums of floats then come out alike in every run. What does not fit in memory spills
+    to a temporary folder that goes away.
+
+    Raises:
+        DataContractError: it is no Parquet, or its files differ in columns.
+    """
+    with TemporaryDirectory(prefix="validation-") as spill, duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        con.execute("SET enable_progress_bar = false")
+        con.execute("SET threads = 1")
+        con.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        con.execute(f"SET temp_directory = {_text(spill)}")
+        con.execute("SET VARIABLE window_start = ?::TIMESTAMPTZ", [window.start])
+        con.execute("SET VARIABLE window_end = ?::TIMESTAMPTZ", [window.end])
+        yield Subject(con, suite, name, _source(con, path, name))
+
+
+def is_of_kind(duckdb_type: str, kind: ColumnKind) -> bool:
+    """True where values of a stored type are of the declared kind."""
+    if kind == "text":
+        return duckdb_type == "VARCHAR"
+    if kind == "boolean":
+        return duckdb_type == "BOOLEAN"
+    if kind == "timestamp":  # other resolutions have types of their own, which Feast cannot cast
+        return duckdb_type == "TIMESTAMP WITH TIME ZONE"
+    if duckdb_type in _INTEGERS:
+        return True
+    return kind == "number" and (duckdb_type in _FLOATS or duckdb_type.startswith("DECIMAL"))
+
+
+def _source(con: duckdb.DuckDBPyConnection, path: Path, name: str) -> str:
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise DataContractError(f"{name}: folder {path.name} holds no Parquet file")
+    first: list[tuple[str, str]] = []
+    for file in files:
+        columns = _columns_of(con, file, name)
+        first = first or columns
+        if columns != first:
+            changed = sorted({column for column, _ in set(columns) ^ set(first)})
+            raise DataContractError(
+                f"{name}: {file.name} and {files[0].name} differ in column(s) {', '.join(changed)} "
+                "or in their order, expected the same columns and types in all files of a table"
+            )
+    return f"read_parquet([{', '.join(_text(file) for file in files)}], hive_partitioning = false)"
+
+
+def _columns_of(con: duckdb.DuckDBPyConnection, file: Path, name: str) -> list[tuple[str, str]]:
+    try:
+        rows = con.execute(f"DESCRIBE SELECT * FROM read_parquet({_text(file)})").fetchall()
+    except duckdb.Error as exc:
+        raise DataContractError(
+            f"{name}: {file.name} cannot be read as Parquet ({_reason(exc)})"
+        ) from exc
+    return [(str(row[0]), str(row[1])) for row in rows]
+
+
+def _widened(name: str, duckdb_type: str) -> str:
+    column = _quoted(name)
+    if duckdb_type in _FLOATS or duckdb_type.startswith("DECIMAL"):
+        return f"{column}::DOUBLE AS {column}"
+    if duckdb_type in _INTEGERS:
+        wide = "DOUBLE" if "HUGEINT" in duckdb_type or duckdb_type == "UBIGINT" else "BIGINT"
+        return f"{column}::{wide} AS {column}"
+    return column
+
+
+def _reason(exc: duckdb.Error) -> str:
+    return " ".join(str(exc).split())
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: object) -> str:
+    return "'" + str(value).replace("'", "''") + "'"

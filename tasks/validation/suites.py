@@ -1,0 +1,255 @@
+"""Expectation suites as data: one YAML file a suite, read and checked before any row is.
+
+A suite says which columns a table must have, which columns and small tables are derived from it by
+SQL, and what Great Expectations must find in each. Reading a suite imports no heavy library, so a
+flow can read suites and hand their content to its tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from tasks.errors import ConfigurationError
+
+SUBJECT = "subject"
+"""Name under which a suite's SQL and expectations know the table that is checked."""
+
+FOLDER = "expectations"
+
+ColumnKind = Literal["text", "integer", "number", "boolean", "timestamp"]
+Severity = Literal["critical", "warning"]
+Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
+ColumnName = Annotated[str, Field(min_length=1, max_length=120)]
+
+# Arguments of expectations that name columns; a rule's frame holds these columns and no others.
+COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
+
+
+def _is_one_sentence(text: str) -> str:
+    plain = " ".join(text.split())
+    if not plain or plain.endswith("."):
+        raise ValueError(
+            f"{text!r} is no plain sentence without its full stop, such as 'a distance is positive'"
+        )
+    return plain
+
+
+Sentence = Annotated[str, AfterValidator(_is_one_sentence)]
+
+
+class _SuiteValue(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Rule(_SuiteValue):
+    """One expectation, or one for each of several columns, in GX's terms and in plain words."""
+
+    type: str = Field(pattern=r"^expect_[a-z0-9_]+$", description="Great Expectations type.")
+    kwargs: dict[str, JsonValue] = Field(default={}, description="Its arguments.")
+    for_columns: tuple[ColumnName, ...] = Field(
+        default=(), description="Columns, or patterns with `*`: one expectation for each."
+    )
+    table: Identifier = Field(default=SUBJECT, description=f"`{SUBJECT}` or one of `aggregates`.")
+    shows: tuple[ColumnName, ...] = Field(
+        default=(), description="Columns of its table that tell which row an example is from."
+    )
+    says: Sentence = Field(
+        description="What must hold, in words for the person who reads a failure."
+    )
+    severity: Severity = Field(
+        default="critical", description="`critical` stops the flow, `warning` is only reported."
+    )
+    min_rows: PositiveInt = Field(
+        default=1, description="Not judged where its table has fewer rows, such as a share."
+    )
+
+    @model_validator(mode="after")
+    def _names_its_columns_once(self) -> Self:
+        if self.for_columns and self.named_columns():
+            raise ValueError("names columns both in `kwargs` and in `for_columns`; use one of them")
+        return self
+
+    def named_columns(self) -> tuple[str, ...]:
+        """Columns that the arguments name, in order, each once."""
+        names: dict[str, None] = {}
+        for argument in COLUMN_ARGUMENTS:
+            value = self.kwargs.get(argument)
+            names.update(dict.fromkeys(_texts(value)))
+        return tuple(names)
+
+
+class Suite(_SuiteValue):
+    """What must hold for one kind of table."""
+
+    suite: Identifier
+    subject: Sentence = Field(description="What a row of the table is.")
+    columns: dict[ColumnKind, tuple[ColumnName, ...]] = Field(
+        min_length=1, description="Columns that the table must have, by kind."
+    )
+    other_columns: Literal["refuse", "ignore"] = Field(
+        default="refuse", description="What to do with columns that are not listed."
+    )
+    derived: dict[Identifier, str] = Field(
+        default={}, description="Further columns as SQL expressions over those and each other."
+    )
+    aggregates: dict[Identifier, str] = Field(
+        default={},
+        description=f"Small tables as SQL queries over `{SUBJECT}`; the window is at hand as "
+        "getvariable('window_start') and getvariable('window_end').",
+    )
+    expectations: tuple[Rule, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_fit_together(self) -> Self:
+        declared = [name for names in self.columns.values() for name in names]
+        every = [*declared, *self.derived]
+        if twice := sorted({name for name in every if every.count(name) > 1}):
+            raise ValueError(f"column(s) {', '.join(twice)} are declared twice")
+        if SUBJECT in self.aggregates:
+            raise ValueError(f"an aggregate cannot be called {SUBJECT!r}: that is the table itself")
+        for entry, rule in enumerate(self.expectations, start=1):
+            self._check_names(entry, rule, set(every))
+        return self
+
+    def _check_names(self, entry: int, rule: Rule, every: set[str]) -> None:
+        if rule.table != SUBJECT and rule.table not in self.aggregates:
+            known = ", ".join([SUBJECT, *self.aggregates])
+            raise ValueError(
+                f"expectation {entry} ({rule.type}) is about table {rule.table!r}, which is not "
+                f"among {known}"
+            )
+        if rule.table == SUBJECT:
+            rule_columns(rule, entry, every)
+
+    def kind_of(self, column: str) -> ColumnKind | None:
+        """Declared kind of a column, None where it is not declared."""
+        return next((kind for kind, names in self.columns.items() if column in names), None)
+
+
+def rule_columns(rule: Rule, entry: int, known: set[str]) -> list[tuple[str, ...]]:
+    """Column sets that a rule is about: one set for each expectation it stands for.
+
+    Args:
+        rule: the rule.
+        entry: its place in the suite, from 1.
+        known: columns of its table.
+
+    Raises:
+        ValueError: it names a column, or a pattern, that nothing in the table matches.
+    """
+    if unknown := sorted(set(rule.shows) - known):
+        raise ValueError(_unknown(rule, entry, unknown, known))
+    if not rule.for_columns:
+        named = rule.named_columns()
+        if unknown := sorted(set(named) - known):
+            raise ValueError(_unknown(rule, entry, unknown, known))
+        return [named]
+    found: dict[str, None] = {}
+    for pattern in rule.for_columns:
+        matched = sorted(name for name in known if fnmatchcase(name, pattern))
+        if not matched:
+            raise ValueError(_unknown(rule, entry, [pattern], known))
+        found.update(dict.fromkeys(matched))
+    return [(name,) for name in found]
+
+
+def _unknown(rule: Rule, entry: int, names: list[str], known: set[str]) -> str:
+    return (
+        f"expectation {entry} ({rule.type}) names column(s) {', '.join(names)}, which {rule.table} "
+        f"does not have; it has {', '.join(sorted(known))}"
+    )
+
+
+def read_suites(repo: Path, names: Mapping[str, str]) -> dict[str, Suite]:
+    """Suites by table name, from the suite names that a feature repository declares.
+
+    Raises:
+        ConfigurationError: as `read_suite`.
+    """
+    return {table: read_suite(repo, suite) for table, suite in names.items()}
+
+
+def read_suite(repo: Path, name: str) -> Suite:
+    """Read `expectations/<name>.yaml` of a feature repository.
+
+    Raises:
+        ConfigurationError: there is no such file, it is no YAML, or an entry of it is wrong.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigurationError(
+            f"{name!r} is no suite name; expected lower case letters, digits and underscores, the "
+            f"name of a file in {FOLDER}/ of the feature repository"
+        )
+    path = repo / FOLDER / f"{name}.yaml"
+    where = f"suite file {FOLDER}/{name}.yaml"
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except FileNotFoundError as exc:
+        present = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
+        raise ConfigurationError(
+            f"{where} does not exist in {repo}; it has the suites {present}. Write it, or change "
+            "the suite's name in the feature repository"
+        ) from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"{where} is no YAML: {' '.join(str(exc).split())}") from exc
+    try:
+        suite = Suite.model_validate(content)
+    except ValidationError as exc:
+        raise ConfigurationError(f"{where}: {_faults(exc, content)}. Mend the file") from exc
+    if suite.suite != name:
+        raise ConfigurationError(
+            f"{where} calls itself {suite.suite!r}; expected {name!r}, the name of the file"
+        )
+    return suite
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML in which a name written twice is an error instead of a silent loss."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) < len(node.value):
+            raise yaml.constructor.ConstructorError(
+                None, None, "a name is written twice in one mapping", node.start_mark
+            )
+        return mapping
+
+
+def _faults(exc: ValidationError, content: object) -> str:
+    return "; ".join(
+        f"{_place(error['loc'], content)}{error['msg'].removeprefix('Value error, ')}"
+        for error in exc.errors()
+    )
+
+
+def _place(location: tuple[int | str, ...], content: object) -> str:
+    if not location:
+        return ""
+    if location[0] == "expectations" and len(location) > 1 and isinstance(content, dict):
+        number = int(location[1])
+        entry = content["expectations"][number]
+        kind = entry.get("type", "no type") if isinstance(entry, dict) else "no mapping"
+        rest = ".".join(str(part) for part in location[2:])
+        return f"expectation {number + 1} ({kind}): {rest + ': ' if rest else ''}"
+    return ".".join(str(part) for part in location) + ": "
+
+
+def _texts(value: object) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, str)]

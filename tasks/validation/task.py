@@ -1,0 +1,146 @@
+"""Prefect tasks of this room: gates between landing, feature tables and training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from tasks.contracts import (
+    FeatureSnapshot,
+    FeatureTables,
+    LandedRows,
+    TimeWindow,
+    ValidatedDataset,
+    ValidatedRows,
+    ValidationResult,
+)
+from tasks.retry_policy import (
+    NUM_RETRIES,
+    RETRY_DELAYS_S,
+    RETRY_JITTER,
+    ByContent,
+    only_transient,
+)
+from tasks.settings import Settings
+from tasks.validation.suites import Suite
+
+if TYPE_CHECKING:
+    from tasks.validation.outcome import SuiteOutcome
+
+TIMEOUT_S = 900
+
+
+@task(
+    name="validate-rows",
+    task_run_name="validate-rows-{landed.window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def validate_landed_rows(landed: LandedRows, suites: dict[str, Suite]) -> ValidatedRows:
+    """Check every landed table against its suite; the suites' content is part of the cache key.
+
+    Safe to retry: it only reads, and a result is kept whole under a key of its content.
+
+    Raises:
+        DataContractError: a table breaks its contract. Not retried.
+    """
+    from tasks.validation.runner import validate_rows
+
+    store = Settings.from_environment().store
+    return validate_rows(landed, suites, store, show=_show)
+
+
+@task(
+    name="validate-feature-tables",
+    task_run_name="validate-feature-tables-{window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def validate_feature_tables(
+    tables: FeatureTables, window: TimeWindow, suites: dict[str, Suite]
+) -> tuple[ValidationResult, ...]:
+    """Check every feature table of a version before it is published.
+
+    Safe to retry: it only reads, and a result is kept whole under a key of its content.
+
+    Raises:
+        DataContractError: a table breaks its contract. Not retried.
+    """
+    from tasks.validation.runner import validate_tables
+
+    store = Settings.from_environment().store
+    return validate_tables(tables, window, suites, store, show=_show)
+
+
+@task(
+    name="validate-training-set",
+    task_run_name="validate-{snapshot.feature_service}-{snapshot.window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def validate_training_set(snapshot: FeatureSnapshot, suite: Suite) -> ValidatedDataset:
+    """Check a training set, leaks included; nothing trains without what this returns.
+
+    Safe to retry: it only reads, and a result is kept whole under a key of its content.
+
+    Raises:
+        DataContractError: the snapshot breaks its contract. Not retried.
+    """
+    from tasks.validation.runner import validate_snapshot
+
+    store = Settings.from_environment().store
+    return validate_snapshot(snapshot, suite, store, show=_show)
+
+
+def _show(outcome: SuiteOutcome) -> None:
+    """One table of expectations and one summary in the Prefect UI, for good and bad outcomes."""
+    key = f"validation-{outcome.suite}".replace("_", "-")
+    create_table_artifact(
+        key=key,
+        table=[
+            {
+                "expectation": check.type,
+                "columns": ", ".join(check.columns) or check.table,
+                "says": check.says,
+                "observed": check.observed,
+                "outcome": check.status,
+            }
+            for check in outcome.checks
+        ],
+        description=f"Suite {outcome.suite} on {outcome.subject}, {outcome.num_rows:,} rows",
+    )
+    create_markdown_artifact(key=f"{key}-summary", markdown=_summary(outcome))
+
+
+def _summary(outcome: SuiteOutcome) -> str:
+    counts = {status: outcome.with_status(status) for status in ("failed", "warned", "skipped")}
+    faults = [*outcome.table_faults, *(check.sentence for check in counts["failed"])]
+    lines = [
+        f"## {outcome.subject}: {'passed' if outcome.passed else 'refused'}",
+        f"{outcome.num_rows:,} rows, {outcome.window}. Suite `{outcome.suite}`: "
+        f"{outcome.num_judged} expectations judged, {len(counts['failed'])} failed, "
+        f"{len(counts['warned'])} warnings, {len(counts['skipped'])} not judged for want of rows.",
+        *(f"- **refused**: {fault}" for fault in faults),
+        *(f"- warning: {check.sentence}" for check in counts["warned"]),
+    ]
+    return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n"

@@ -1,0 +1,97 @@
+"""The embedded Prefect server: it serves one run, and never outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.embedded import only_run
+from tasks.errors import ConfigurationError
+from tasks.settings import PROJECT_ROOT
+
+RUN_A_FLOW = """
+import os, sys
+from pathlib import Path
+from flows.embedded import client_environment, free_port, prefect_server, wait_until_ready
+home, then = Path(sys.argv[1]), sys.argv[2]
+port = free_port()
+with prefect_server(home, port) as server:
+    os.environ.update(client_environment(home, port))
+    from prefect import flow, task
+    wait_until_ready(server, home, port)
+
+    @task(persist_result=True, result_serializer="json")
+    def double(number: int) -> int:
+        return 2 * number
+
+    @flow
+    def doubling() -> int:
+        return double(21)
+
+    print("result", doubling(), flush=True)
+    if then == "hang":
+        import time
+        time.sleep(120)
+"""
+
+
+def start(home: Path, then: str) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN_A_FLOW, str(home), then],
+        cwd=PROJECT_ROOT,
+        env={**environment, "PYTHONPATH": str(PROJECT_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Processes that name the state folder on their command line or in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = [*process.cmdline(), *process.environ().values()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if any(str(home) in word for word in told) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_a_flow_runs_on_it_and_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
+    with start(tmp_path, "end") as ended:
+        said, _ = ended.communicate(timeout=200)
+    assert said.startswith("result 42")
+    assert ended.returncode == 0
+    assert processes_of(tmp_path) == []
+
+    with start(tmp_path, "hang") as killed:
+        assert killed.stdout
+        assert killed.stdout.readline().startswith("result 42")
+        assert len(processes_of(tmp_path)) > 1
+        killed.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while processes_of(tmp_path):
+        assert time.monotonic() < deadline, processes_of(tmp_path)
+        time.sleep(0.1)
+
+
+def test_a_state_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
+    with only_run(tmp_path):
+        with (
+            pytest.raises(ConfigurationError, match=f"process {os.getpid()} is running"),
+            only_run(tmp_path),
+        ):
+            pass
+    with only_run(tmp_path):
+        assert (tmp_path / "run.lock").read_text() == str(os.getpid())

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.contracts import DatasetSchema
+from tasks.conversion.program import check_inputs, load_program
+from tasks.errors import ArtifactError, ConversionError
+from tests.builders import COLUMNS
+from tests.unit.conversion.programs import SmallNetwork, exported
+
+
+@pytest.fixture(scope="module")
+def program_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("program") / "model.pt2"
+    path.write_bytes(exported(SmallNetwork()))
+    return path
+
+
+class _WritesAFile:
+    """Runs when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.target,)
+
+
+def _changed(source: Path, target: Path, ending: str, change: bytes) -> Path:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change if name.endswith(ending) else old.read(name))
+    return target
+
+
+def test_a_program_is_loaded_and_knows_its_inputs(program_file: Path) -> None:
+    program = load_program(program_file)
+    check_inputs(program, COLUMNS)
+
+
+def test_a_program_with_a_pickled_object_is_refused_before_it_runs(
+    program_file: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "was-here"
+    content = tmp_path / "payload.pt"
+    torch.save((_WritesAFile(trace),), content)
+    tampered = _changed(program_file, tmp_path / "t.pt2", "model.pt", content.read_bytes())
+    with pytest.raises(ArtifactError, match="unpickling can run any code"):
+        load_program(tampered)
+    assert not trace.exists()
+
+
+def test_a_program_that_marks_a_weight_as_pickled_is_refused(
+    program_file: Path, tmp_path: Path
+) -> None:
+    entry = {"path_name": "weight_0", "is_param": True, "use_pickle": True, "tensor_meta": None}
+    config = json.dumps({"config": {"table": entry}}).encode()
+    tampered = _changed(program_file, tmp_path / "t.pt2", "weights_config.json", config)
+    with pytest.raises(ArtifactError, match=r"weights_config\.json"):
+        load_program(tampered)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", pickle.dumps({"a": 1})])
+def test_a_file_that_is_no_program_is_refused_with_a_sentence(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"cannot be read as a torch\.export program"):
+        load_program(path)
+
+
+def test_a_truncated_program_is_refused_with_a_sentence(program_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(program_file.read_bytes()[:-400])
+    with pytest.raises(ArtifactError, match="Train again"):
+        load_program(path)
+
+
+def test_a_program_of_other_columns_is_refused(program_file: Path) -> None:
+    fewer = DatasetSchema(**{**COLUMNS.model_dump(), "numeric": COLUMNS.numeric[:-1]})
+    with pytest.raises(ConversionError, match="'numeric' has 5 columns, the schema 4"):
+        check_inputs(load_program(program_file), fewer)
+
+
+def test_a_program_with_other_input_names_is_refused() -> None:
+    class Renamed(torch.nn.Module):
+        def forward(self, codes: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+            return numeric.sum(1) + codes.sum(1)
+
+    program = torch.export.export(Renamed(), (torch.zeros(2, 3), torch.zeros(2, 5)))
+    with pytest.raises(ConversionError, match="takes inputs \\('codes', 'numeric'\\)"):
+        check_inputs(program, COLUMNS)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tasks.contracts import RegisteredProgram, TimeWindow, ValidatedDataset
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.openvino_export import read_ir
+from tasks.conversion.parity import score_gap
+from tasks.conversion.quantization import build_int8
+from tasks.conversion.rows import ModelInputs
+from tasks.errors import ArtifactError
+from tasks.settings import ArtifactStore
+from tests.builders import COLUMNS, dataset, frame, month, splits
+from tests.unit.conversion.conftest import Case
+
+
+def _calibrated(case: Case, rows: ValidatedDataset, config: ConversionConfig | None = None) -> Case:
+    """The case with its INT8 form calibrated on other rows."""
+    int8 = build_int8(
+        case.program, case.openvino, rows, splits(), config or case.config, case.store
+    )
+    return Case(case.store, rows, case.program, case.config, case.onnx, case.openvino, int8)
+
+
+def _gap(case: Case, inputs: ModelInputs) -> float:
+    models = case.load_source(), case.load(case.int8)
+    return score_gap(*(m(inputs.categorical, inputs.numeric) for m in models)).largest
+
+
+def test_int8_stays_within_its_bound(case: Case, typical: ModelInputs, edges: ModelInputs) -> None:
+    assert case.int8.failure is None
+    assert _gap(case, typical) < case.config.int8.max_gap
+    assert _gap(case, edges) < case.config.int8.max_gap
+
+
+def test_only_matrix_products_are_quantised(case: Case) -> None:
+    assert case.int8.files is not None
+    model = read_ir(case.store.path(case.int8.files))
+    quantized = [o for o in model.get_ops() if o.get_type_name() == "FakeQuantize"]
+    readers = {
+        reader.get_node().get_type_name()
+        for operation in quantized
+        for reader in operation.output(0).get_target_inputs()
+    }
+    products = [o for o in model.get_ops() if o.get_type_name() == "MatMul"]
+    assert readers == {"MatMul"}
+    assert len(quantized) == len(products) == 4
+
+
+def test_its_files_are_smaller_and_its_settings_say_how_it_was_calibrated(case: Case) -> None:
+    assert case.int8.files is not None
+    assert case.openvino.files is not None
+    assert case.int8.settings["calibration_rows"] == "1951"  # all rows of January to June
+    assert case.int8.settings["calibration_window"] == "2013-01-01T00:00Z to 2013-07-01T00:00Z"
+    sizes = [
+        (case.store.path(files) / "model.bin").stat().st_size
+        for files in (case.int8.files, case.openvino.files)
+    ]
+    assert sizes[0] < sizes[1] / 2
+
+
+def test_outliers_in_raw_numbers_do_not_spoil_the_scale(case: Case, typical: ModelInputs) -> None:
+    data = frame(3000, seed=8)
+    data.loc[::50, "distance"] = 1e7
+    assert _gap(_calibrated(case, dataset(case.store, data)), typical) < case.config.int8.max_gap
+
+
+def test_columns_without_any_value_can_calibrate(case: Case, typical: ModelInputs) -> None:
+    data = frame(3000, seed=9)
+    data["gust"], data["temp"], data["dest"] = np.float32("nan"), np.float32("nan"), None
+    result = _calibrated(case, dataset(case.store, data))
+    assert result.int8.failure is None
+    assert np.isfinite(_gap(result, typical))
+
+
+def test_one_row_can_calibrate(case: Case, typical: ModelInputs) -> None:
+    result = _calibrated(case, case.dataset, ConversionConfig(calibration_rows=1))
+    assert result.int8.settings["calibration_rows"] == "1"
+    assert np.isfinite(_gap(result, typical))
+
+
+def test_a_training_window_without_rows_is_a_failure_with_the_reason(case: Case) -> None:
+    later = frame(600)
+    later = later[later[COLUMNS.event_time] >= month(9).start]
+    int8 = _calibrated(case, dataset(case.store, later)).int8
+    assert int8.files is None
+    assert int8.failure is not None
+    assert "nothing to calibrate INT8 on" in int8.failure
+    assert "has no row in 2013-01-01T00:00Z to 2013-07-01T00:00Z" in int8.failure
+
+
+def test_layers_that_the_model_lacks_are_a_failure(case: Case) -> None:
+    config = ConversionConfig(quantized_layers=("Convolution",))
+    failure = _calibrated(case, case.dataset, config).int8.failure
+    assert failure is not None
+    assert "the model has no Convolution to quantise, only" in failure
+    assert "MatMul" in failure
+
+
+def test_a_snapshot_of_other_columns_calibrates_nothing(case: Case) -> None:
+    other = COLUMNS.model_copy(update={"numeric": COLUMNS.numeric[::-1]})
+    failure = _calibrated(case, dataset(case.store, frame(50), columns=other)).int8.failure
+    assert failure is not None
+    assert "has other columns than the model takes" in failure
+
+
+def test_a_damaged_source_is_an_artifact_error(store: ArtifactStore, case: Case) -> None:
+    assert case.openvino.files is not None
+    damaged = store.root / case.openvino.files.uri.removeprefix("artifact:")
+    damaged.mkdir(parents=True)
+    for file in case.store.path(case.openvino.files).iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes()[:-1])
+    rows = dataset(store)
+    program: RegisteredProgram = case.program
+    with pytest.raises(ArtifactError, match="changed or damaged"):
+        build_int8(program, case.openvino, rows, splits(), case.config, store)
+
+
+def test_another_window_gives_another_calibration(case: Case) -> None:
+    early = splits().model_copy(
+        update={"train": TimeWindow(start=month(1).start, end=month(1).end)}
+    )
+    int8 = build_int8(case.program, case.openvino, case.dataset, early, case.config, case.store)
+    assert int8.settings["calibration_window"] == "2013-01-01T00:00Z to 2013-02-01T00:00Z"

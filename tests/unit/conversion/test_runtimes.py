@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.conversion import runtimes
+from tasks.conversion.rows import ModelInputs
+from tasks.conversion.runtimes import LoadedModel, load, torch_threads_restored
+from tasks.errors import ConversionError, DataContractError
+from tests.builders import COLUMNS
+from tests.unit.conversion.conftest import Case
+
+
+@pytest.fixture(params=["pytorch", "onnx", "openvino"])
+def model(request: pytest.FixtureRequest, case: Case) -> LoadedModel:
+    if request.param == "pytorch":
+        return case.load_source()
+    return case.load(case.onnx if request.param == "onnx" else case.openvino)
+
+
+def test_each_runtime_says_what_it_really_runs_with(case: Case) -> None:
+    pytorch, onnx, openvino = case.load_source(), case.load(case.onnx), case.load(case.openvino)
+    assert pytorch.settings["threads"] == "1"
+    assert onnx.settings["threads"] == "1"
+    assert onnx.settings["spinning"] == "0"
+    assert onnx.settings["provider"] == "CPUExecutionProvider"
+    assert openvino.settings["precision"] == "f32"
+    assert openvino.settings["threads"] == "1"
+    assert openvino.settings["device"] == "CPU"
+    assert all(m.load_ms > 0 for m in (pytorch, onnx, openvino))
+
+
+def test_two_threads_are_read_back_as_two(case: Case) -> None:
+    assert case.openvino.files is not None
+    model = load(case.store.path(case.openvino.files), "openvino", COLUMNS, threads=2)
+    assert model.settings["threads"] == "2"
+
+
+def test_a_setting_that_did_not_take_is_an_error() -> None:
+    settings = {"runtime": "openvino 2026", "precision": "bf16"}
+    with pytest.raises(ConversionError, match="runs with precision 'bf16', it was told 'f32'"):
+        runtimes._read_back(settings, {"precision": "f32"})
+
+
+def test_other_layouts_and_number_types_give_the_same_scores(
+    model: LoadedModel, typical: ModelInputs
+) -> None:
+    expected = model(typical.categorical, typical.numeric)
+    assert expected.dtype == np.float32
+    assert expected.shape == (typical.num_rows,)
+    layouts = [
+        (typical.categorical.astype(np.int64), typical.numeric.astype(np.float64)),
+        (np.asfortranarray(typical.categorical), np.asfortranarray(typical.numeric)),
+        (np.repeat(typical.categorical, 2, axis=0)[::2], np.repeat(typical.numeric, 2, 0)[::2]),
+    ]
+    for categorical, numeric in layouts:
+        np.testing.assert_array_equal(model(categorical, numeric), expected)
+
+
+def test_read_only_arrays_are_taken(model: LoadedModel, typical: ModelInputs) -> None:
+    batch = typical.block(0, 3)
+    for values in (batch.categorical, batch.numeric):
+        values.setflags(write=False)
+    assert model(batch.categorical, batch.numeric).shape == (3,)
+
+
+def test_a_later_call_does_not_change_an_earlier_result(
+    model: LoadedModel, typical: ModelInputs
+) -> None:
+    first = model(typical.categorical[:8], typical.numeric[:8])
+    before = first.copy()
+    model(typical.categorical[8:16], typical.numeric[8:16])
+    np.testing.assert_array_equal(first, before)
+
+
+def test_no_rows_give_no_scores(model: LoadedModel) -> None:
+    assert model(np.empty((0, 3), np.int32), np.empty((0, 5), np.float32)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("codes", "numbers"), [((4, 5), (4, 3)), ((4, 3), (3, 5)), ((4, 3), (4, 6)), ((4,), (4, 5))]
+)
+def test_arrays_of_another_shape_are_refused_with_a_sentence(
+    model: LoadedModel, codes: tuple[int, ...], numbers: tuple[int, ...]
+) -> None:
+    with pytest.raises(DataContractError, match=r"expected .* were they swapped\?"):
+        model(np.zeros(codes, np.int32), np.zeros(numbers, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("model_format", "file", "message"),
+    [
+        ("onnx", "model.onnx", "ONNX Runtime cannot load the model"),
+        ("openvino", "model.xml", "OpenVINO cannot load the model"),
+    ],
+)
+@pytest.mark.parametrize("content", [None, b"", b"not a model"])
+def test_files_that_are_no_model_are_refused_with_a_sentence(
+    tmp_path: Path, model_format: str, file: str, message: str, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(ConversionError, match=message):
+        load(tmp_path, model_format, COLUMNS)
+
+
+def test_the_thread_count_of_pytorch_is_put_back(case: Case) -> None:
+    before = torch.get_num_threads()
+    with torch_threads_restored():
+        load(case.store.path(case.program.program), "pytorch", COLUMNS, threads=before + 1)
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before

@@ -1,0 +1,86 @@
+"""The lock names one tested version of everything, with digests, within the project's ranges."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from infra.provision.checkout import read_lock
+from infra.setup import LOCK_END, TOOLS, TORCH, UV
+
+ROOT = Path(__file__).resolve().parents[3]
+LOCK = read_lock((ROOT / "infra/requirements.lock").read_text())
+VERSIONS = {
+    name: entry.splitlines()[0].rstrip(" \\").partition("==")[2] for name, entry in LOCK.items()
+}
+ENTRY = re.compile(r"[a-z0-9-]+==[0-9][0-9a-z.]*( \\\n    --hash=sha256:[0-9a-f]{64})+")
+
+
+def wanted_by(text: str) -> list[Requirement]:
+    """The requirements of a file in pip's format, comments left out."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [Requirement(line) for line in lines if line]
+
+
+def fits(wanted: Requirement) -> bool:
+    version = VERSIONS[canonicalize_name(wanted.name)]
+    return wanted.specifier.contains(version, prereleases=True)
+
+
+@pytest.mark.parametrize("name", sorted(set(LOCK) - {TORCH}))
+def test_every_entry_is_one_version_with_digests(name: str) -> None:
+    assert ENTRY.fullmatch(LOCK[name])
+
+
+def test_pytorch_alone_has_no_digest_and_takes_a_local_build() -> None:
+    assert LOCK[TORCH] == "torch==2.13.0"
+    assert Requirement(LOCK[TORCH]).specifier.contains("2.13.0+cpu")
+    assert (ROOT / "infra/requirements.lock").read_text().endswith(LOCK_END + LOCK[TORCH] + "\n")
+
+
+def test_what_the_project_asks_for_is_locked_within_its_ranges() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [Requirement(line) for line in project["dependencies"]]
+    assert [str(r) for r in asked if r.name != "horovod" and not fits(r)] == []
+
+
+def test_what_requirements_in_asks_for_is_locked() -> None:
+    asked = wanted_by((ROOT / "infra/requirements.in").read_text())
+    assert [str(r) for r in asked if not fits(r)] == []
+    assert len(asked) > 30
+
+
+def test_what_builds_horovod_is_locked() -> None:
+    build = tomllib.loads((ROOT / "infra/horovod/pyproject.toml").read_text())
+    asked = build["build-system"]["requires"] + build["project"]["dependencies"]
+    assert [line for line in asked if not fits(Requirement(line))] == []
+
+
+def test_the_installers_are_locked() -> None:
+    assert {*TOOLS, UV} <= LOCK.keys()
+
+
+def test_no_package_for_another_kind_of_hardware_is_locked() -> None:
+    assert [name for name in LOCK if re.match("nvidia|triton|cuda", name)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Makefile", ".ci/run", "infra/setup.py", "infra/requirements.in"),
+        *("infra/requirements.lock", "infra/horovod/horovod_backend.py", "pyproject.toml"),
+        *sorted(f"infra/provision/{path.name}" for path in (ROOT / "infra/provision").glob("*.py")),
+    ],
+)
+def test_no_registry_and_no_place_of_a_machine_is_written_down(name: str) -> None:
+    text = (ROOT / name).read_text()
+    named = re.findall(r"https?://\S+|pypi\S*|/(?:root|home|opt|usr|work|srv|tmp)/\S*", text)
+    assert [found for found in named if found not in ALLOWED] == []
+
+
+ALLOWED = {"/usr/bin/env"}

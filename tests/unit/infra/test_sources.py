@@ -1,0 +1,99 @@
+"""Where packages come from is taken from pip's configuration; nothing else of the caller counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.provision.sources import (
+    UV_VARIABLES,
+    caller_environment,
+    child_environment,
+    link_places,
+    package_sources,
+)
+
+LISTING = """\
+:env:.find-links='/srv/wheels'
+:env:.default-timeout='180'
+:env:.user='1'
+global.find-links='/ignored'
+global.extra-index-url='\\nfile:///srv/a/simple\\nfile:///srv/b/simple'
+global.target='/somewhere'
+install.index-url='file:///srv/index=1'
+download.index-url='file:///srv/other'
+"""
+
+
+def test_environment_overrules_install_section_which_overrules_global() -> None:
+    listing = "install.cert='b'\n:env:.cert='c'\nglobal.cert='a'\n"
+    assert package_sources(listing) == {"cert": "c"}
+    assert package_sources("install.cert='b'\nglobal.cert='a'\n") == {"cert": "b"}
+
+
+def test_only_settings_about_places_are_taken_and_lists_become_one_line() -> None:
+    assert package_sources(LISTING) == {
+        "find-links": "/srv/wheels",
+        "timeout": "180",
+        "extra-index-url": "file:///srv/a/simple file:///srv/b/simple",
+        "index-url": "file:///srv/index=1",
+    }
+
+
+@pytest.mark.parametrize("listing", ["", "\n", "global.cert=''\n", "no settings here"])
+def test_a_pip_without_settings_has_no_sources(listing: str) -> None:
+    assert package_sources(listing) == {}
+
+
+def test_link_places_are_absolute_and_missing_folders_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "near").mkdir()
+    (tmp_path / "home" / "wheels").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    links = {"find-links": "near ~/wheels missing file:///srv/wheels"}
+    assert link_places(links) == [
+        str(tmp_path / "near"),
+        str(tmp_path / "home" / "wheels"),
+        "file:///srv/wheels",
+    ]
+    assert link_places({}) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PIP_USER", "PIP_TARGET", "PIP_REQUIRE_VIRTUALENV", "UV_INDEX", "UV_NO_BINARY"),
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE"),
+        *("HOROVOD_GPU", "CMAKE_GENERATOR", "MAKEFLAGS", "MAKELEVEL", "CXXFLAGS", "VIRTUAL_ENV"),
+    ],
+)
+def test_settings_that_could_change_the_result_do_not_reach_commands(name: str) -> None:
+    assert name not in caller_environment({name: "1", "PATH": "/bin"})
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "SSL_CERT_FILE", "HOME", "CXX", "UV_CACHE_DIR"])
+def test_settings_of_the_machine_do_reach_commands(name: str) -> None:
+    assert caller_environment({name: "x"}) == {name: "x"}
+
+
+def test_pip_and_uv_are_told_the_same_places() -> None:
+    sources = {"index-url": "file:///srv/i", "extra-index-url": "file:///srv/e", "cert": "/ca.pem"}
+    caller = {"PATH": "/bin", "PIP_INDEX_URL": "file:///other", "UV_DEFAULT_INDEX": "file:///other"}
+    seen = child_environment(caller, sources, Path("/co/.venv"))
+    assert seen["PIP_INDEX_URL"] == seen["UV_DEFAULT_INDEX"] == "file:///srv/i"
+    assert seen["PIP_EXTRA_INDEX_URL"] == seen["UV_INDEX"] == "file:///srv/e"
+    assert seen["PIP_CERT"] == seen["SSL_CERT_FILE"] == "/ca.pem"
+    assert seen["PATH"] == "/co/.venv/bin:/bin"
+
+
+def test_configuration_files_are_not_read_a_second_time() -> None:
+    seen = child_environment({}, {}, Path("/co/.venv"))
+    assert seen["PIP_CONFIG_FILE"] == "/dev/null"
+    assert seen["UV_NO_CONFIG"] == "1"
+
+
+def test_every_source_setting_has_an_answer_for_uv() -> None:
+    assert [name for name, variables in UV_VARIABLES.items() if not variables] == ["find-links"]

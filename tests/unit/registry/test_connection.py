@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from tasks.errors import FalajError, RegistryError, StorageError, TransientError
+from tasks.registry.connection import (
+    RegistryLocation,
+    exclusive,
+    explained,
+    load_mlflow,
+    prepare_database,
+)
+from tasks.settings import Settings
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> RegistryLocation:
+    return RegistryLocation.of(Settings(home=tmp_path, feature_repo=tmp_path))
+
+
+def database(location: RegistryLocation) -> Path:
+    assert location.database_path is not None
+    return location.database_path
+
+
+def test_importing_the_task_module_brings_in_no_heavy_library() -> None:
+    heavy = ("mlflow", "matplotlib", "torch")
+    program = f"import sys, tasks.registry.task; print(*[m for m in {heavy} if m in sys.modules])"
+
+    seen = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+    assert seen.stdout.decode().split() == []
+
+
+def test_plain_modules_import_without_prefect_and_without_mlflow() -> None:
+    program = (
+        "import sys; sys.modules['prefect'] = sys.modules['mlflow'] = None\n"
+        "import tasks.registry.promotion, tasks.registry.candidate, tasks.registry.programs"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_first_use_sends_no_usage_data_and_prints_nothing(tmp_path: Path) -> None:
+    """In a process with hardly any environment: CI's and pytest's variables alone switch it off."""
+    program = f"""
+import os, threading
+from pathlib import Path
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import Registry
+from mlflow.telemetry import get_telemetry_client  # somebody imported it before us
+before = get_telemetry_client()
+home = Path({str(tmp_path)!r})
+registry = Registry(RegistryLocation(f"sqlite:///{{home}}/db/mlflow.db", home / "files"))
+assert registry.versions("m") == []
+assert before is not None and get_telemetry_client() is None
+assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"  # for child processes too
+assert threading.enumerate() == [threading.main_thread()]
+"""
+    env = {"PATH": os.environ["PATH"], "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=env, text=True)
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr == ""
+
+
+def test_a_database_that_was_being_made_by_a_killed_process_is_made_anew(
+    location: RegistryLocation,
+) -> None:
+    path = database(location)
+    path.parent.mkdir(parents=True)
+    for name in (".mlflow.db-new", ".mlflow.db-new-journal"):
+        path.with_name(name).write_bytes(b"half a migration")
+    path.touch()  # what SQLite leaves when it was killed before its first page
+
+    prepare_database(location)
+
+    assert sorted(p.name for p in path.parent.iterdir()) == ["artifacts", "mlflow.db"]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_file_that_is_no_database_is_refused_with_a_sentence(location: RegistryLocation) -> None:
+    path = database(location)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"PK\3\4 this is a zip")
+
+    with pytest.raises(RegistryError, match="is not an SQLite database"):
+        prepare_database(location)
+    assert path.read_bytes() == b"PK\3\4 this is a zip"
+
+
+def test_a_folder_in_place_of_the_database_is_refused_with_a_sentence(
+    location: RegistryLocation,
+) -> None:
+    database(location).mkdir(parents=True)
+
+    with pytest.raises(RegistryError, match="is not an SQLite database"):
+        prepare_database(location)
+
+
+def test_a_place_that_cannot_be_written_is_refused_with_a_sentence(
+    location: RegistryLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+    with pytest.raises(StorageError, match="mend the permissions"):
+        prepare_database(location)
+
+
+def test_a_lock_held_elsewhere_is_transient_and_free_again_afterwards(
+    location: RegistryLocation,
+) -> None:
+    with (
+        exclusive(location),
+        pytest.raises(TransientError, match="Nothing was changed"),
+        exclusive(location, wait_s=0.1),
+    ):
+        pass
+    with exclusive(location, wait_s=0):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(location: RegistryLocation) -> None:
+    program = f"""
+import os, signal
+from pathlib import Path
+from tasks.registry.connection import RegistryLocation, exclusive
+with exclusive(RegistryLocation("sqlite:///x", Path({str(location.artifacts)!r}))):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -9
+
+    with exclusive(location, wait_s=0):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        ("database is locked", TransientError, "Try again"),
+        ("attempt to write a readonly database", StorageError, "mend the permissions"),
+        ("unable to open database file", StorageError, "the disk refused"),
+        ("database or disk is full", StorageError, "free space"),
+        ("database disk image is malformed", RegistryError, "is damaged"),
+        ("no such table: runs", RegistryError, "MLflow refused"),
+    ],
+)
+def test_what_the_database_says_becomes_an_error_of_ours(
+    location: RegistryLocation, said: str, kind: type[FalajError], words: str
+) -> None:
+    with pytest.raises(kind, match=words) as caught, explained(location):
+        raise OperationalError("SELECT 1", None, sqlite3.OperationalError(said))
+
+    assert type(caught.value) is kind
+    assert str(database(location)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "kind"),
+    [
+        (
+            "(sqlite3.OperationalError) database is locked",
+            "TEMPORARILY_UNAVAILABLE",
+            TransientError,
+        ),
+        ("connection reset by server", "TEMPORARILY_UNAVAILABLE", TransientError),
+        ("Detected out-of-date database schema", "INTERNAL_ERROR", RegistryError),
+        ("", "INTERNAL_ERROR", RegistryError),
+    ],
+)
+def test_what_mlflow_says_becomes_an_error_of_ours(
+    location: RegistryLocation, said: str, code: str, kind: type[FalajError]
+) -> None:
+    load_mlflow()
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import ErrorCode
+
+    with pytest.raises(kind) as caught, explained(location):
+        raise MlflowException(said, error_code=ErrorCode.Value(code))
+
+    assert type(caught.value) is kind

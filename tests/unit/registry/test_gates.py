@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tasks.contracts import EvaluationReport, Metric, ModelVersionRef
+from tasks.registry.config import PromotionConfig
+from tasks.registry.gates import GATES, Evidence, judge
+from tasks.registry.model_folder import list_variants
+from tasks.registry.records import FileRecord, VersionRecord, describe_model
+from tasks.settings import ArtifactStore
+from tests import builders as shared
+from tests.unit.registry import builders
+
+OTHER = "f" * 64
+NAN = float("nan")
+CONFIG = PromotionConfig()
+CHAMPION_COMPARISON = 1
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """Evidence with which every gate is open, against a champion of another program."""
+    store = ArtifactStore(tmp_path_factory.mktemp("gates"))
+    dataset = shared.dataset(store, shared.frame(300))
+    trained = builders.trained_model(store, dataset)
+    against = (builders.comparison("champion:1", 0.002),)
+    evaluation = builders.evaluation(store, trained, against=against)
+    made = builders.variants(store, trained.program.sha256)
+    candidate = ModelVersionRef(
+        name="m",
+        version=2,
+        run_id="r2",
+        program_sha256=trained.program.sha256,
+        snapshot_sha256=trained.snapshot_sha256,
+    )
+    files = {"program.pt2": FileRecord(sha256=trained.program.sha256, num_bytes=1)}
+    manifest = describe_model(trained, evaluation, dataset.snapshot, "m", "abc", files)
+    listed = list_variants(trained.program.sha256, made)
+    return Evidence(
+        candidate=candidate,
+        record=VersionRecord(candidate, manifest, listed, ()),
+        evaluation=evaluation,
+        dataset=dataset,
+        variants=made,
+        lost=(),
+        champion=candidate.model_copy(
+            update={"version": 1, "run_id": "r1", "program_sha256": OTHER}
+        ),
+        now=datetime(2014, 1, 31, tzinfo=UTC),
+    )
+
+
+def edited(value: Any, path: str, new: object) -> Any:
+    """A copy in which the field at the end of a dotted path (numbers index tuples) is `new`."""
+    head, _, rest = path.partition(".")
+    old = getattr(value, head)
+    if not rest:
+        return value.model_copy(update={head: new})
+    if isinstance(old, tuple):
+        index, _, rest = rest.partition(".")
+        items = list(old)
+        items[int(index)] = edited(items[int(index)], rest, new)
+        return value.model_copy(update={head: tuple(items)})
+    return value.model_copy(update={head: edited(old, rest, new)})
+
+
+def with_evaluation(good: Evidence, path: str, new: object) -> Evidence:
+    return replace(good, evaluation=edited(good.evaluation, path, new))
+
+
+def closed(evidence: Evidence, config: PromotionConfig = CONFIG) -> dict[str, str]:
+    """Names and evidence of the gates that are closed."""
+    return {gate.name: gate.evidence for gate in judge(evidence, config) if not gate.passed}
+
+
+def test_all_gates_open_on_good_evidence_and_each_says_why(good: Evidence) -> None:
+    results = judge(good, CONFIG)
+
+    assert [gate.name for gate in results] == list(GATES)
+    assert all(gate.passed for gate in results), closed(good)
+    assert all(len(gate.evidence) > 15 for gate in results)
+    assert next(g for g in results if g.name == "champion").evidence == (
+        "AUC minus that of version 1 is +0.0020 (+0.0010 to +0.0030) on the same rows; rule "
+        "'not_worse' wants the lower bound at or above -0.0050"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "gate", "words"),
+    [
+        ("overall.auc.value", 0.59, "auc-floor", "AUC 0.5900"),
+        ("overall.auc.value", NAN, "auc-floor", "nan"),
+        ("overall.auc.value", 0.96, "leak-suspicion", "leak of the label"),
+        ("overall.auc.value", NAN, "leak-suspicion", "nan"),
+        ("comparisons.0.auc_difference.value", -0.0051, "yardstick", "-0.0051"),
+        ("comparisons.0.auc_difference.value", NAN, "yardstick", "nan"),
+        ("comparisons", (), "yardstick", "not exactly one"),
+        ("comparisons.0.against", "champion:1", "yardstick", "not exactly one"),
+        ("comparisons.1.against", "yardstick", "yardstick", "not exactly one"),
+        ("comparisons.1.auc_difference.low", -0.0051, "champion", "version 1"),
+        ("comparisons.1.auc_difference.low", NAN, "champion", "nan"),
+        ("comparisons", (), "champion", "compares with nothing"),
+        ("comparisons.1.against", "champion:7", "champion", "yardstick, champion:7"),
+        ("comparisons.1.against", "champion:10", "champion", "present champion"),
+        ("overall.calibration_error.value", 0.0501, "calibration", "0.0501"),
+        ("overall.calibration_error.value", NAN, "calibration", "nan"),
+        ("slices", (), "worst-slice", "no slice"),
+        ("slices.1.metrics.auc.value", 0.54, "worst-slice", "carrier=EV"),
+        ("slices.0.metrics.auc.value", NAN, "worst-slice", "carrier=AA"),
+        ("model_sha256", OTHER, "same-digests", "evaluation's program is ffffffffffff"),
+        ("snapshot_sha256", OTHER, "same-digests", "evaluation's snapshot is ffffffffffff"),
+        ("window", shared.month(8, 4), "later-test-window", "2013-08-01"),
+    ],
+)
+def test_a_gate_closes_on_bad_or_missing_judgement(
+    good: Evidence, path: str, value: object, gate: str, words: str
+) -> None:
+    refused = closed(with_evaluation(good, path, value))
+
+    assert words in refused[gate]
+
+
+@pytest.mark.parametrize(
+    ("field", "path", "words"),
+    [
+        ("candidate", "program_sha256", "registry's program"),
+        ("candidate", "snapshot_sha256", "dataset's snapshot"),
+        ("dataset", "snapshot.data.sha256", "dataset's snapshot is ffffffffffff"),
+        ("dataset", "validation.subject_sha256", "validated snapshot is ffffffffffff"),
+    ],
+)
+def test_any_broken_link_of_the_chain_of_digests_closes_its_gate(
+    good: Evidence, field: str, path: str, words: str
+) -> None:
+    broken = replace(good, **{field: edited(getattr(good, field), path, OTHER)})
+
+    assert words in closed(broken)["same-digests"]
+
+
+def test_a_variant_of_another_program_closes_the_gate(good: Evidence) -> None:
+    alien = edited(good.variants[0], "source_sha256", OTHER)
+
+    refused = closed(replace(good, variants=(alien, good.variants[1])))
+
+    assert "source of onnx-fp32" in refused["same-digests"]
+    assert "not those that were presented" in refused["whole-artifacts"]
+
+
+def test_what_the_registry_holds_of_another_snapshot_closes_the_gate(good: Evidence) -> None:
+    manifest = edited(good.record.manifest, "snapshot_sha256", OTHER)
+    by_manifest = replace(good, record=replace(good.record, manifest=manifest))
+    by_tag = replace(
+        good, record=replace(good.record, ref=edited(good.record.ref, "snapshot_sha256", OTHER))
+    )
+
+    assert "manifest's snapshot" in closed(by_manifest)["same-digests"]
+    assert "registry's snapshot" in closed(by_tag)["same-digests"]
+
+
+@pytest.mark.parametrize(
+    ("change", "gates"),
+    [
+        ({"damage": ("program.pt2 is missing",)}, {"whole-artifacts"}),
+        ({"manifest": None}, {"whole-artifacts", "later-test-window"}),
+        ({"variants": None}, {"whole-artifacts", "hardware"}),
+    ],
+)
+def test_a_registry_that_lacks_something_closes_its_gates(
+    good: Evidence, change: dict[str, Any], gates: set[str]
+) -> None:
+    assert closed(replace(good, record=replace(good.record, **change))).keys() == gates
+
+
+def test_an_artifact_that_is_gone_closes_the_gate_with_its_name(good: Evidence) -> None:
+    refused = closed(replace(good, lost=("artifact:snapshots/x is absent",)))
+
+    assert refused == {"whole-artifacts": "artifact:snapshots/x is absent"}
+
+
+def test_dropped_variants_do_not_open_the_hardware_gate(good: Evidence) -> None:
+    dropped = (good.variants[1],)
+    listed = list_variants(good.candidate.program_sha256, dropped)
+
+    refused = closed(replace(good, variants=dropped, record=replace(good.record, variants=listed)))
+
+    assert refused == {"hardware": "no kept variant for cpu"}
+
+
+def test_every_required_hardware_class_needs_its_own_variant(good: Evidence) -> None:
+    config = PromotionConfig(required_hardware=("cpu", "gpu"))
+
+    assert closed(good, config) == {"hardware": "no kept variant for gpu"}
+    assert closed(good, PromotionConfig(required_hardware=())) == {}
+
+
+def test_without_a_champion_no_comparison_is_needed(good: Evidence) -> None:
+    first = replace(with_evaluation(good, "comparisons.1.against", "champion:9"), champion=None)
+
+    assert closed(first) == {}
+
+
+def test_the_champion_itself_passes_its_gate_and_the_evidence_says_so(good: Evidence) -> None:
+    itself = replace(good, champion=good.candidate)
+    same_program = replace(good, champion=edited(good.candidate, "version", 5))
+
+    for evidence, words in ((itself, "is the champion already"), (same_program, "same program")):
+        gate = next(g for g in judge(evidence, CONFIG) if g.name == "champion")
+        assert gate.passed
+        assert words in gate.evidence
+
+
+@pytest.mark.parametrize(
+    ("rule", "low", "is_open"),
+    [
+        ("better", 0.0001, True),
+        ("better", 0.0, False),
+        ("not_worse", -0.005, True),
+        ("not_worse", -0.0050001, False),
+    ],
+)
+def test_the_paired_interval_decides_by_the_rule(
+    good: Evidence, rule: str, low: float, is_open: bool
+) -> None:
+    config = PromotionConfig(champion_rule=rule)  # type: ignore[arg-type]
+    evidence = with_evaluation(good, "comparisons.1.auc_difference.low", low)
+
+    assert ("champion" not in closed(evidence, config)) is is_open
+
+
+@pytest.mark.parametrize(("days", "is_open"), [(-1, False), (0, True), (30, True), (31, False)])
+def test_a_judgement_is_fresh_within_its_age_and_never_from_the_future(
+    good: Evidence, days: int, is_open: bool
+) -> None:
+    now = good.evaluation.window.end + timedelta(days=days)
+    evidence = replace(good, now=now)
+
+    refused = closed(evidence, PromotionConfig(max_age_days=30))
+
+    assert ("freshness" not in refused) is is_open
+    assert closed(evidence) == {}
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def judged(good: Evidence, auc: float, error: float, yardstick: float, low: float) -> Evidence:
+    report: EvaluationReport = good.evaluation
+    report = edited(report, "overall.auc", Metric(value=auc, low=auc, high=auc))
+    report = edited(report, "overall.calibration_error.value", error)
+    report = edited(report, "comparisons.0.auc_difference.value", yardstick)
+    report = edited(report, f"comparisons.{CHAMPION_COMPARISON}.auc_difference.low", low)
+    return replace(good, evaluation=report)
+
+
+@given(auc=numbers, error=numbers, yardstick=numbers, low=numbers)
+def test_gates_open_exactly_when_each_number_is_within_its_bound(
+    good: Evidence, auc: float, error: float, yardstick: float, low: float
+) -> None:
+    expected = {
+        "auc-floor": auc >= CONFIG.min_auc,
+        "leak-suspicion": auc <= CONFIG.max_plausible_auc,
+        "calibration": 0 <= error <= CONFIG.max_calibration_error,
+        "yardstick": -CONFIG.yardstick_margin <= yardstick <= 1,
+        "champion": -CONFIG.champion_margin <= low <= 1,
+    }
+
+    refused = closed(judged(good, auc, error, yardstick, low))
+
+    assert refused.keys() == {name for name, within in expected.items() if not within}
+
+
+@given(st.lists(numbers, min_size=1, max_size=6))
+def test_the_worst_of_all_slices_decides(good: Evidence, aucs: list[float]) -> None:
+    first = good.evaluation.slices[0]
+    slices = tuple(edited(first, "metrics.auc.value", auc) for auc in aucs)
+
+    refused = closed(with_evaluation(good, "slices", slices))
+
+    assert ("worst-slice" not in refused) == all(CONFIG.min_slice_auc <= auc <= 1 for auc in aucs)
+
+
+def test_a_floor_above_the_ceiling_is_rejected_with_the_fix() -> None:
+    with pytest.raises(ValidationError, match="lower the floor or raise the ceiling"):
+        PromotionConfig(min_auc=0.9, max_plausible_auc=0.8)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import errno
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tasks.contracts import TrainedModel
+from tasks.errors import ArtifactError, RegistryError, StorageError
+from tasks.registry.mlflow_registry import (
+    MANIFEST_TAG,
+    PROGRAM_TAG,
+    SNAPSHOT_TAG,
+    VARIANTS_TAG,
+    RegisteredVersion,
+)
+from tasks.registry.model_folder import (
+    digest_of_value,
+    list_variants,
+    read_version,
+    remove_unlisted,
+    verified_program,
+    write_model,
+    write_variants,
+)
+from tasks.settings import ArtifactStore
+from tests import builders as shared
+from tests.unit.registry import builders
+
+
+@dataclass(frozen=True)
+class Filed:
+    """A model and its variants, filed without a registry."""
+
+    store: ArtifactStore
+    trained: TrainedModel
+    version: RegisteredVersion
+
+    @property
+    def folder(self) -> Path:
+        return self.version.folder
+
+
+@pytest.fixture
+def filed(tmp_path: Path) -> Filed:
+    store = ArtifactStore(tmp_path / "store")
+    dataset = shared.dataset(store, shared.frame(300))
+    trained = builders.trained_model(store, dataset)
+    folder, report = tmp_path / "model", builders.evaluation(store, trained)
+    manifest = write_model(folder, trained, report, dataset.snapshot, "m", "abc1234", store)
+    made = builders.variants(store, trained.program.sha256)
+    listed = write_variants(folder, trained.program.sha256, made, store)
+    tags = {
+        PROGRAM_TAG: trained.program.sha256,
+        SNAPSHOT_TAG: trained.snapshot_sha256,
+        MANIFEST_TAG: manifest,
+        VARIANTS_TAG: listed,
+    }
+    return Filed(store, trained, RegisteredVersion("m", 1, "r", folder.as_uri(), tags))
+
+
+def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) -> None:
+    record = read_version(filed.version)
+
+    assert record.damage == ()
+    assert record.manifest is not None
+    assert record.manifest.code_commit == "abc1234"
+    assert record.manifest.snapshot_sha256 == filed.trained.snapshot_sha256
+    assert record.manifest.columns == filed.trained.columns
+    assert [(i.name, i.dtype, i.shape) for i in record.manifest.inputs] == [
+        ("categorical", "int32", ("rows", 3)),
+        ("numeric", "float32", ("rows", 5)),
+    ]
+    assert "CRC-32" in record.manifest.preprocessing.category_code_rule
+    assert sorted(p.name for p in filed.folder.iterdir()) == [
+        "checkpoint.pt",
+        "evaluation.json",
+        "model.json",
+        "program.pt2",
+        "variants",
+        "variants.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "program.pt2",
+        "checkpoint.pt",
+        "evaluation.json",
+        "model.json",
+        "variants.json",
+        "variants/*/model.onnx",
+        "variants/*/weights/0.bin",
+    ],
+)
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_any_file_that_is_changed_or_gone_is_found(
+    filed: Filed, name: str, is_removed: bool
+) -> None:
+    (victim,) = filed.folder.glob(name)
+    if is_removed:
+        victim.unlink()
+    else:
+        content = bytearray(victim.read_bytes())
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+
+    damage = read_version(filed.version).damage
+
+    assert len(damage) == 1
+    assert "missing" in damage[0] or "expected" in damage[0]
+
+
+def test_a_manifest_that_was_swapped_with_its_tag_still_names_its_program(filed: Filed) -> None:
+    tags = {**filed.version.tags, PROGRAM_TAG: "f" * 64}
+
+    record = read_version(replace(filed.version, tags=tags))
+
+    assert record.damage == ("model.json is of another program than the version's tag says",)
+
+
+@pytest.mark.parametrize("name", ["program.pt2", "model.json"])
+def test_a_damaged_program_is_not_handed_out(filed: Filed, name: str) -> None:
+    (filed.folder / name).write_bytes(b"something else")
+
+    with pytest.raises(RegistryError, match=f"{name} has SHA-256 .* expected"):
+        verified_program(filed.version)
+
+
+def test_a_version_without_a_manifest_is_not_handed_out(filed: Filed) -> None:
+    tags = {k: v for k, v in filed.version.tags.items() if k != MANIFEST_TAG}
+
+    with pytest.raises(RegistryError, match="no manifest"):
+        verified_program(replace(filed.version, tags=tags))
+
+
+def test_a_model_whose_files_left_the_store_is_not_filed(filed: Filed, tmp_path: Path) -> None:
+    dataset = shared.dataset(filed.store, shared.frame(300))
+    report = builders.evaluation(filed.store, filed.trained)
+    filed.store.path(filed.trained.checkpoint).unlink()
+
+    with pytest.raises(ArtifactError, match="run the stage that makes it again"):
+        write_model(
+            tmp_path / "other", filed.trained, report, dataset.snapshot, "m", "abc", filed.store
+        )
+    assert not (tmp_path / "other" / "model.json").exists()
+
+
+def test_variants_built_anew_replace_the_old_ones_list_last(filed: Filed) -> None:
+    sha = filed.trained.program.sha256
+    (old,) = (filed.folder / "variants").iterdir()
+    newer = builders.variants(filed.store, sha, "a better graph")
+    listed = list_variants(sha, newer)
+
+    digest = write_variants(filed.folder, sha, newer, filed.store)
+
+    assert old.exists()  # readers of the old list are served until the tag has moved
+    assert digest == digest_of_value(listed)
+    remove_unlisted(filed.folder, listed)
+    assert not old.exists()
+    tags = {**filed.version.tags, VARIANTS_TAG: digest}
+    assert read_version(replace(filed.version, tags=tags)).damage == ()
+
+
+def test_half_a_variant_of_a_killed_process_is_written_anew(filed: Filed) -> None:
+    sha = filed.trained.program.sha256
+    made = builders.variants(filed.store, sha)
+    (folder,) = (filed.folder / "variants").iterdir()
+    shutil.copytree(folder, folder.with_name(f".{folder.name}"))
+    (folder / "model.onnx").unlink()
+
+    write_variants(filed.folder, sha, made, filed.store)
+
+    assert read_version(filed.version).damage == ()
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_full_disk_leaves_the_old_list_of_variants_in_place(
+    filed: Filed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sha = filed.trained.program.sha256
+    newer = builders.variants(filed.store, sha, "a better graph")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", refuse)
+        with pytest.raises(StorageError, match="free space"):
+            write_variants(filed.folder, sha, newer, filed.store)
+
+    assert read_version(filed.version).damage == ()

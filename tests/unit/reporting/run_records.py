@@ -1,0 +1,436 @@
+"""A run record as the loop makes it, with every artifact it names really in the store."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tasks.contracts import (
+    Artifact,
+    Contract,
+    CurvePoint,
+    DatasetSchema,
+    DataSplits,
+    DriftReport,
+    DriftVerdict,
+    EpochMetrics,
+    EvaluationReport,
+    ExcludedRows,
+    FeatureDrift,
+    FeatureRefresh,
+    FeatureSnapshot,
+    FeatureTables,
+    GateResult,
+    LandedRows,
+    MaterializedView,
+    Metric,
+    MetricSet,
+    ModelVariant,
+    ModelVersionRef,
+    PairedComparison,
+    PromotionDecision,
+    RunRecord,
+    SliceMetrics,
+    StageTime,
+    TableRef,
+    TimeWindow,
+    TrainedModel,
+    ValidatedDataset,
+    ValidatedRows,
+    ValidationResult,
+    VariantLatency,
+)
+from tasks.settings import ArtifactStore, StagedFolder
+
+YEAR = TimeWindow(start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 1, tzinfo=UTC))
+CATEGORICAL = ("carrier", "origin", "dest", "manufacturer", "engine")
+NUMERIC = (
+    "month", "day_of_week", "minute_of_day", "distance", "temp", "dewp", "humid", "wind_speed",
+    "wind_gust", "precip", "pressure", "visib", "carrier_late_rate_24h", "carrier_late_rate_7d",
+    "carrier_late_rate_28d", "origin_late_rate_6h", "origin_late_rate_24h", "origin_flights_6h",
+    "route_late_rate_7d", "route_late_rate_28d", "plane_last_arrival_delay", "plane_age_years",
+    "plane_flights_7d", "seats", "destination_late_rate_24h", "destination_late_rate_7d",
+)  # fmt: skip
+
+
+class Stored(Contract):
+    """Every artifact of the record, by name."""
+
+    artifacts: dict[str, Artifact]
+
+
+def window(first: int, months: int) -> TimeWindow:
+    """`months` months of 2013 from month `first` on."""
+    ends = [datetime(2013 + (m - 1) // 12, (m - 1) % 12 + 1, 1, tzinfo=UTC)
+            for m in (first, first + months)]  # fmt: skip
+    return TimeWindow(start=ends[0], end=ends[1])
+
+
+def metric(value: float, half: float) -> Metric:
+    """A value with a symmetric interval."""
+    return Metric(value=value, low=value - half, high=value + half)
+
+
+def metrics(num_rows: int, auc: float, base_rate: float = 0.2) -> MetricSet:
+    """A metric set whose intervals narrow with the rows."""
+    half = 0.9 / math.sqrt(num_rows)
+    return MetricSet(
+        num_rows=num_rows,
+        base_rate=base_rate,
+        auc=metric(auc, half),
+        pr_auc=metric(auc - 0.265, 1.6 * half),
+        brier=metric(0.134, half / 2),
+        log_loss=metric(0.427, half),
+        calibration_error=metric(0.0112, half / 3),
+    )
+
+
+def artifacts(store: ArtifactStore) -> dict[str, Artifact]:
+    """Small real files in the store under the names that the record uses."""
+    names = [
+        "flights.parquet", "weather.parquet", "planes.parquet", "carrier_stats.parquet",
+        "origin_stats.parquet", "route_stats.parquet", "plane_history.parquet", "suite.json",
+        "data.parquet", "program.pt2", "checkpoint.pt", "ranks.log", "predictions.parquet",
+        "onnx-fp32.onnx", "openvino-fp32.bin", "openvino-int8.bin",
+    ]  # fmt: skip
+
+    def build(folder: StagedFolder) -> Stored:
+        for number, name in enumerate(names):
+            (folder.path / name).write_bytes(name.encode() * 40 * (number + 1))
+        rng = np.random.default_rng(0)
+        score = rng.beta(2, 7, 500)
+        scored = {"label": (rng.random(500) < score).astype(int), "score": score}
+        pd.DataFrame(scored).to_parquet(folder.path / "predictions.parquet")
+        return Stored(artifacts={name: folder.artifact(name) for name in names})
+
+    return store.build_once("examples", "c0ffee", Stored, build).artifacts
+
+
+def run_record(store: ArtifactStore, **changes: object) -> RunRecord:
+    """The whole record; `changes` replace top-level fields."""
+    files = artifacts(store)
+    dataset = validated_dataset(files)
+    splits = DataSplits(train=window(1, 6), validation=window(7, 2), test=window(9, 1))
+    version = ModelVersionRef(
+        name="flight-delay",
+        version=3,
+        run_id="5d2c1a0be94f4f0e8a2f7f13c9a0b7d1",
+        program_sha256=files["program.pt2"].sha256,
+        snapshot_sha256=files["data.parquet"].sha256,
+    )
+    record = RunRecord(
+        use_case="flights",
+        question="Two hours before its scheduled departure, will this flight arrive more than 15 "
+        "minutes late?",
+        run_id="20260114-061502-7f3a",
+        started=datetime(2026, 1, 14, 6, 15, 2, tzinfo=UTC),
+        code_commit="8970679c4d1b2a7790f3a1f6f7e0c5b1d2e3f4a5",
+        host={"CPU": "AMD EPYC 7B13", "cores": "2", "memory": "25.3 GB", "python": "3.11.13",
+              "torch": "2.13.0", "horovod": "0.28.1", "prefect": "3.8.8", "feast": "0.67.0",
+              "onnxruntime": "1.31.0", "openvino": "2026.4.0"},
+        refresh=refresh(files),
+        dataset=dataset,
+        model=model(files, splits, dataset.snapshot.columns),
+        evaluation=evaluation(files),
+        version=version,
+        variants=variants(files),
+        promotion=PromotionDecision(
+            candidate=version, previous_champion=2, gates=gates(), promoted=True
+        ),
+        drift=drift(),
+        stages=stages(),
+    )  # fmt: skip
+    return record.model_copy(update=changes)
+
+
+def refresh(files: dict[str, Artifact]) -> FeatureRefresh:
+    """Three raw tables, four feature tables, four views."""
+    raw = tuple(
+        TableRef(name=name, artifact=files[f"{name}.parquet"], num_rows=rows)
+        for name, rows in (("flights", 336_776), ("weather", 26_115), ("planes", 3_322))
+    )
+    tables = tuple(
+        TableRef(name=name, artifact=files[f"{name}.parquet"], num_rows=rows)
+        for name, rows in (
+            ("carrier_stats", 118_204), ("origin_stats", 26_280), ("route_stats", 301_220),
+            ("plane_history", 327_346),
+        )
+    )  # fmt: skip
+    checked = {"flights": 19, "weather": 12, "planes": 7}
+    watermark = datetime(2014, 1, 1, tzinfo=UTC)
+    entities = (16, 3, 224, 4_043)
+    return FeatureRefresh(
+        window=YEAR,
+        rows=ValidatedRows(
+            landed=LandedRows(window=YEAR, tables=raw),
+            validations=tuple(suite(files, t, checked[t.name]) for t in raw),
+        ),
+        tables=FeatureTables(
+            version="5b1d0e7c9a3f42e68d7b6a5c4e3f2d1b", raw=raw, tables=tables,
+            sources={"2013-01-01/2014-01-01": "0" * 32},
+        ),
+        validations=tuple(suite(files, t, 6) for t in tables),
+        views=tuple(
+            MaterializedView(name=t.name, watermark=watermark, num_entities=n)
+            for t, n in zip(tables, entities, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def suite(files: dict[str, Artifact], table: TableRef, checks: int) -> ValidationResult:
+    """A passed suite on one table."""
+    return ValidationResult(
+        suite=table.name, subject=table.name, subject_sha256=table.artifact.sha256,
+        num_rows=table.num_rows, num_expectations=checks, result=files["suite.json"],
+    )  # fmt: skip
+
+
+def validated_dataset(files: dict[str, Artifact]) -> ValidatedDataset:
+    """The snapshot of all labelled rows and its validation."""
+    snapshot = FeatureSnapshot(
+        data=files["data.parquet"],
+        num_rows=327_346,
+        window=YEAR,
+        columns=DatasetSchema(
+            row_id="flight_id", event_time="event_timestamp", label="is_late",
+            categorical=CATEGORICAL, numeric=NUMERIC,
+        ),
+        feature_service="flight_delay_v1",
+        feature_views={"carrier_stats": "a1" * 32, "origin_stats": "b2" * 32,
+                       "route_stats": "c3" * 32, "plane_history": "d4" * 32},
+        tables_version="5b1d0e7c9a3f42e68d7b6a5c4e3f2d1b",
+        label_definition="the flight arrives more than 15 minutes late",
+        positive_rate=0.23714,
+        excluded=(ExcludedRows(reason="cancelled", num_rows=8_255),
+                  ExcludedRows(reason="diverted", num_rows=1_175)),
+    )  # fmt: skip
+    validation = ValidationResult(
+        suite="training_set", subject="snapshot", subject_sha256=snapshot.data.sha256,
+        num_rows=snapshot.num_rows, num_expectations=21, result=files["suite.json"],
+    )  # fmt: skip
+    return ValidatedDataset(snapshot=snapshot, validation=validation)
+
+
+def model(files: dict[str, Artifact], splits: DataSplits, columns: DatasetSchema) -> TrainedModel:
+    """Nine epochs; the sixth is the best."""
+    epochs = tuple(
+        EpochMetrics(
+            epoch=n, train_loss=0.462 + 0.055 * math.exp(-0.7 * n) - 0.0016 * n,
+            validation_loss=0.4722 + 0.048 * math.exp(-0.8 * n) + 0.00035 * (n - 6) ** 2,
+            validation_auc=0.762 - 0.05 * math.exp(-0.75 * n) - 0.0003 * (n - 6) ** 2,
+            learning_rate=0.002 * 0.85**n, seconds=4.6 + 0.1 * (n % 3), rows_per_s=36_400.0,
+        )
+        for n in range(1, 10)
+    )  # fmt: skip
+    return TrainedModel(
+        program=files["program.pt2"], checkpoint=files["checkpoint.pt"], log=files["ranks.log"],
+        columns=columns,
+        config={"feature_service": "flight_delay_v1", "num_workers": 2, "global_batch_size": 4096,
+                "learning_rate": 0.002, "weight_decay": 1e-5, "max_epochs": 20, "patience": 3,
+                "seed": 0, "network": {"width": 12, "hidden": [256, 128], "dropout": 0.1}},
+        snapshot_sha256=files["data.parquet"].sha256, splits=splits, epochs=epochs, best_epoch=6,
+        num_ranks=2, strategy="horovod", num_parameters=61_337, seconds=47.8, energy_j=None,
+    )  # fmt: skip
+
+
+def evaluation(files: dict[str, Artifact]) -> EvaluationReport:
+    """September: overall, by carrier, origin and month, against champion and yardstick."""
+    carriers = {"UA": 4694, "EV": 4725, "B6": 4291, "DL": 3883, "AA": 2614, "MQ": 2206, "US": 1698,
+                "9E": 1540, "WN": 1010, "VX": 453, "FL": 255, "AS": 60}  # fmt: skip
+    rng = np.random.default_rng(3)
+    by_carrier = [
+        SliceMetrics(column="carrier", value=name, metrics=metrics(
+            rows, float(0.752 + rng.normal(0, 0.02)), float(rng.uniform(0.08, 0.2))))
+        for name, rows in carriers.items()
+    ]  # fmt: skip
+    by_origin = [
+        SliceMetrics(column="origin", value=name, metrics=metrics(rows, auc, 0.13))
+        for name, rows, auc in (("EWR", 9550, 0.749), ("JFK", 8908, 0.761), ("LGA", 9116, 0.744))
+    ]
+    by_month = [
+        SliceMetrics(column="month", value=f"2013-{m:02d}", metrics=metrics(rows, auc, rate))
+        for m, rows, auc, rate in ((9, 9191, 0.741, 0.13), (10, 9192, 0.756, 0.15),
+                                   (11, 9191, 0.748, 0.18))
+    ]  # fmt: skip
+    grid = np.linspace(0, 1, 101)
+    return EvaluationReport(
+        model_sha256=files["program.pt2"].sha256,
+        snapshot_sha256=files["data.parquet"].sha256,
+        window=window(9, 1),
+        overall=metrics(27_574, 0.7524, 0.131),
+        slices=tuple(by_carrier + by_origin + by_month),
+        skipped_slices=("carrier=OO (20 rows)", "carrier=HA (25 rows)"),
+        yardstick=metrics(27_574, 0.7503, 0.131),
+        yardstick_name="scikit-learn gradient boosting",
+        comparisons=(
+            PairedComparison(against="champion:2",
+                auc_difference=Metric(value=0.0041, low=0.0019, high=0.0064),
+                brier_difference=Metric(value=-0.0006, low=-0.0009, high=-0.0002)),
+            PairedComparison(against="yardstick",
+                auc_difference=Metric(value=0.0021, low=-0.0004, high=0.0045),
+                brier_difference=Metric(value=-0.0001, low=-0.0004, high=0.0002)),
+        ),
+        predictions=files["predictions.parquet"],
+        roc=tuple(CurvePoint(x=float(x), y=float(x**0.335)) for x in grid),
+        precision_recall=tuple(
+            CurvePoint(x=float(x), y=float(0.131 + 0.72 * (1 - x) ** 2.1)) for x in grid),
+        calibration=tuple(
+            CurvePoint(x=x, y=x + 0.02 * math.sin(9 * x), weight=9_000 * math.exp(-4.5 * x))
+            for x in (0.03, 0.07, 0.12, 0.17, 0.22, 0.28, 0.35, 0.42, 0.5, 0.59, 0.68, 0.77)),
+    )  # fmt: skip
+
+
+def latency(batch: int, p50: float, ratio: float) -> VariantLatency:
+    """Timing of one variant at one batch size."""
+    return VariantLatency(batch_rows=batch, p50_ms=p50, p95_ms=p50 * 1.18, ratio_to_eager=ratio)
+
+
+def variants(files: dict[str, Artifact]) -> tuple[ModelVariant, ...]:
+    """Two kept, one dropped for its accuracy, one that could not be built."""
+    common: dict[str, Any] = {"hardware_class": "cpu", "source_sha256": files["program.pt2"].sha256,
+              "settings": {"runtime": "1.31.0", "threads": "1", "opset": "20"}}  # fmt: skip
+    return (
+        ModelVariant(name="onnx-fp32", format="onnx", precision="fp32",
+            files=files["onnx-fp32.onnx"], parity_max=4.8e-7, parity_mean=6.2e-8,
+            auc_change=Metric(value=0.0, low=-1e-6, high=1e-6),
+            latencies=(latency(1, 0.0412, 0.083), latency(32, 0.131, 0.21),
+                       latency(1024, 2.71, 0.62)),
+            num_bytes=291_400, load_ms=18.2, kept=True,
+            reason="12 times faster than PyTorch eager at batch 1; the largest gap 4.8e-07 is "
+            "within 1e-04.", **common),
+        ModelVariant(name="openvino-fp32", format="openvino", precision="fp32",
+            files=files["openvino-fp32.bin"], parity_max=6.1e-7, parity_mean=7.0e-8,
+            auc_change=Metric(value=0.0, low=-1e-6, high=1e-6),
+            latencies=(latency(1, 0.0655, 0.13), latency(32, 0.118, 0.19),
+                       latency(1024, 2.2, 0.5)),
+            num_bytes=402_118, load_ms=141.0, kept=True,
+            reason="1.23 times faster than onnx-fp32 at 1024 rows.", **common),
+        ModelVariant(name="openvino-int8", format="openvino", precision="int8",
+            files=files["openvino-int8.bin"], parity_max=0.071, parity_mean=0.0041,
+            auc_change=Metric(value=-0.0006, low=-0.0011, high=-0.0001),
+            latencies=(latency(1, 0.0702, 0.14), latency(32, 0.109, 0.18),
+                       latency(1024, 2.05, 0.47)),
+            num_bytes=188_240, load_ms=166.0, kept=False,
+            reason="Dropped: the largest gap 0.071 is beyond its bound of 0.05.", **common),
+        ModelVariant(name="tensorrt-fp16", format="tensorrt", precision="fp16", files=None,
+            parity_max=None, parity_mean=None, auc_change=None, latencies=(), num_bytes=0,
+            load_ms=None, kept=False,
+            reason="Dropped: could not be built, no NVIDIA device was found.", **common),
+    )  # fmt: skip
+
+
+def feature_drift(name: str, effect: float, low: float, drifted: bool) -> FeatureDrift:
+    """Drift of one feature, PSI growing with the square of the effect."""
+    verdict = "above" if drifted else "below"
+    return FeatureDrift(
+        feature=name, kind="numeric", psi=6.1 * effect**2, psi_noise=0.0006, effect=effect,
+        effect_low=low, missing_reference=0.02, missing_current=0.03, drifted=drifted,
+        evidence=f"effect {effect:.3f}, at least {low:.3f}, {verdict} the threshold 0.10",
+    )  # fmt: skip
+
+
+def drift(verdict: DriftVerdict = DriftVerdict.WATCH) -> DriftReport:
+    """A season's change: temperature and dew point moved, scores did not."""
+    effects = {"month": 0.91, "temp": 0.62, "dewp": 0.55, "humid": 0.14, "pressure": 0.19}
+    rng = np.random.default_rng(5)
+    features = []
+    for name in (*NUMERIC, *CATEGORICAL):
+        effect = effects.get(name, float(rng.uniform(0.004, 0.08)))
+        low = max(0.0, effect - 0.012)
+        features.append(feature_drift(name, effect, low, low > 0.1))
+    return DriftReport(
+        reference=window(1, 6), current=window(9, 1), num_reference_rows=161_228,
+        num_current_rows=27_122, features=tuple(features),
+        prediction=feature_drift("score", 0.083, 0.071, False),
+        reference_performance=metrics(161_228, 0.771, 0.256),
+        current_performance=metrics(27_122, 0.7524, 0.131),
+        auc_change=Metric(value=-0.0186, low=-0.0244, high=-0.0121), effect_threshold=0.1,
+        verdict=verdict,
+        evidence=(
+            "5 of 31 features moved beyond 0.10; all follow the season: month, temp, dewp, "
+            "pressure, humid.",
+            "Scores moved by 0.083, below 0.10.",
+            "AUC fell by 0.019 [0.012, 0.024], less than the 0.030 at which retraining pays.",
+        ),
+    )  # fmt: skip
+
+
+def gates() -> tuple[GateResult, ...]:
+    """Five gates, all passed."""
+    return (
+        GateResult(name="data was validated", passed=True,
+                   evidence="Suite training_set passed 21 expectations on this snapshot."),
+        GateResult(name="better than the champion", passed=True,
+                   evidence="AUC +0.0041 [+0.0019, +0.0064] against version 2 on the same rows."),
+        GateResult(name="not below the yardstick", passed=True,
+                   evidence="AUC 0.752 against 0.750; at most 0.005 below is allowed."),
+        GateResult(name="calibrated", passed=True,
+                   evidence="Calibration error 0.011 is within 0.030."),
+        GateResult(name="a variant was kept", passed=True,
+                   evidence="onnx-fp32 and openvino-fp32 agree with the program and are faster."),
+    )  # fmt: skip
+
+
+def stages() -> tuple[StageTime, ...]:
+    """Seven stages, the first two reused."""
+    timed = (("refresh", 1.9, True), ("validate", 0.4, True), ("train", 96.2, False),
+             ("judge", 21.4, False), ("convert", 48.8, False), ("promote", 2.2, False),
+             ("drift", 9.6, False))  # fmt: skip
+    return tuple(StageTime(stage=s, seconds=t, reused=r) for s, t, r in timed)
+
+
+def later(record: RunRecord, minutes: int, run_id: str) -> RunRecord:
+    """The same run, started later (or earlier) under another id."""
+    started = record.started + timedelta(minutes=minutes)
+    return record.model_copy(update={"started": started, "run_id": run_id})
+
+
+EVIL = "<script>alert('1')</script>\"&|`*\x00{{ 7*7 }}"
+LONG = "a_very_long_name_that_a_pipeline_of_joins_gave_" * 4
+
+
+def hostile_record(store: ArtifactStore) -> RunRecord:
+    """Everything at once: nothing measured or known, 200 features, names out of a nightmare."""
+    record = run_record(store)
+    lost = Metric(value=math.nan, low=-math.inf, high=math.nan)
+    features = [
+        feature_drift(f"{EVIL}{n}" if n % 3 else f"{LONG}{n}", n % 100 / 100, 0.0, n % 9 == 0)
+        for n in range(199)
+    ]
+    broken = feature_drift("broken", math.nan, math.nan, False)
+    features.append(broken.model_copy(update={"evidence": "too few values"}))
+    unjudged = record.evaluation.overall.model_copy(update={"auc": lost})
+    return record.model_copy(
+        update={
+            "use_case": EVIL,
+            "question": LONG + EVIL,
+            "code_commit": "unknown",
+            "host": {EVIL: EVIL},
+            "model": record.model.model_copy(
+                update={"epochs": record.model.epochs[:1], "best_epoch": 1, "config": {EVIL: [1]}}
+            ),
+            "evaluation": record.evaluation.model_copy(
+                update={"slices": (), "comparisons": (), "overall": unjudged, "roc": (),
+                        "precision_recall": (), "yardstick_name": EVIL,
+                        "calibration": (CurvePoint(x=math.nan, y=1, weight=1),)}
+            ),
+            "variants": (record.variants[3].model_copy(update={"name": LONG, "reason": EVIL}),),
+            "promotion": record.promotion.model_copy(
+                update={"previous_champion": None, "promoted": False,
+                        "gates": (GateResult(name=EVIL, passed=False, evidence=LONG),)}
+            ),
+            "drift": record.drift.model_copy(
+                update={"features": tuple(features), "current_performance": None,
+                        "auc_change": None, "effect_threshold": None, "evidence": (EVIL, LONG),
+                        "verdict": DriftVerdict.DATA_FAULT}
+            ),
+            "stages": tuple(
+                StageTime(stage=EVIL, seconds=math.nan if n == 2 else 1.0 * n, reused=n % 2 == 0)
+                for n in range(14)
+            ),
+        }
+    )  # fmt: skip

@@ -1,0 +1,49 @@
+"""The report in the Prefect UI."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tasks.reporting.announcement import announcement
+from tasks.reporting.figures import gallery
+from tasks.reporting.files import write_report
+from tasks.settings import ArtifactStore
+from tests.unit.reporting.run_records import hostile_record, run_record
+
+
+def test_the_announcement_gives_verdicts_figures_and_the_place(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    record = run_record(store)
+    files = write_report(record, store, tmp_path / "reports")
+    text = announcement(record, files)
+    for words in ("Promoted: version 3", "Drift: watch", "0.752", "report.html", "report.json"):
+        assert words in text.replace("&#95;", "_"), words
+
+
+def test_names_out_of_the_data_are_neither_markdown_nor_html(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    record = hostile_record(store)
+    text = announcement(record, write_report(record, store, tmp_path / "reports"))
+    assert not re.search(r"<(?!/?b>)", text)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(line.count("|") == 4 for line in rows), "no name adds a cell"
+
+
+def test_the_gallery_leaves_out_what_was_not_measured(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    assert set(gallery(run_record(store))) == {
+        "calibration", "roc", "learning-curve", "drift", "latency"
+    }  # fmt: skip
+    assert "latency" not in gallery(hostile_record(store))
+
+
+def test_importing_the_tasks_brings_in_no_template_engine() -> None:
+    program = (
+        "import sys, prefect; before = set(sys.modules); import tasks.reporting.task; "
+        "new = {m.split('.')[-1] for m in set(sys.modules) - before if m.startswith('tasks.')}; "
+        "assert not new & {'page', 'files', 'figures', 'charts'}, new"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

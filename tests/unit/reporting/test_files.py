@@ -1,0 +1,192 @@
+"""The report on disk: whole, repeatable, never pointing at an older run, refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from tasks.contracts import RunRecord
+from tasks.errors import ConfigurationError, StorageError
+from tasks.reporting import files as files_module
+from tasks.reporting.checks import checks, stored_artifacts
+from tasks.reporting.files import write_report
+from tasks.settings import ArtifactStore, digest_of, named_artifacts
+from tests.unit.reporting.run_records import hostile_record, later, run_record
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "state" / "artifacts")
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "reports"
+
+
+def facts_in(path: Path) -> dict[str, object]:
+    facts = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def test_the_facts_hold_the_whole_record(store: ArtifactStore, reports: Path) -> None:
+    record = run_record(store)
+    facts = facts_in(write_report(record, store, reports).facts_path)
+    assert facts.pop("schema_version") == 1
+    assert facts.pop("damaged") == []
+    facts.pop("paths")
+    assert RunRecord.model_validate(facts) == record
+
+
+def test_a_stranger_finds_every_artifact_by_its_path_in_the_state_folder(
+    store: ArtifactStore, reports: Path
+) -> None:
+    record = run_record(store)
+    written = write_report(record, store, reports)
+    paths = facts_in(written.facts_path)["paths"]
+    assert isinstance(paths, dict)
+    for artifact in named_artifacts(record):
+        assert not Path(paths[artifact.uri]).is_absolute()
+        assert digest_of(store.root.parent / paths[artifact.uri]) == artifact.sha256
+    assert str(store.root.parent) not in written.facts_path.read_text()
+    assert str(store.root.parent) not in written.page_path.read_text(), "no path of this machine"
+
+
+def test_the_commands_on_the_page_give_what_they_claim(store: ArtifactStore) -> None:
+    record = run_record(store)
+    found = {c.claim: c for c in checks(record, stored_artifacts(record, store))}
+    predictions = store.path(record.evaluation.predictions)
+    rows = pd.read_parquet(predictions).rename(columns={"label": "is_late"})
+    rows.to_parquet(predictions)
+    told = _run(found["AUC"].command, store)
+    assert float(told) == pytest.approx(roc_auc_score(rows.is_late, rows.score))
+    assert _run(found["Digest of the model"].command, store).split()[0] == (
+        record.model.program.sha256
+    )
+
+
+def _run(command: str, store: ArtifactStore) -> str:
+    words = shlex.split(command)
+    words[0] = sys.executable if words[0] == "python" else words[0]
+    done = subprocess.run(
+        words, cwd=store.root.parent, capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout
+
+
+def test_a_column_name_cannot_smuggle_a_command_into_the_page(store: ArtifactStore) -> None:
+    record = run_record(store)
+    evil = "x'; touch gone; echo '"
+    columns = record.dataset.snapshot.columns.model_copy(update={"label": evil})
+    snapshot = record.dataset.snapshot.model_copy(update={"columns": columns})
+    dataset = record.dataset.model_copy(update={"snapshot": snapshot})
+    changed = record.model_copy(update={"dataset": dataset})
+    for check in checks(changed, stored_artifacts(changed, store)):
+        assert len(shlex.split(check.command)) <= 3, check.command
+
+
+def test_a_number_that_is_not_finite_is_null_in_the_facts(
+    store: ArtifactStore, reports: Path
+) -> None:
+    facts = facts_in(write_report(hostile_record(store), store, reports).facts_path)
+    evaluation = facts["evaluation"]
+    assert isinstance(evaluation, dict)
+    assert evaluation["overall"]["auc"] == {"value": None, "low": None, "high": None}
+
+
+def test_a_damaged_and_an_absent_artifact_are_named(store: ArtifactStore, reports: Path) -> None:
+    record = run_record(store)
+    store.path(record.model.program).write_text("changed")
+    store.path(record.model.log).unlink()
+    facts = facts_in(write_report(record, store, reports).facts_path)
+    assert facts["damaged"] == sorted([record.model.program.uri, record.model.log.uri])
+
+
+def test_writing_twice_changes_nothing(store: ArtifactStore, reports: Path) -> None:
+    record = run_record(store)
+    first = write_report(record, store, reports)
+    before = {path: path.read_bytes() for path in reports.rglob("*") if path.is_file()}
+    assert write_report(record, store, reports) == first
+    assert {p: p.read_bytes() for p in reports.rglob("*") if p.is_file()} == before
+    assert sorted(p.name for p in reports.iterdir()) == [record.run_id, "latest"]
+
+
+def test_latest_leads_to_the_run_that_started_last(store: ArtifactStore, reports: Path) -> None:
+    first = run_record(store)
+    newer = later(first, 60, "newer")
+    older = later(first, -60, "older")
+    for record, expected in ((first, first.run_id), (newer, "newer"), (older, "newer")):
+        written = write_report(record, store, reports)
+        assert (reports / "latest").readlink() == Path(expected)
+        assert written.latest_path.is_file()
+    assert (reports / "older" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"started": 3}', '{"started": "2999-01-01"}'])
+def test_unreadable_facts_of_the_newest_run_do_not_stop_the_next(
+    store: ArtifactStore, reports: Path, content: str
+) -> None:
+    record = run_record(store)
+    (reports / "broken").mkdir(parents=True)
+    (reports / "broken" / "report.json").write_text(content)
+    (reports / "latest").symlink_to("broken")
+    write_report(record, store, reports)
+    newest = "broken" if "2999" in content else record.run_id
+    assert (reports / "latest").readlink() == Path(newest)
+
+
+def test_a_latest_that_leads_nowhere_is_mended(store: ArtifactStore, reports: Path) -> None:
+    reports.mkdir(parents=True)
+    (reports / "latest").symlink_to("removed")
+    assert write_report(run_record(store), store, reports).latest_path.is_file()
+
+
+def test_a_folder_in_the_place_of_latest_is_left_alone(store: ArtifactStore, reports: Path) -> None:
+    (reports / "latest").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"expected a link .* is whole in .* Move"):
+        write_report(run_record(store), store, reports)
+    assert (reports / "latest").is_dir()
+
+
+@pytest.mark.parametrize("run_id", ["", "../up", "a/b", ".hidden", "latest", "a" * 129, "a\n", "ü"])
+def test_a_run_id_that_cannot_name_a_folder_is_refused(
+    store: ArtifactStore, reports: Path, run_id: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="No report was written"):
+        write_report(later(run_record(store), 0, run_id), store, reports)
+    assert not reports.exists()
+
+
+def test_a_disk_that_refuses_the_write_is_told_in_a_sentence(
+    store: ArtifactStore, reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = run_record(store)
+    write_report(record, store, reports)
+
+    def full(path: Path, text: str) -> None:
+        raise StorageError(f"{path}: the disk refused a write (No space left on device)")
+
+    monkeypatch.setattr(files_module, "write_atomically", full)
+    with pytest.raises(StorageError, match="refused a write"):
+        write_report(later(record, 60, "newer"), store, reports)
+    assert (reports / "latest").readlink() == Path(record.run_id), "the last whole report stays"
+
+
+def test_a_report_killed_between_its_files_is_never_the_latest(
+    store: ArtifactStore, reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = run_record(store)
+    monkeypatch.setattr(files_module, "render_page", lambda *_: (_ for _ in ()).throw(SystemExit))
+    with pytest.raises(SystemExit):
+        write_report(record, store, reports)
+    assert not (reports / "latest").exists()
+    monkeypatch.undo()
+    assert write_report(record, store, reports).latest_path.is_file()

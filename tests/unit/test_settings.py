@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.contracts import Artifact, Contract
+from tasks.errors import ArtifactError, StorageError, refused_writes_explained
+from tasks.settings import (
+    PROJECT_ROOT,
+    ArtifactStore,
+    Settings,
+    StagedFolder,
+    content_key,
+    digest_of,
+    named_artifacts,
+    write_atomically,
+)
+
+
+class Note(Contract):
+    text: Artifact
+    number: int
+
+
+def write_note(text: str = "hello", number: int = 1) -> object:
+    def build(folder: StagedFolder) -> Note:
+        (folder.path / "note.txt").write_text(text)
+        return Note(text=folder.artifact("note.txt"), number=number)
+
+    return build
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def build(store: ArtifactStore, text: str = "hello", number: int = 1) -> Note:
+    return store.build_once("notes", "k", Note, write_note(text, number))  # type: ignore[arg-type]
+
+
+def test_a_finished_build_is_not_repeated(store: ArtifactStore) -> None:
+    first = build(store)
+    assert build(store, "other", 2) == first
+    assert store.path(first.text).read_text() == "hello"
+    assert store.num_builds == 1
+
+
+def test_a_damaged_artifact_is_built_again(store: ArtifactStore) -> None:
+    first = build(store)
+    store.path(first.text).write_text("tampered")
+    assert not store.holds(first.text)
+    with pytest.raises(ArtifactError, match="changed or damaged"):
+        store.path(first.text)
+    assert store.path(build(store).text).read_text() == "hello"
+
+
+def test_a_removed_artifact_is_named(store: ArtifactStore) -> None:
+    first = build(store)
+    store.path(first.text).unlink()
+    with pytest.raises(ArtifactError, match="absent"):
+        store.path(first.text)
+
+
+@pytest.mark.parametrize("uri", ["artifact:../../secret", "/etc/passwd", "artifact:/etc/passwd"])
+def test_a_uri_that_leaves_the_store_is_refused(store: ArtifactStore, uri: str) -> None:
+    with pytest.raises(ArtifactError, match="no artifact of this store"):
+        store.path(Artifact(uri=uri, sha256="0" * 64, num_bytes=1))
+
+
+def test_a_failed_build_leaves_nothing(store: ArtifactStore) -> None:
+    def fail(folder: StagedFolder) -> Note:
+        (folder.path / "half").write_text("written")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        store.build_once("notes", "k", Note, fail)
+    assert not list((store.root / "notes").iterdir())
+
+
+def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from tests.unit.test_settings import *\n"
+        "def build(folder):\n"
+        "    (folder.path / 'half').write_text('x'); Path(sys.argv[2]).touch(); time.sleep(60)\n"
+        "ArtifactStore(Path(sys.argv[1])).build_once('notes', 'k', Note, build)\n"
+    )
+    started = tmp_path / "started"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(store.root), str(started)],
+        cwd=PROJECT_ROOT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+    )
+    deadline = time.monotonic() + 60
+    while not started.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (store.root / "notes" / "k").exists()
+    assert list((store.root / "notes").iterdir())  # what it had begun
+    assert store.path(build(store).text).read_text() == "hello"
+    assert [folder.name for folder in (store.root / "notes").iterdir()] == ["k"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_gives_a_sentence(tmp_path: Path) -> None:
+    def fill() -> None:
+        with refused_writes_explained(tmp_path), open("/dev/full", "w") as full:
+            full.write("x")
+            full.flush()
+
+    with pytest.raises(StorageError, match=r"refused a write .*free space"):
+        fill()
+
+
+def test_other_operating_system_errors_pass_through(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), refused_writes_explained(tmp_path):
+        (tmp_path / "absent").read_text()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "state.json"
+    write_atomically(target, json.dumps({"a": 1}))
+    write_atomically(target, json.dumps({"a": 2}))
+    assert json.loads(target.read_text()) == {"a": 2}
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_folders_digest_depends_on_names_and_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    first = digest_of(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert digest_of(tmp_path) != first
+
+
+def test_content_keys_depend_on_every_part(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("1")
+    keys = {
+        content_key("a", 1),
+        content_key("a", 2),
+        content_key("a", [1]),
+        content_key("a", tmp_path / "code.py"),
+    }
+    assert len(keys) == 4
+    assert content_key({"x": 1, "y": 2}) == content_key({"y": 2, "x": 1})
+
+
+def test_all_artifacts_of_a_nested_value_are_found(store: ArtifactStore) -> None:
+    note = build(store)
+    assert list(named_artifacts({"a": [note, (note,)], "b": None})) == [note.text, note.text]
+
+
+def test_the_state_folder_comes_from_the_environment(tmp_path: Path) -> None:
+    chosen = Settings.from_environment({"FALAJ_HOME": str(tmp_path)})
+    assert chosen.home == tmp_path
+    assert Settings.from_environment({}).home == PROJECT_ROOT / ".falaj"

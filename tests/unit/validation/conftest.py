@@ -1,0 +1,15 @@
+"""Fixtures of the validation tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.settings import ArtifactStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    """An empty artifact store."""
+    return ArtifactStore(tmp_path / "artifacts")

@@ -1,0 +1,157 @@
+"""Rules as Great Expectations expectations: mistakes in a suite, grouping, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.errors import ConfigurationError
+from tasks.validation.expectations import Judged, compile_suite, run_checks
+from tasks.validation.subject import open_subject
+from tasks.validation.suites import Rule, Suite
+from tests.unit.validation.tables import WEEK, between, people, suite
+
+
+def judge(frame: pd.DataFrame, checked: Suite) -> list[Judged]:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "people.parquet"
+        frame.to_parquet(file, index=False)
+        with open_subject(file, "people", checked, WEEK) as subject:
+            return run_checks(compile_suite(checked, subject.derive()), subject, checked)
+
+
+def rule(kind: str, **kwargs: object) -> Rule:
+    return Rule.model_validate({"type": kind, "kwargs": kwargs, "says": "it holds"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (
+            rule("expect_column_values_to_be_nice", column="age"),
+            "knows no expectation of this type",
+        ),
+        (
+            rule("expect_column_values_to_be_between", column="age", min_valeu=1),
+            "extra fields not permitted",
+        ),
+        (
+            rule("expect_column_values_to_be_between", column="age"),
+            "min_value and max_value cannot both be None",
+        ),
+        (rule("expect_column_values_to_be_in_set", column="town"), "field required"),
+        (
+            rule("expect_column_values_to_not_be_null", column="age", mostly=2),
+            "less than or equal to 1",
+        ),
+        (
+            rule("expect_table_columns_to_match_set", column_set=["age"]),
+            "this type is not for suites",
+        ),
+        (
+            rule("expect_column_values_to_be_unique", column="age", row_condition="age > 1"),
+            "row_condition is not for suites",
+        ),
+        (
+            rule("expect_column_values_to_be_between", column="age", min_value=9, max_value=1),
+            "cannot be greater",
+        ),
+        (
+            rule("expect_column_values_to_be_between", column="town", min_value=1),
+            "cannot be applied",
+        ),
+    ],
+)
+def test_a_wrong_expectation_names_file_entry_and_reason(wrong: Rule, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        judge(people(), suite(between("age", 0, 120), wrong))
+
+    where = f"suite file expectations/people.yaml, expectation 2 ({wrong.type}): "
+    assert str(caught.value).startswith(where)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_column_that_an_aggregate_lacks_is_named() -> None:
+    wrong = between("mean", 0, 1, table="towns")
+
+    with pytest.raises(ConfigurationError, match=r"expectation 1 .* names column\(s\) mean, which"):
+        judge(people(), suite(wrong, aggregates={"towns": "SELECT town FROM subject"}))
+
+
+def test_a_pattern_stands_for_one_expectation_a_column() -> None:
+    everywhere = Rule(
+        type="expect_column_values_to_not_be_null", for_columns=("*o*", "age"), says="nothing lacks"
+    )
+
+    judged = judge(people(), suite(everywhere))
+
+    assert [item.check.columns for item in judged] == [("born",), ("town",), ("age",)]
+
+
+def test_a_rule_that_needs_more_rows_is_left_unjudged() -> None:
+    [many, few] = judge(people(), suite(between("age", 0, 1, min_rows=41), between("age", 0, 120)))
+
+    assert many.result is None
+    assert many.num_rows == 40
+    assert few.result is not None
+
+
+def test_an_empty_aggregate_is_left_unjudged() -> None:
+    [item] = judge(
+        people(),
+        suite(
+            between("n", 0, 1, table="none"),
+            aggregates={"none": "SELECT 1 AS n FROM subject HAVING count(*) > 100"},
+        ),
+    )
+
+    assert item.result is None
+
+
+def test_results_hold_the_rule_and_no_name_of_a_batch() -> None:
+    [item] = judge(people(), suite(between("age", 0, 30)))
+
+    assert item.result is not None
+    assert item.result["expectation_config"]["kwargs"] == {
+        "column": "age",
+        "min_value": 0.0,
+        "max_value": 30.0,
+    }
+    assert item.result["result"]["unexpected_count"] == 29
+
+
+COLUMNS = [f"c{n}" for n in range(9)]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    wanted=st.lists(
+        st.tuples(st.sampled_from(COLUMNS), st.integers(-3, 3), st.booleans()),
+        min_size=1,
+        max_size=14,
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_grouping_changes_neither_order_nor_counts(
+    wanted: Sequence[tuple[str, int, bool]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-5, 6, (30, len(COLUMNS))).astype(float)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    frame = pd.DataFrame(values, columns=COLUMNS)
+    rules = [
+        between(column, low, 9, shows=("c0",) if shown else ()) for column, low, shown in wanted
+    ]
+
+    judged = judge(frame, suite(*rules, columns={"number": COLUMNS}))
+
+    assert [item.check.columns for item in judged] == [(column,) for column, _, _ in wanted]
+    counts = [item.result["result"]["unexpected_count"] for item in judged if item.result]
+    assert counts == [int((frame[column] < low).sum()) for column, low, _ in wanted]

@@ -1,0 +1,340 @@
+"""Gates: what they return, what they keep, what they refuse and how they say it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tasks.contracts import (
+    FeatureTables,
+    LandedRows,
+    TableRef,
+    ValidationResult,
+)
+from tasks.errors import ArtifactError, ConfigurationError, DataContractError, StorageError
+from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.validation.outcome import SuiteOutcome, read_outcome
+from tasks.validation.runner import (
+    validate_rows,
+    validate_snapshot,
+    validate_table,
+    validate_tables,
+)
+from tasks.validation.suites import Suite
+from tests import builders
+from tests.unit.validation.tables import WEEK, between, people, store_table, suite
+
+
+def validate(store: ArtifactStore, frame: pd.DataFrame, checked: Suite) -> ValidationResult:
+    return validate_table(store_table(store, frame), checked, WEEK, store, "Nothing was done")
+
+
+def refusal(store: ArtifactStore, frame: pd.DataFrame, checked: Suite) -> str:
+    with pytest.raises(DataContractError) as caught:
+        validate(store, frame, checked)
+    return str(caught.value)
+
+
+def test_a_good_table_is_vouched_for_with_its_digest_and_the_full_result(
+    store: ArtifactStore,
+) -> None:
+    table = store_table(store, people())
+
+    result = validate_table(table, suite(), WEEK, store, "Nothing was done")
+
+    outcome = read_outcome(store.path(result.result))
+    assert result.subject_sha256 == table.artifact.sha256
+    assert (result.num_rows, result.num_expectations) == (40, 1)
+    assert outcome.passed
+    assert outcome.results[0]["result"]["element_count"] == 40
+
+
+def test_the_same_table_and_suite_give_the_same_bytes(tmp_path: Path) -> None:
+    results = []
+    for name in ("one", "two"):
+        store = ArtifactStore(tmp_path / name)
+        mean = "SELECT town, avg(age / 3) AS mean FROM subject GROUP BY town"
+        rules = [between("age", 0, 120), between("mean", 0, 99, table="towns", shows=["town"])]
+        results.append(validate(store, people(), suite(*rules, aggregates={"towns": mean})))
+
+    assert results[0] == results[1]
+
+
+def test_a_finished_validation_is_not_repeated(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = validate(store, people(), suite())
+    monkeypatch.setattr("tasks.validation.runner.run_checks", None)
+
+    assert validate(store, people(), suite()) == first
+
+
+def test_a_failure_says_what_how_often_for_example_and_where_the_result_is(
+    store: ArtifactStore,
+) -> None:
+    message = refusal(store, people(), suite(between("age", 0, 55), between("age", 0, 120)))
+
+    assert message.startswith(
+        "suite 'people': 1 of 2 expectations failed on 40 rows of people "
+        "(2013-03-04T05:00Z to 2013-03-11T05:00Z): age has 4 values outside 0 to 55, for example "
+        "56, 57, 58 (age lies between 0 and 55). Nothing was done. Full result: "
+    )
+    kept = read_outcome(Path(message.split("Full result: ")[1]))
+    assert not kept.passed
+    assert len(kept.results) == 2
+    assert [check.status for check in kept.checks] == ["failed", "passed"]
+
+
+def test_a_failure_keeps_one_result_however_often_it_is_met(store: ArtifactStore) -> None:
+    messages = {refusal(store, people(), suite(between("age", 0, 1))) for _ in range(2)}
+
+    assert len(messages) == 1
+    assert len(list((store.root / "failed_validations").iterdir())) == 1
+    assert not list((store.root / "validations").glob("*"))
+
+
+def test_a_failed_warning_is_told_and_stops_nothing(
+    store: ArtifactStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = validate(store, people(), suite(between("age", 0, 30, severity="warning")))
+
+    outcome = read_outcome(store.path(result.result))
+    assert [check.status for check in outcome.checks] == ["warned"]
+    assert "age has 29 values outside 0 to 30" in caplog.text
+
+
+def test_a_long_list_of_failures_is_cut_with_their_number(store: ArtifactStore) -> None:
+    message = refusal(store, people(), suite(*[between("age", n, n) for n in range(20)]))
+
+    assert "20 of 20 expectations failed" in message
+    assert "; and 8 more." in message
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (people().drop(columns=["town"]), "column(s) town are missing"),
+        (people().assign(age="old"), "age is VARCHAR, expected numbers; it holds 'old'"),
+        (people()[:0], "people has no rows"),
+        (people().assign(salary=1), "column(s) salary are not among those the suite allows"),
+    ],
+)
+def test_a_fault_of_the_table_itself_is_told_before_values_and_kept(
+    store: ArtifactStore, frame: pd.DataFrame, words: str
+) -> None:
+    message = refusal(store, frame, suite())
+
+    assert message.startswith("suite 'people' cannot judge")
+    assert words in message
+    kept = read_outcome(Path(message.split("Full result: ")[1]))
+    assert kept.table_faults
+    assert kept.results == ()
+
+
+def test_duplicated_keys_are_named(store: ArtifactStore) -> None:
+    frame = pd.concat([people(), people()[:1]], ignore_index=True)
+    unique = {
+        "type": "expect_compound_columns_to_be_unique",
+        "kwargs": {"column_list": ["name", "born"]},
+        "says": "a person is born once",
+    }
+
+    message = refusal(store, frame, suite(expectations=[unique]))
+
+    assert (
+        "(name, born) repeats in 2 rows, for example ['person00', '2013-03-05T00:00:00" in message
+    )
+
+
+def test_a_value_that_breaks_a_derived_column_is_told_and_kept(store: ArtifactStore) -> None:
+    checked = suite(between("number", 0, 9), derived={"number": "name::INT"})
+
+    message = refusal(store, people(), checked)
+
+    assert "number of people cannot be computed, a value does not fit" in message
+    assert "Full result: " in message
+
+
+def test_a_table_with_other_rows_than_it_claims_is_refused(store: ArtifactStore) -> None:
+    table = store_table(store, people()).model_copy(update={"num_rows": 41})
+
+    with pytest.raises(DataContractError, match="people claims 41 rows and has 40"):
+        validate_table(table, suite(), WEEK, store, "Nothing was done")
+
+
+def test_a_suite_that_could_judge_nothing_vouches_for_nothing(store: ArtifactStore) -> None:
+    message = refusal(store, people(), suite(between("age", 0, 120, min_rows=1000)))
+
+    assert "too few for any of the 1 expectations" in message
+
+
+def test_a_changed_file_is_not_validated(store: ArtifactStore) -> None:
+    table = store_table(store, people())
+    path = store.path(table.artifact)
+    path.write_bytes(path.read_bytes() + b"x")
+
+    with pytest.raises(ArtifactError, match="was changed or damaged"):
+        validate_table(table, suite(), WEEK, store, "Nothing was done")
+
+
+def test_a_full_disk_gives_a_sentence_and_leaves_nothing_half_written(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store_table(store, people())
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tasks.validation.runner._keep", refuse)
+
+    with pytest.raises(StorageError, match="the disk refused a write"):
+        validate_table(table, suite(), WEEK, store, "Nothing was done")
+    assert list((store.root / "validations").iterdir()) == []
+
+
+def test_every_table_is_judged_and_all_refusals_are_told(store: ArtifactStore) -> None:
+    good, old, few = (
+        store_table(store, frame, name)
+        for name, frame in (
+            ("good", people()),
+            ("old", people().assign(age=300.0)),
+            ("few", people().drop(columns=["town"])),
+        )
+    )
+    seen: list[SuiteOutcome] = []
+    landed = LandedRows(window=WEEK, tables=(good, old, few))
+
+    with pytest.raises(DataContractError) as caught:
+        validate_rows(landed, {n: suite() for n in ("good", "old", "few")}, store, seen.append)
+
+    assert "age has 40 values outside 0 to 120" in str(caught.value)
+    assert "column(s) town are missing" in str(caught.value)
+    assert str(caught.value).count("No feature table was changed") == 2
+    assert [(outcome.subject, outcome.passed) for outcome in seen] == [
+        ("good", True),
+        ("old", False),
+        ("few", False),
+    ]
+
+
+def test_validated_rows_carry_a_result_for_every_table(store: ArtifactStore) -> None:
+    landed = LandedRows(window=WEEK, tables=(store_table(store, people()),))
+
+    validated = validate_rows(landed, {"people": suite()}, store)
+
+    assert validated.landed == landed
+    assert [result.subject for result in validated.validations] == ["people"]
+
+
+def test_a_table_without_a_suite_is_refused_before_any_is_judged(store: ArtifactStore) -> None:
+    landed = LandedRows(window=WEEK, tables=(store_table(store, people()),))
+
+    with pytest.raises(ConfigurationError, match=r"table\(s\) people have no expectation suite"):
+        validate_rows(landed, {}, store)
+
+
+def tables_of(*tables: TableRef) -> FeatureTables:
+    return FeatureTables(version="0" * 32, raw=(), tables=tables, sources={})
+
+
+def test_feature_tables_are_all_vouched_for(store: ArtifactStore) -> None:
+    tables = tables_of(store_table(store, people(), "a"), store_table(store, people(), "b"))
+
+    results = validate_tables(tables, WEEK, {"a": suite(), "b": suite()}, store)
+
+    assert [result.subject for result in results] == ["a", "b"]
+
+
+def test_a_bad_feature_table_says_that_nothing_was_published(store: ArtifactStore) -> None:
+    tables = tables_of(store_table(store, people().assign(age=-1.0), "a"))
+
+    with pytest.raises(DataContractError, match="Nothing was published"):
+        validate_tables(tables, WEEK, {"a": suite()}, store)
+
+
+SNAPSHOT = {
+    "suite": "training_set",
+    "subject": "one row",
+    "columns": {
+        "text": ["carrier", "origin", "dest"],
+        "integer": ["flight_id", "is_late"],
+        "number": ["distance", "minute_of_day", "late_rate_24h", "temp", "gust"],
+        "timestamp": ["event_timestamp"],
+    },
+    "expectations": [
+        {
+            "type": "expect_column_values_to_be_in_set",
+            "kwargs": {"column": "is_late", "value_set": [0, 1]},
+            "says": "a label is 0 or 1",
+        }
+    ],
+}
+
+
+def test_a_snapshot_is_vouched_for(store: ArtifactStore) -> None:
+    snapshot = builders.dataset(store).snapshot
+
+    dataset = validate_snapshot(snapshot, Suite.model_validate(SNAPSHOT), store)
+
+    assert dataset.snapshot == snapshot
+    assert dataset.validation.num_rows == snapshot.num_rows
+
+
+def test_a_label_among_the_features_is_refused(store: ArtifactStore) -> None:
+    snapshot = builders.dataset(store).snapshot
+    columns = snapshot.columns
+    leaky = columns.model_copy(update={"numeric": (*columns.numeric, columns.label)})
+
+    with pytest.raises(DataContractError, match=r"is_late have more than one role.*was trained"):
+        validate_snapshot(
+            snapshot.model_copy(update={"columns": leaky}), Suite.model_validate(SNAPSHOT), store
+        )
+
+
+def test_a_feature_that_the_suite_does_not_list_is_refused(store: ArtifactStore) -> None:
+    snapshot = builders.dataset(store).snapshot
+    numbers = [c for c in SNAPSHOT["columns"]["number"] if c != "temp"]  # type: ignore[index]
+    fewer = Suite.model_validate(
+        SNAPSHOT | {"columns": {**SNAPSHOT["columns"], "number": numbers}}  # type: ignore[dict-item]
+    )
+
+    with pytest.raises(DataContractError, match="temp are features that the suite does not list"):
+        validate_snapshot(snapshot, fewer, store)
+
+
+def test_a_run_writes_nothing_outside_the_store(tmp_path: Path) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    program = (
+        "from tests.unit.validation.tables import people, store_table, suite, WEEK\n"
+        "from tasks.settings import ArtifactStore\n"
+        "from tasks.validation.runner import validate_table\n"
+        "from pathlib import Path\n"
+        f"store = ArtifactStore(Path({str(tmp_path / 'artifacts')!r}))\n"
+        "validate_table(store_table(store, people()), suite(), WEEK, store, 'Nothing')\n"
+    )
+    environment = os.environ | {
+        "HOME": str(home),
+        "TMPDIR": str(work),
+        "PYTHONPATH": str(PROJECT_ROOT),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=work,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert list(home.rglob("*")) == []
+    assert list(work.rglob("*")) == []
+    assert "Calculating" not in done.stdout + done.stderr

@@ -1,0 +1,214 @@
+"""The table under a suite: faults of the table itself, derived columns, frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pytest
+
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.validation.subject import is_of_kind, open_subject
+from tasks.validation.suites import Suite
+from tests.unit.validation.tables import WEEK, people, suite
+
+
+def faults(folder: Path, frame: pd.DataFrame, checked: Suite | None = None) -> list[str]:
+    frame.to_parquet(folder / "people.parquet", index=False)
+    with open_subject(folder / "people.parquet", "people", checked or suite(), WEEK) as subject:
+        return subject.table_faults()
+
+
+def test_a_good_table_has_no_fault(tmp_path: Path) -> None:
+    assert faults(tmp_path, people()) == []
+
+
+def test_a_missing_column_is_named_with_those_present(tmp_path: Path) -> None:
+    seen = faults(tmp_path, people().drop(columns=["age"]))
+
+    assert seen == ["column(s) age are missing, the table has name, town, born"]
+
+
+def test_text_in_a_number_column_is_named_with_the_text(tmp_path: Path) -> None:
+    frame = people().astype({"age": object})
+    frame["age"] = [str(age) for age in frame["age"]]
+    frame.loc[3, "age"] = "old"
+
+    assert faults(tmp_path, frame) == ["age is VARCHAR, expected numbers; it holds 'old'"]
+
+
+def test_numbers_stored_as_text_are_named_so(tmp_path: Path) -> None:
+    seen = faults(tmp_path, people().astype({"age": str}))
+
+    assert seen == ["age is VARCHAR, expected numbers; its numbers are stored as text"]
+
+
+def test_a_fraction_in_a_column_of_whole_numbers_is_a_wrong_type(tmp_path: Path) -> None:
+    whole = suite(columns={"text": ["name", "town"], "integer": ["age"], "timestamp": ["born"]})
+
+    assert faults(tmp_path, people(), whole) == ["age is DOUBLE, expected whole numbers"]
+
+
+@pytest.mark.parametrize("dtype", ["datetime64[us]", "datetime64[ns, UTC]"])
+def test_a_moment_without_zone_or_in_nanoseconds_is_a_wrong_type(
+    tmp_path: Path, dtype: str
+) -> None:
+    frame = people()
+    born = frame["born"]
+    frame["born"] = (born if "UTC" in dtype else born.dt.tz_localize(None)).astype(dtype)
+
+    [fault] = faults(tmp_path, frame)
+
+    assert fault.startswith("born is TIMESTAMP")
+    assert fault.endswith("expected moments with a time zone, in microseconds")
+
+
+def test_an_unknown_column_is_refused_by_name_unless_others_are_ignored(tmp_path: Path) -> None:
+    frame = people().assign(salary=1.0)
+
+    seen = faults(tmp_path, frame)
+
+    assert seen == ["column(s) salary are not among those the suite allows"]
+    assert faults(tmp_path, frame, suite(other_columns="ignore")) == []
+
+
+def test_an_empty_table_is_named(tmp_path: Path) -> None:
+    assert faults(tmp_path, people()[:0]) == ["people has no rows, expected at least one"]
+
+
+def test_several_faults_are_all_told(tmp_path: Path) -> None:
+    seen = faults(tmp_path, people().drop(columns=["town"]).assign(born="today", salary=1))
+
+    assert len(seen) == 3
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "people.parquet").write_text("name,age\n")
+
+    with (
+        pytest.raises(DataContractError, match=r"people\.parquet cannot be read as Parquet"),
+        open_subject(tmp_path / "people.parquet", "people", suite(), WEEK),
+    ):
+        pass
+
+
+def test_a_folder_without_parquet_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DataContractError, match="holds no Parquet file"),
+        open_subject(tmp_path, "people", suite(), WEEK),
+    ):
+        pass
+
+
+def test_a_folder_is_one_table_and_its_folder_names_add_no_column(tmp_path: Path) -> None:
+    for month in (1, 2):
+        (tmp_path / f"month={month}").mkdir()
+        people().to_parquet(tmp_path / f"month={month}" / "rows.parquet", index=False)
+
+    with open_subject(tmp_path, "people", suite(), WEEK) as subject:
+        assert subject.num_rows == 80
+        assert subject.table_faults() == []
+
+
+def test_files_of_one_folder_that_differ_are_named_with_the_column(tmp_path: Path) -> None:
+    people().to_parquet(tmp_path / "a.parquet", index=False)
+    people().astype({"age": str}).to_parquet(tmp_path / "b.parquet", index=False)
+
+    with (
+        pytest.raises(
+            DataContractError, match=r"b\.parquet and a\.parquet differ in column\(s\) age"
+        ),
+        open_subject(tmp_path, "people", suite(), WEEK),
+    ):
+        pass
+
+
+def derive(folder: Path, checked: Suite) -> dict[str, set[str]]:
+    people().to_parquet(folder / "people.parquet", index=False)
+    with open_subject(folder / "people.parquet", "people", checked, WEEK) as subject:
+        return subject.derive()
+
+
+def test_derived_columns_build_on_each_other_and_see_the_window(tmp_path: Path) -> None:
+    checked = suite(
+        derived={
+            "months": "age * 12",
+            "years": "months / 12",
+            "outside": "born < getvariable('window_start')",
+        },
+        aggregates={"towns": "SELECT town, avg(years) AS mean FROM subject GROUP BY town"},
+    )
+
+    columns = derive(tmp_path, checked)
+
+    assert columns["towns"] == {"town", "mean"}
+    assert {"months", "years", "outside", "born"} <= columns["subject"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"derived": {"months": "agee * 12"}}, "derived column 'months'"),
+        ({"derived": {"months": "age *"}}, "derived column 'months'"),
+        ({"aggregates": {"towns": "SELECT nonsense FROM subject"}}, "aggregate 'towns'"),
+        ({"aggregates": {"towns": "FROM elsewhere"}}, "aggregate 'towns'"),
+    ],
+)
+def test_wrong_sql_names_file_and_entry(
+    tmp_path: Path, changes: dict[str, object], place: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"expectations/people\.yaml, {place}: the SQL"):
+        derive(tmp_path, suite(**changes))
+
+
+def test_a_value_that_correct_sql_cannot_work_with_is_the_datas_fault(tmp_path: Path) -> None:
+    checked = suite(derived={"number": "name::INT"})
+    people().to_parquet(tmp_path / "people.parquet", index=False)
+
+    with open_subject(tmp_path / "people.parquet", "people", checked, WEEK) as subject:
+        subject.derive()
+        with pytest.raises(
+            DataContractError, match=r"column\(s\) number of people cannot be computed"
+        ):
+            subject.frame("subject", ["number"])
+
+
+def test_frames_hold_wide_numbers_and_categories_in_stored_order(tmp_path: Path) -> None:
+    people().astype({"age": "float32"}).assign(rank=pd.Series(range(40), dtype="int8")).to_parquet(
+        tmp_path / "people.parquet", index=False
+    )
+    checked = suite(other_columns="ignore")
+
+    with open_subject(tmp_path / "people.parquet", "people", checked, WEEK) as subject:
+        subject.derive()
+        frame = subject.frame("subject", ["rank", "age", "town"])
+
+    assert [str(dtype) for dtype in frame.dtypes] == ["int64", "float64", "category"]
+    assert list(frame["rank"]) == list(range(40))
+
+
+def test_names_with_quotes_cannot_break_out_of_the_sql(tmp_path: Path) -> None:
+    odd = "a\"ge'; DROP TABLE subject"
+    folder = tmp_path / "it's"
+    folder.mkdir()
+    people().rename(columns={"age": odd}).to_parquet(folder / "people.parquet", index=False)
+    checked = suite(
+        columns={"text": ["name", "town"], "number": [odd], "timestamp": ["born"]},
+        expectations=[{"type": "expect_column_to_exist", "kwargs": {"column": odd}, "says": "x"}],
+    )
+
+    with open_subject(folder / "people.parquet", "people", checked, WEEK) as subject:
+        assert subject.table_faults() == []
+        subject.derive()
+        assert len(subject.frame("subject", [odd])) == 40
+
+
+def test_duckdb_types_are_told_apart() -> None:
+    assert is_of_kind("DECIMAL(18,3)", "number")
+    assert is_of_kind("UTINYINT", "integer")
+    assert not is_of_kind("DECIMAL(18,3)", "integer")
+    assert not is_of_kind("BOOLEAN", "number")
+    assert is_of_kind("BOOLEAN", "boolean")
+    known = {row[0] for row in duckdb.sql("SELECT type_name FROM duckdb_types()").fetchall()}
+    assert "timestamp with time zone" in known
