@@ -12,7 +12,7 @@ from tasks.contracts import DataSplits, TimeWindow
 from tasks.conversion.config import ConversionConfig
 from tasks.drift.config import DriftConfig
 from tasks.errors import ConfigurationError
-from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.features.config import FeatureConfig
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.training.config import TrainingConfig
@@ -32,6 +32,7 @@ class PipelineConfig(BaseModel):
     current: TimeWindow = Field(description="Window that the drift check looks at.")
     features: FeatureConfig
     training: TrainingConfig = TrainingConfig()
+    yardstick: YardstickConfig = YardstickConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     conversion: ConversionConfig = ConversionConfig()
     drift: DriftConfig = DriftConfig()

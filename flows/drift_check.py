@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from prefect import flow
-from tasks.drift.task import check_drift
 
 from flows.config import PipelineConfig
 from tasks.contracts import DriftReport, TimeWindow
+from tasks.drift.task import check_drift
+from tasks.evaluation.task import score_model_window
 from tasks.features.task import build_training_set
 from tasks.registry.task import fetch_champion
 from tasks.settings import Settings
@@ -31,4 +32,7 @@ def drift_check_flow(window: TimeWindow, config: PipelineConfig) -> DriftReport:
     champion = fetch_champion(config.registry)
     reference = validate_training_set(build_training_set(config.window, config.features), suite)
     current = validate_training_set(build_training_set(window, config.features), suite)
-    return check_drift(reference, config.splits, current, window, champion, config.drift)
+    # Rows of the validation window: the champion was not trained on them.
+    before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
+    now = score_model_window(champion, current, window, config.evaluation)
+    return check_drift(reference, config.splits.train, current, window, before, now, config.drift)

@@ -15,7 +15,7 @@ from flows.provenance import code_commit, host_facts
 from flows.stages import StageClock
 from flows.training import training_flow
 from tasks.contracts import RunRecord
-from tasks.reporting.task import publish_report
+from tasks.reporting.task import publish_report, show_pictures
 from tasks.settings import Settings
 
 
@@ -64,4 +64,5 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
         stages=tuple(clock.stages),
     )
     publish_report(record)
+    show_pictures(record)
     return record

@@ -41,9 +41,10 @@ from infra.provision.checkout import (
 )
 from infra.provision.commands import CommandError, Commands, SetupError, sentence_for
 from infra.provision.horovod_wheel import horovod_wheel, wheel_parts
-from infra.provision.machine import PYTHON, Compiler, free_gigabytes, require_machine
+from infra.provision.machine import PYTHON, free_gigabytes, require_machine
 from infra.provision.progress import Progress, Step
 from infra.provision.sources import (
+    cache_folder,
     caller_environment,
     child_environment,
     link_places,
@@ -86,32 +87,32 @@ class Installer:
     def install(self, what: str, arguments: Sequence[str | Path], step: Step) -> None:
         """Run one installation; build isolation is off, so only pinned tools build anything."""
         if self.with_uv:
-            line: list[str | Path] = [
-                "uv",
-                "pip",
-                "install",
-                "--python",
-                self.python,
-                "--compile-bytecode",
-            ]
+            line = ["uv", "pip", "install", "--compile-bytecode", "--python", str(self.python)]
             line += self.link_arguments
         else:
-            line = [self.python, "-m", "pip", "install"]
-        self._run(what, [*line, "--no-build-isolation", *arguments], step)
-
-    def check(self, step: Step) -> None:
-        """Fail unless every installed package, the project among them, finds what it requires."""
-        python = str(self.python)
-        uv, pip = ["uv", "pip", "check", "--python", python], [python, "-m", "pip", "check"]
-        self._run("consistency check", uv if self.with_uv else pip, step)
-
-    def _run(self, what: str, line: Sequence[str | Path], step: Step) -> None:
+            line = [str(self.python), "-m", "pip", "install"]
         try:
-            self.commands.run(what, line, step)
+            self.commands.run(what, [*line, "--no-build-isolation", *arguments], step)
         except CommandError as exc:
             if self.with_uv:
                 raise UvError(str(exc)) from exc
             raise
+
+    def check(self, step: Step) -> None:
+        """Check that every installed package, the project among them, finds what it requires.
+
+        Raises:
+            SetupError: one does not.
+        """
+        python = str(self.python)
+        uv, pip = ["uv", "pip", "check", "--python", python], [python, "-m", "pip", "check"]
+        try:
+            self.commands.run("checking the packages", uv if self.with_uv else pip, step)
+        except CommandError as exc:
+            raise SetupError(
+                "the locked packages do not fit each other or the project. What pyproject.toml "
+                f"asks for must stand in infra/requirements.in; then `make lock`. {exc}"
+            ) from exc
 
 
 def set_up(checkout: Checkout) -> None:
@@ -122,7 +123,8 @@ def set_up(checkout: Checkout) -> None:
         return
     claim(checkout)
     started = time.monotonic()
-    with exclusive(checkout.state / "lock", functools.cache(_announce_wait)) as lock:
+    waiting = functools.cache(_announce_wait)  # it is called again and again, and speaks once
+    with exclusive(checkout.state / "lock", waiting) as lock:
         if is_current(checkout, wanted):
             print(f"set-up: {checkout.venv.name} was made by the other one")
             return
@@ -149,32 +151,44 @@ def make_environment(checkout: Checkout, lock: int, with_uv: bool) -> None:
         step.outcome = f"Python {platform.python_version()}, {compiler.version}, {free:.0f} GB free"
     with progress.step(f"making {checkout.venv.name}") as step:
         plain = Commands(checkout.state, caller, checkout.root, held_locks=(lock,))
-        plain.run("removal", ["rm", "-rf", "--", *withdraw(checkout)], step)
+        plain.run("removing the old one", ["rm", "-rf", "--", *withdraw(checkout)], step)
         installer = replace(new_environment(checkout.venv, plain, step), with_uv=with_uv)
     entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
     with progress.step("installing what installs the rest") as step:
         install_tools(installer, entries, step)
     with progress.step(f"installing {len(entries) - 1} pinned packages") as step:
         rest = [entry for name, entry in entries.items() if name != TORCH]
-        installer.install("packages", installer.hashed(rest), step)
-    with progress.step("installing PyTorch") as step:
-        installer.install("pytorch", [entries[TORCH]], step)
-        torch = installed_version(checkout.python, TORCH)
-        step.outcome = torch
+        installer.install("installing packages", installer.hashed(rest), step)
+    note = pytorch_note(entries[TORCH], installer.links)
+    with progress.step(f"installing PyTorch{note}") as step:
+        installer.install("installing PyTorch", [entries[TORCH]], step)
+        step.outcome = torch = installed_version(installer, TORCH, step)
     with progress.step("Horovod for that PyTorch (its first build takes 2 to 3 minutes)") as step:
-        install_horovod(checkout, installer, torch, compiler, step)
+        backend = checkout.horovod_backend.read_text(encoding="utf-8")
+        parts = wheel_parts(torch, compiler, backend)
+        wheel = horovod_wheel(checkout, installer.commands, parts, compiler, step)
+        installer.install("installing Horovod", ["--no-deps", "--no-index", wheel], step)
     with progress.step("installing the project and checking that all fits") as step:
-        installer.install("project", ["--no-deps", "--no-index", "--editable", "."], step)
+        editable = ["--no-deps", "--no-index", "--editable", "."]
+        installer.install("installing the project", editable, step)
         installer.check(step)
-        check_horovod(checkout, installer.commands, step)
+        check_horovod(checkout, installer.commands, wheel, step)
+
+
+def pytorch_note(entry: str, links: Sequence[str]) -> str:
+    """What to know before it starts: which build is at hand decides between seconds and minutes."""
+    name = entry.replace("==", "-")
+    at_hand = any("://" in link or [*Path(link).glob(f"{name}*.whl")] for link in links)
+    return "" if at_hand else " (no wheel of it in pip's find-links: the registry's, with CUDA)"
 
 
 def new_environment(venv: Path, plain: Commands, step: Step) -> Installer:
     """Create an environment that holds pip alone, and what installs into it."""
-    plain.run("venv", [sys.executable, "-I", "-m", "venv", venv], step)
+    plain.run("making the environment", [sys.executable, "-I", "-m", "venv", venv], step)
     python = venv / "bin" / "python"
     sources = configured_sources(python)
-    environment = child_environment(os.environ, sources, venv)
+    cache = cache_folder(os.environ, plain.cwd)
+    environment = child_environment(os.environ, sources, venv, cache)
     return Installer(python, replace(plain, environment=environment), tuple(link_places(sources)))
 
 
@@ -197,48 +211,37 @@ def configured_sources(python: Path) -> dict[str, str]:
 def install_tools(installer: Installer, entries: Mapping[str, str], step: Step) -> None:
     """Install, with the pip that came with Python, what installs and builds the rest."""
     first = replace(installer, with_uv=False)
-    first.install("tools", first.hashed([entries[name] for name in TOOLS]), step)
+    first.install("installing tools", first.hashed([entries[name] for name in TOOLS]), step)
     if not installer.with_uv:
         step.outcome = "pip"
         return
     try:
-        first.install(UV, first.hashed([entries[UV]]), step)
+        first.install("installing uv", first.hashed([entries[UV]]), step)
     except CommandError as exc:
         raise UvError(str(exc)) from exc
     step.outcome = "pip and uv"
 
 
-def installed_version(python: Path, name: str) -> str:
+def installed_version(installer: Installer, name: str, step: Step) -> str:
     """The version of an installed package, its local part included."""
     program = f"from importlib.metadata import version; print(version({name!r}))"
-    return subprocess.run(
-        [python, "-I", "-c", program], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    line = [str(installer.python), "-I", "-c", program]
+    return installer.commands.run(f"asking for the version of {name}", line, step).strip()
 
 
-def install_horovod(
-    checkout: Checkout, installer: Installer, torch: str, compiler: Compiler, step: Step
-) -> None:
-    """Take or build the wheel that fits, and install it."""
-    backend = checkout.horovod_backend.read_text(encoding="utf-8")
-    parts = wheel_parts(torch, compiler, backend)
-    wheel = horovod_wheel(checkout, installer.commands, parts, compiler, step)
-    installer.install("horovod", ["--no-deps", "--no-index", wheel], step)
-
-
-def check_horovod(checkout: Checkout, commands: Commands, step: Step) -> None:
+def check_horovod(checkout: Checkout, commands: Commands, wheel: Path, step: Step) -> None:
     """Ask Horovod itself what it was built with.
 
     Raises:
         SetupError: PyTorch or Gloo is missing from its answer.
     """
     launcher = checkout.venv / "bin" / "horovodrun"
-    told = commands.run("horovodrun", [checkout.python, launcher, "--check-build"], step)
+    told = commands.run("asking Horovod", [checkout.python, launcher, "--check-build"], step)
     missing = [part for part in ("PyTorch", "Gloo") if f"[X] {part}" not in told]
     if missing:
         raise SetupError(
-            f"Horovod was built without {' and '.join(missing)}, which `horovodrun --check-build` "
-            f"shows:\n{told.strip()}"
+            f"Horovod cannot use {' and '.join(missing)}, as `horovodrun --check-build` shows. "
+            f"Delete {wheel.parent} to have it built again, and run again. It told:\n{told.strip()}"
         )
     step.outcome = "Horovod has PyTorch and Gloo"
 
@@ -259,18 +262,11 @@ def make_lock(checkout: Checkout, upgrade: bool) -> None:
         with progress.step("resolving requirements.in") as step:
             draft = Path(scratch) / checkout.requirements.name
             draft.write_text("\n".join(entry for name, entry in entries.items() if name != TORCH))
-            line: list[str | Path] = [
-                "uv",
-                "pip",
-                "compile",
-                "infra/requirements.in",
-                "--output-file",
-                draft,
-            ]
+            line = ["uv", "pip", "compile", "infra/requirements.in", "--output-file", str(draft)]
             line += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
             line += ["--generate-hashes", "--no-emit-package", TORCH, *installer.link_arguments]
             line += ["--custom-compile-command", "make lock", *(["--upgrade"] if upgrade else [])]
-            installer.commands.run("resolution", line, step)
+            installer.commands.run("resolving", line, step)
             text = draft.read_text(encoding="utf-8")
     if re.search("^(nvidia|triton)", text, re.MULTILINE):
         raise SetupError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -298,10 +299,9 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a small text file aside and rename it into place."""
     with refused_writes_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        aside = Path(name)
+        aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            with aside.open("x", encoding="utf-8") as stream:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())

@@ -31,9 +31,9 @@ class Fix:
     file: str
     old: str
     new: str
-    occurrences: int
-    only_last: bool
     reason: str
+    occurrences: int = 1
+    only_last: bool = False
 
 
 FIXES = (
@@ -41,16 +41,12 @@ FIXES = (
         "CMakeLists.txt",
         "set(CMAKE_CXX_STANDARD 14)",
         "set(CMAKE_CXX_STANDARD 17)",
-        1,
-        False,
         "PyTorch 2.13 headers demand C++17",
     ),
     Fix(
         "CMakeLists.txt",
         "project(horovod CXX)",
         "project(horovod CXX)\nset(CMAKE_SKIP_RPATH ON)",
-        1,
-        False,
         "the wheel outlives the environment that built it, so it must not look there for PyTorch's "
         "libraries; PyTorch is imported first and has them loaded",
     ),
@@ -58,33 +54,27 @@ FIXES = (
         "CMakeLists.txt",
         "--version-script=${CMAKE_SOURCE_DIR}/horovod.lds",
         r"--version-script=\"${CMAKE_SOURCE_DIR}/horovod.lds\"",
-        1,
-        False,
         "a folder whose name has a space would end the linker's argument",
     ),
     Fix(
         "horovod/torch/CMakeLists.txt",
         "set(CMAKE_CXX_STANDARD 14)",
         "set(CMAKE_CXX_STANDARD 17)",
-        1,
-        False,
         "PyTorch 2.13 headers demand C++17",
     ),
     Fix(
         "horovod/common/gloo/gloo_controller.cc",
         "global_ranks_.reserve(size_);",
         "global_ranks_.resize(size_);",
-        1,
-        False,
         "the stall detector walks this vector; reserve() leaves it empty, so it never reports",
     ),
     Fix(
         "horovod/common/gloo/gloo_context.cc",
         "device_attr.iface = gloo_iface_;",
         "gloo_iface_ = global_context.gloo_iface_;\n  device_attr.iface = gloo_iface_;",
-        3,
-        True,
         "process-set contexts carry all training traffic but ignored the chosen interface",
+        occurrences=3,
+        only_last=True,
     ),
 )
 

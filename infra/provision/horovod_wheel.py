@@ -1,7 +1,7 @@
 """Horovod's wheel: built once for a PyTorch, Python, compiler and set of fixes, then kept.
 
-It lies in the user's cache, `falaj/wheels/<key>/`, beside a file that says what it was made from,
-so that a new checkout, or an environment made anew, does not build it again.
+It lies in the cache, `wheels/<key>/`, beside a file that says what it was made from, so that a new
+checkout, or an environment made anew, does not build it again.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import shutil
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from infra.provision.checkout import Checkout, digest, exclusive, write_aside
-from infra.provision.commands import Commands, SetupError
+from infra.provision.commands import Commands
 from infra.provision.machine import Compiler
 from infra.provision.progress import Step
+from infra.provision.sources import cache_folder
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,6 @@ def wheel_parts(torch: str, compiler: Compiler, backend_source: str) -> WheelPar
     )
 
 
-def wheel_cache(environment: Mapping[str, str], root: Path) -> Path:
-    """The folder for wheels: in XDG_CACHE_HOME or ~/.cache, else in the checkout's `.falaj`.
-
-    The last is for accounts without a home that can be written to.
-    """
-    named = environment.get("XDG_CACHE_HOME", "")
-    base = Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~")) / ".cache"
-    for folder in (base / "falaj" / "wheels", root / ".falaj" / "cache" / "wheels"):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise SetupError(
-        f"no place for Horovod's wheel: neither {base} nor {root} can be written to. "
-        "Set XDG_CACHE_HOME to a folder that can"
-    )
-
-
 def kept_wheel(folder: Path) -> Path | None:
     """The wheel kept in a folder of the cache, if it is there and every file in it is whole."""
     for wheel in folder.glob("*.whl"):
@@ -86,8 +66,8 @@ def horovod_wheel(
     checkout: Checkout, commands: Commands, parts: WheelParts, compiler: Compiler, step: Step
 ) -> Path:
     """The wheel for these parts: from the cache, or built into it."""
-    folder = wheel_cache(os.environ, checkout.root) / parts.key
-    folder.mkdir(exist_ok=True)
+    folder = cache_folder(os.environ, checkout.root) / "wheels" / parts.key
+    folder.mkdir(parents=True, exist_ok=True)
 
     def waiting() -> None:
         step.tick("another set-up is building it; waiting")
@@ -98,17 +78,14 @@ def horovod_wheel(
             step.outcome = "built before, taken from the cache"
             return wheel
         step.outcome = "built"
-        held = replace(commands, held_locks=(*commands.held_locks, lock))
-        return _build(checkout, held, parts, compiler, step, folder)
+        commands = replace(commands, held_locks=(*commands.held_locks, lock))
+        wheel = _build(checkout, commands, compiler, folder, step)
+        write_aside(folder / "made-from.json", json.dumps(asdict(parts), indent=1))
+        return wheel
 
 
 def _build(
-    checkout: Checkout,
-    commands: Commands,
-    parts: WheelParts,
-    compiler: Compiler,
-    step: Step,
-    folder: Path,
+    checkout: Checkout, commands: Commands, compiler: Compiler, folder: Path, step: Step
 ) -> Path:
     for stale in folder.glob("build-*"):  # of a build that was killed; the lock is ours
         shutil.rmtree(stale)
@@ -116,11 +93,10 @@ def _build(
     try:
         environment = {**commands.environment, "CXX": compiler.command, "TMPDIR": str(scratch)}
         build = [checkout.python, checkout.horovod_backend, scratch]
-        replace(commands, environment=environment).run("horovod build", build, step)
+        replace(commands, environment=environment).run("building Horovod", build, step)
         built = next(scratch.glob("*.whl"))
         with built.open("rb") as stream:
             os.fsync(stream.fileno())
-        write_aside(folder / "made-from.json", json.dumps(asdict(parts), indent=1))
         return built.rename(folder / built.name)
     finally:
         shutil.rmtree(scratch)

@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from infra.provision.commands import SetupError
+
 # pip's settings that say where packages come from, and the variables that tell uv the same.
 UV_VARIABLES: dict[str, tuple[str, ...]] = {
     "index-url": ("UV_DEFAULT_INDEX",),
@@ -30,6 +32,7 @@ DROPPED = {
     *("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS"),
 }
 KEPT = {"UV_CACHE_DIR"}
+LOCAL_CACHE = Path(".falaj", "cache")
 
 
 def package_sources(listing: str) -> dict[str, str]:
@@ -70,11 +73,36 @@ def caller_environment(caller: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def cache_folder(environment: Mapping[str, str], root: Path) -> Path:
+    """Where to keep what outlives an environment: `falaj` in XDG_CACHE_HOME or ~/.cache.
+
+    Accounts without a home that can be written to keep it in the checkout, in `.falaj/cache`.
+
+    Raises:
+        SetupError: neither can be written to.
+    """
+    named = environment.get("XDG_CACHE_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~")) / ".cache"
+    for folder in (base / "falaj", root / LOCAL_CACHE):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise SetupError(
+        f"no place for caches: neither {base} nor {root} can be written to. Set XDG_CACHE_HOME to "
+        "a folder that can"
+    )
+
+
 def child_environment(
-    caller: Mapping[str, str], sources: Mapping[str, str], venv: Path
+    caller: Mapping[str, str], sources: Mapping[str, str], venv: Path, cache: Path
 ) -> dict[str, str]:
-    """What pip, uv and the compilers see."""
+    """What pip, uv and the compilers see; uv keeps to its own cache where there is a home."""
     environment = caller_environment(caller)
+    if cache.parts[-2:] == LOCAL_CACHE.parts:
+        environment.setdefault("UV_CACHE_DIR", str(cache / "uv"))
     for key, value in sources.items():
         environment["PIP_" + key.upper().replace("-", "_")] = value
         environment |= dict.fromkeys(UV_VARIABLES[key], value)

@@ -53,7 +53,7 @@ class DriftConfig(BaseModel):
         default=0.95,
         ge=0.5,
         lt=1,
-        description="Of all lower bounds together, so that more features make no more alarms.",
+        description="Of all lower bounds together: more features make no more alarms.",
     )
     num_bins: int = Field(
         default=100, ge=10, le=1000, description="Quantile bins of the reference for effects."

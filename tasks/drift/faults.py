@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from itertools import pairwise, permutations
 
 import numpy as np
 
@@ -15,10 +14,11 @@ from tasks.drift.statistics import Change
 from tasks.drift.window import SECONDS_PER_DAY, Float64Array, WindowColumns
 
 LEVELS = np.linspace(0.05, 0.95, 19)
-MIN_QUANTILE_ROWS = 200
-MIN_WINDOWS = 3
-MIN_ABRUPTNESS = 1.0
-MIN_FIT_RATIO = 4.0
+MIN_DAY_ROWS = 20
+MIN_STEP_DAYS = 4
+MIN_ABRUPTNESS = 1.5
+MIN_FIT_RATIO = 3.0
+MAX_MISFIT = 1.0
 MAX_CHANCE = 1e-6
 
 
@@ -31,6 +31,16 @@ class FrozenRun:
     value: float = np.nan
     first: date | None = None
     last: date | None = None
+
+
+@dataclass(frozen=True)
+class DayStep:
+    """The largest step of a column's median from one day to the next, and the values around it."""
+
+    size: float
+    day: date
+    before: Float64Array
+    after: Float64Array
 
 
 def find_missing(change: Change, config: DriftConfig) -> str | None:
@@ -106,52 +116,58 @@ def find_frozen(
     )
 
 
-def find_unit_change(
-    reference: Sequence[Float64Array],
-    lead_in: Float64Array,
-    current: Float64Array,
-    changes: Sequence[UnitChange],
-) -> str | None:
-    """The values look as if they came in another unit from one day to the next.
+def largest_day_step(window: WindowColumns, values: Float64Array) -> DayStep | None:
+    """The largest change of the median from one day to the next that has enough known rows."""
+    by_day = [part[~np.isnan(part)] for part in np.split(values, window.starts[1:])]
+    days = [day for day, part in enumerate(by_day) if len(part) >= MIN_DAY_ROWS]
+    if len(days) < MIN_STEP_DAYS:
+        return None
+    steps = np.abs(np.diff([np.median(by_day[day]) for day in days]))
+    last = int(np.argmax(steps))
+    return DayStep(
+        size=float(steps[last]),
+        day=_as_date(window.dates[days[last + 1]]),
+        before=np.concatenate([by_day[day] for day in days[: last + 1]]),
+        after=np.concatenate([by_day[day] for day in days[last + 1 :]]),
+    )
 
-    A season moves and stretches a distribution too, but slowly, and a mistake of units moves every
-    quantile to just where one of a few known maps puts it. So a change is called only where three
-    things hold for the quantile function, in interquartile ranges: the current window is further
-    from the one before than neighbouring windows of the reference ever are, by `MIN_ABRUPTNESS`;
-    a known map brings it within what neighbours differ by; and it fits `MIN_FIT_RATIO` times better
-    than the values as they are.
+
+def find_unit_change(
+    reference: DayStep | None, current: DayStep | None, changes: Sequence[UnitChange]
+) -> str | None:
+    """The values look as if they came in another unit from one day on.
+
+    A season moves and stretches a distribution too, but slowly. A mistake of units moves it from
+    one day to the next, and every quantile to just where a known map puts it. So both are asked:
+    the largest step between two days is `MIN_ABRUPTNESS` times the largest of the whole reference,
+    and a map takes the quantiles before that step to those after it, `MIN_FIT_RATIO` times better
+    than no map.
 
     Args:
-        reference: known values of neighbouring windows of the reference, each about as long as the
-            current window.
-        lead_in: known values of the days before the current window.
-        current: known values now.
+        reference: largest step of the reference window.
+        current: largest step of the current window and as many days before it.
         changes: known maps.
     """
-    if min(len(lead_in), len(current)) < MIN_QUANTILE_ROWS:
+    if reference is None or current is None or not changes:
         return None
-    windows = [np.quantile(values, LEVELS) for values in reference if len(values) >= MIN_QUANTILE_ROWS]
-    if len(windows) < MIN_WINDOWS:
+    if current.size <= MIN_ABRUPTNESS * reference.size:
         return None
-    then, now = np.quantile(lead_in, LEVELS), np.quantile(current, LEVELS)
-    unchanged = _misfit(then, now)
-    if unchanged <= MIN_ABRUPTNESS * max(_misfit(a, b) for a, b in permutations(windows, 2)):
+    before, after = np.quantile(current.before, LEVELS), np.quantile(current.after, LEVELS)
+    misfits = [_misfit(change.scale * before + change.offset, after) for change in changes]
+    if not min(misfits) <= min(MAX_MISFIT, _misfit(before, after) / MIN_FIT_RATIO):
         return None
-    misfits = [_misfit(change.scale * then + change.offset, now) for change in changes]
-    usual = max(_misfit(a, b) for a, b in pairwise(windows))
-    if min(misfits, default=np.inf) > min(usual, unchanged / MIN_FIT_RATIO):
-        return None
-    middle = len(LEVELS) // 2
+    name, middle = changes[int(np.argmin(misfits))].name, len(LEVELS) // 2
     return (
-        f"the values look converted from {changes[int(np.argmin(misfits))].name}: the median went "
-        f"from {then[middle]:.4g} to {now[middle]:.4g}, and all quantiles fit that map"
+        f"looks converted from {name} on {current.day}: the median went from {before[middle]:.4g} "
+        f"to {after[middle]:.4g} and all quantiles fit that map; the largest step between days is "
+        f"{current.size:.4g}, in the reference {reference.size:.4g}"
     )
 
 
 def _misfit(expected: Float64Array, seen: Float64Array) -> float:
-    """Mean distance of quantiles in interquartile ranges of the expected; infinite without one."""
+    """Mean distance of quantiles in interquartile ranges of the expected; NaN without a range."""
     spread = np.interp(0.75, LEVELS, expected) - np.interp(0.25, LEVELS, expected)
-    return float(np.abs(seen - expected).mean() / spread) if spread > 0 else np.inf
+    return float(np.abs(seen - expected).mean() / spread) if spread > 0 else np.nan
 
 
 def _as_date(days_since_1970: int) -> date:

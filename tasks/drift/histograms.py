@@ -6,11 +6,12 @@ Bin 0 is missing. Bins are fixed by the reference, so both windows are counted a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.drift.window import Float64Array, WindowColumns
+from tasks.drift.window import Categories, Float64Array, WindowColumns
 
 MISSING_BIN = 0
 
@@ -74,8 +75,8 @@ def count_numbers(
 
 
 def count_categories(
-    reference: tuple[WindowColumns, NDArray[np.intp], list[str]],
-    current: tuple[WindowColumns, NDArray[np.intp], list[str]],
+    reference: tuple[WindowColumns, Categories],
+    current: tuple[WindowColumns, Categories],
     max_categories: int,
 ) -> Histogram:
     """Count a category column of both windows.
@@ -83,26 +84,21 @@ def count_categories(
     The most frequent categories of the reference have a bin each; after them comes one bin of its
     other categories and one of those it does not have.
     """
-    sizes = np.bincount(reference[1][reference[1] >= 0], minlength=len(reference[2]))
-    named = sorted(range(len(sizes)), key=lambda i: (-sizes[i], reference[2][i]))
-    other = min(len(named), max_categories) + 1
-    bin_of = {reference[2][i]: min(rank + 1, other) for rank, i in enumerate(named)}
+    sizes = reference[1].sizes
+    ranked = sorted(sizes, key=lambda name: (-sizes[name], name))
+    other = min(len(ranked), max_categories) + 1
+    bins = {name: min(rank, other) for rank, name in enumerate(ranked, start=1)}
 
-    def count(window: WindowColumns, positions: NDArray[np.intp], names: list[str]) -> Float64Array:
-        table = np.array([*(bin_of.get(n, other + 1) for n in names), MISSING_BIN], dtype=np.intp)
-        return _count_by_day(window, table[positions], other + 2)  # missing, -1, is the last
+    def count(window: WindowColumns, column: Categories) -> Float64Array:
+        numbers = column.numbered(bins, default=other + 1)
+        return _count_by_day(window, np.nan_to_num(numbers, nan=MISSING_BIN), other + 2)
 
     counts = count(*current)
-    return Histogram(
-        count(*reference),
-        counts,
-        False,
-        np.arange(other + 2),
-        float(counts[:, other + 1].sum() / counts.sum()),
-    )
+    unseen = float(counts[:, other + 1].sum() / counts.sum())
+    return Histogram(count(*reference), counts, False, np.arange(other + 2), unseen)
 
 
-def _count_by_day(window: WindowColumns, bins: NDArray[np.intp], num_bins: int) -> Float64Array:
-    cells = window.days * num_bins + bins
+def _count_by_day(window: WindowColumns, bins: NDArray[Any], num_bins: int) -> Float64Array:
+    cells = window.days * num_bins + bins.astype(np.intp)
     counts = np.bincount(cells, minlength=window.num_days * num_bins)
     return counts.astype(np.float64).reshape(window.num_days, num_bins)

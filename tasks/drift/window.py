@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,30 @@ from tasks.errors import DataContractError
 
 SECONDS_PER_DAY = 86_400
 Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Categories:
+    """A category column.
+
+    Args:
+        positions: of each row's category in `names`, -1 for missing, shape (rows,).
+        names: the categories that occur.
+    """
+
+    positions: NDArray[np.intp]
+    names: list[str]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Rows of each category."""
+        sizes = np.bincount(self.positions[self.positions >= 0], minlength=len(self.names))
+        return dict(zip(self.names, sizes.tolist(), strict=True))
+
+    def numbered(self, numbers: dict[str, int], default: float = np.nan) -> Float64Array:
+        """The rows as numbers of another list; NaN for missing."""
+        table = np.array([*(numbers.get(name, default) for name in self.names), np.nan])
+        return table[self.positions]
 
 
 class WindowColumns:
@@ -69,13 +94,13 @@ class WindowColumns:
         values = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         return np.asarray(values, dtype=np.float64)[self._order]
 
-    def categories(self, name: str) -> tuple[NDArray[np.intp], list[str]]:
-        """A category column as positions in its list of values; missing (null or empty) is -1."""
+    def categories(self, name: str) -> Categories:
+        """A category column; an empty string is missing."""
         column = pc.cast(self._read(name), pa.string())
         column = pc.if_else(pc.equal(column, ""), None, column)
         coded: Any = column.combine_chunks().dictionary_encode()
         positions = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return positions.astype(np.intp)[self._order], coded.dictionary.to_pylist()
+        return Categories(positions.astype(np.intp)[self._order], coded.dictionary.to_pylist())
 
     def _read(self, name: str) -> pa.ChunkedArray:
         if name not in self._data.schema.names:

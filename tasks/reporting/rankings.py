@@ -143,11 +143,10 @@ def effect_chart(
 
 
 def _effect(row: Effect, scale: Linear, middle: float, places: Sequence[float]) -> Markup:
-    kind = "bar s2" if row.drifted else "bar quiet"
-    parts = [_name(row.name, scale, middle, tip=row.tip, strong=row.drifted)]
-    if row.drifted:
+    kind, spare = ("bar s2", 22) if row.drifted else ("bar quiet", 0)
+    parts = [_name(row.name, scale, middle, tip=row.tip, strong=row.drifted, spare=spare)]
+    if row.drifted:  # told without colour too
         parts.append(label("▲", scale.start - 22, middle + 4, anchor="middle", kind="mark-text"))
-        parts[0] = _name(row.name, scale, middle, tip=row.tip, strong=True, spare=22)
     for value, pale in ((row.size, " soft"), (row.low, "")):
         if is_shown(value) and value > 0:
             box = {"x": scale.start, "y": middle - 7, "height": 14.0, "class_": kind + pale}

@@ -55,7 +55,7 @@ class TrainingConfig(BaseModel):
     # Optimisation
     max_epochs: int = Field(default=12, ge=1, le=1000, description="Passes over the training rows.")
     patience: PositiveInt = Field(
-        default=4, le=1000, description="Epochs without a better validation loss before stopping."
+        default=4, le=1000, description="Epochs without a better validation AUC before stopping."
     )
     learning_rate: float = Field(
         default=2e-3, gt=0, le=1, description="Peak of the one-cycle schedule."

@@ -175,6 +175,13 @@ class TrainingLoop:
                 f"the loss of epoch {epoch} is {train_loss} in training and {validation_loss} in "
                 f"validation; expected a number. Lower learning_rate={self._config.learning_rate}"
             )
+        LOGGER.debug(
+            "epoch %d: train loss %.4f, validation loss %.4f, validation AUC %.4f",
+            epoch,
+            train_loss,
+            validation_loss,
+            auc,
+        )
         rows = self._plan.num_steps * self._plan.rows_per_shard * self._config.num_shards
         return EpochMetrics(
             epoch=epoch,
@@ -201,6 +208,8 @@ class TrainingLoop:
             self._optimizer.step()
             total += loss.item()
             self._progress.step(epoch, step)
+            if step == 0:
+                LOGGER.debug("first step of epoch %d done", epoch)
         summed = self._exchange.sum(np.array([total]))
         return float(summed[0]) / (self._plan.num_steps * self._exchange.size)
 
@@ -222,8 +231,8 @@ class TrainingLoop:
         totals = np.zeros(2 * NUM_SCORE_BINS + 2)
         for logits, labels in self._validation_logits():
             losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-            histograms = score_histograms(torch.sigmoid(logits).numpy(), labels.numpy())
-            totals[:-2] += histograms.ravel()
+            scores = torch.sigmoid(logits).nan_to_num()  # what is no number shows in the loss
+            totals[:-2] += score_histograms(scores.numpy(), labels.numpy()).ravel()
             totals[-2:] += (losses.double().sum().item(), len(labels))
             self._progress.step()
         totals = self._exchange.sum(totals)
@@ -237,9 +246,10 @@ class TrainingLoop:
                 yield self._network(positions, numeric).float().cpu(), labels.cpu()
 
     def _improved(self) -> bool:
+        """Judged by AUC: a base rate that moves between the windows shifts the loss at random."""
         latest = self._history[-1]
         return self._best_epoch < 0 or (
-            latest.validation_loss < self._history[self._best_epoch].validation_loss
+            latest.validation_auc > self._history[self._best_epoch].validation_auc
         )
 
     def _check_replicas(self, epoch: int) -> None:

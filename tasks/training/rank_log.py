@@ -27,7 +27,7 @@ class RankLog:
         self._path = path
         with refused_writes_explained(path):
             self._file = path.open("a", encoding="utf-8")
-        self._window_start = time.monotonic()
+        self._started = self._window_start = time.monotonic()
         self._in_window = 0
         self._left_out = 0
 
@@ -52,7 +52,7 @@ class RankLog:
 
     def add(self, rank: int, line: str) -> None:
         """Take one line that a rank printed."""
-        self.note(f"rank {rank} | {line}")
+        self.note(f"{time.monotonic() - self._started:8.1f} s  rank {rank} | {line}")
         word, _, rest = line.partition(" ")
         level = LEVELS.get(word, logging.INFO)
         if level == logging.DEBUG:

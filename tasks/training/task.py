@@ -80,6 +80,6 @@ def train_distributed(
     create_table_artifact(
         key="training-epochs",
         table=[epoch.model_dump(mode="json") for epoch in model.epochs],
-        description=f"Epoch {model.best_epoch} is the best by validation loss and was kept.",
+        description=f"Epoch {model.best_epoch} has the best validation AUC and was kept.",
     )
     return model

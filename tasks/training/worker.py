@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> None:
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(message)s", force=True
     )
+    logging.getLogger("tasks").setLevel(logging.DEBUG)  # details go into training.log alone
     run = RunDirectory(Path(arguments[0]))
     rank = int(os.environ["HOROVOD_RANK"])
     with errors_reported(run, rank):

@@ -1,4 +1,4 @@
-"""The embedded Feast store on real rows: materialization, retrieval, and what they must never do."""
+"""The embedded Feast store on real rows: materialization, retrieval, what they must never do."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_an_unknown_feature_service_is_named_with_those_there_are(
     file = other.path / "use_case.yaml"
     file.write_text(file.read_text().replace("flight_delay_v1", "flight_delay_v9"))
     installation = Installation(shared[0].home, other)
-    with pytest.raises(ConfigurationError, match="'flight_delay_v9' does not exist.*_v1"):
+    with pytest.raises(ConfigurationError, match=r"'flight_delay_v9' does not exist.*_v1"):
         installation.snapshot(tables, days(0, 2))
 
 
@@ -237,7 +237,7 @@ def test_a_window_that_was_not_refreshed_is_refused(
 ) -> None:
     installation, tables = shared
     with pytest.raises(
-        DataContractError, match="not covered .* run feature_refresh from 2013-01-11"
+        DataContractError, match=r"not covered .* run feature_refresh from 2013-01-11"
     ):
         installation.snapshot(tables, days(5, 10))
 

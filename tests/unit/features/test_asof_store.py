@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +25,9 @@ KEYS = st.sampled_from(["a", "b", None])
 
 
 @pytest.fixture(scope="module")
-def feast_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+def feast_store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     folder = tmp_path_factory.mktemp("feast")
-    yield FeatureStore(config=config_in(folder))
+    return FeatureStore(config=config_in(folder))
 
 
 def config_in(folder: Path) -> RepoConfig:
@@ -216,7 +215,7 @@ def test_an_entity_frame_without_a_key_is_refused_with_its_name(
         feast_store.registry,
         "test",
     )
-    with pytest.raises(FeatureStoreError, match="view values needs column.* k0"):
+    with pytest.raises(FeatureStoreError, match=r"view values needs column.* k0"):
         job.to_df()
 
 

@@ -104,7 +104,7 @@ def test_times_stored_without_a_zone_are_refused(
     weather.assign(time_hour=naive).to_parquet(repository.path / "raw" / "weather.parquet")
     text = (repository.path / "use_case.yaml").read_text()
     (repository.path / "use_case.yaml").write_text(text.replace("weather.csv", "weather.parquet"))
-    with pytest.raises(DataContractError, match="time_hour has .* no time with a time zone"):
+    with pytest.raises(DataContractError, match=r"time_hour has .* no time with a time zone"):
         land(repository, store)
 
 
@@ -144,7 +144,7 @@ def test_a_source_that_is_not_there_is_a_configuration_error(
     repository: SmallRepository, store: ArtifactStore
 ) -> None:
     (repository.path / "raw" / "planes.csv").unlink()
-    with pytest.raises(ConfigurationError, match="planes: 'raw/planes.csv' names no file"):
+    with pytest.raises(ConfigurationError, match=r"planes: 'raw/planes.csv' names no file"):
         land(repository, store)
 
 

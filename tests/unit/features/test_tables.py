@@ -106,7 +106,7 @@ def test_readers_see_a_version_only_once_it_is_published_and_vouched_for(
 ) -> None:
     tables = refresh(repository, store, days(0, 2))
     assert current_tables(tmp_path) == EMPTY
-    with pytest.raises(DataContractError, match="carrier_stats.* have no validation result"):
+    with pytest.raises(DataContractError, match=r"carrier_stats.* have no validation result"):
         publish_tables(tables, (), tmp_path, store)
     assert current_tables(tmp_path) == EMPTY
     landed = land_raw_rows(days(0, 2), repository.config, repository.path, store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -11,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from infra.provision.checkout import Checkout
-from infra.provision.commands import CommandError, Commands, SetupError
+from infra.provision.commands import CommandError, Commands
 from infra.provision.horovod_wheel import (
     WheelParts,
     horovod_wheel,
     kept_wheel,
-    wheel_cache,
     wheel_parts,
 )
 from infra.provision.machine import Compiler
@@ -121,27 +119,3 @@ def test_a_failed_build_leaves_no_wheel_and_no_scratch(
         obtain(checkout)
     folder = tmp_path / "cache" / "falaj" / "wheels" / PARTS.key
     assert [path.name for path in folder.iterdir()] == ["lock"]
-
-
-@pytest.mark.parametrize("named", ["", "relative/cache"])
-def test_the_cache_is_under_home_when_none_is_named(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    expected = tmp_path / ".cache" / "falaj" / "wheels"
-    assert wheel_cache({"XDG_CACHE_HOME": named}, tmp_path / "checkout") == expected
-
-
-def test_without_a_usable_home_the_wheel_is_kept_in_the_checkout(tmp_path: Path) -> None:
-    occupied = tmp_path / "occupied"
-    occupied.write_text("a file, so no folder can be made below it")
-    folder = wheel_cache({"XDG_CACHE_HOME": str(occupied)}, tmp_path)
-    assert folder == tmp_path / ".falaj" / "cache" / "wheels"
-    assert os.access(folder, os.W_OK)
-
-
-def test_no_place_at_all_is_said_in_a_sentence(tmp_path: Path) -> None:
-    occupied = tmp_path / "occupied"
-    occupied.write_text("")
-    with pytest.raises(SetupError, match="Set XDG_CACHE_HOME to a folder that can"):
-        wheel_cache({"XDG_CACHE_HOME": str(occupied)}, occupied)

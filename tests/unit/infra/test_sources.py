@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from infra.provision.commands import SetupError
 from infra.provision.sources import (
     UV_VARIABLES,
+    cache_folder,
     caller_environment,
     child_environment,
     link_places,
     package_sources,
 )
 
+CACHE = Path("/home/.cache/falaj")
 LISTING = """\
 :env:.find-links='/srv/wheels'
 :env:.default-timeout='180'
@@ -82,7 +85,7 @@ def test_settings_of_the_machine_do_reach_commands(name: str) -> None:
 def test_pip_and_uv_are_told_the_same_places() -> None:
     sources = {"index-url": "file:///srv/i", "extra-index-url": "file:///srv/e", "cert": "/ca.pem"}
     caller = {"PATH": "/bin", "PIP_INDEX_URL": "file:///other", "UV_DEFAULT_INDEX": "file:///other"}
-    seen = child_environment(caller, sources, Path("/co/.venv"))
+    seen = child_environment(caller, sources, Path("/co/.venv"), CACHE)
     assert seen["PIP_INDEX_URL"] == seen["UV_DEFAULT_INDEX"] == "file:///srv/i"
     assert seen["PIP_EXTRA_INDEX_URL"] == seen["UV_INDEX"] == "file:///srv/e"
     assert seen["PIP_CERT"] == seen["SSL_CERT_FILE"] == "/ca.pem"
@@ -90,10 +93,37 @@ def test_pip_and_uv_are_told_the_same_places() -> None:
 
 
 def test_configuration_files_are_not_read_a_second_time() -> None:
-    seen = child_environment({}, {}, Path("/co/.venv"))
+    seen = child_environment({}, {}, Path("/co/.venv"), CACHE)
     assert seen["PIP_CONFIG_FILE"] == "/dev/null"
     assert seen["UV_NO_CONFIG"] == "1"
 
 
 def test_every_source_setting_has_an_answer_for_uv() -> None:
     assert [name for name, variables in UV_VARIABLES.items() if not variables] == ["find-links"]
+
+
+@pytest.mark.parametrize("named", ["", "relative/cache"])
+def test_the_cache_is_under_home_when_none_is_named(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    expected = tmp_path / ".cache" / "falaj"
+    assert cache_folder({"XDG_CACHE_HOME": named}, tmp_path / "checkout") == expected
+
+
+def test_without_a_usable_home_all_is_kept_in_the_checkout(tmp_path: Path) -> None:
+    occupied = tmp_path / "occupied"
+    occupied.write_text("a file, so no folder can be made below it")
+    folder = cache_folder({"XDG_CACHE_HOME": str(occupied)}, tmp_path)
+    assert folder == tmp_path / ".falaj" / "cache"
+    assert child_environment({}, {}, tmp_path, folder)["UV_CACHE_DIR"] == str(folder / "uv")
+    own = {"UV_CACHE_DIR": "/mine"}
+    assert child_environment(own, {}, tmp_path, folder)["UV_CACHE_DIR"] == "/mine"
+    assert "UV_CACHE_DIR" not in child_environment({}, {}, tmp_path, CACHE)
+
+
+def test_no_place_at_all_is_said_in_a_sentence(tmp_path: Path) -> None:
+    occupied = tmp_path / "occupied"
+    occupied.write_text("")
+    with pytest.raises(SetupError, match="Set XDG_CACHE_HOME to a folder that can"):
+        cache_folder({"XDG_CACHE_HOME": str(occupied)}, occupied)

@@ -1,0 +1,77 @@
+"""One column in all windows: counted for the statistics, and searched for signs of a fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.drift.config import DriftConfig
+from tasks.drift.faults import (
+    find_frozen,
+    find_unit_change,
+    find_unseen,
+    largest_day_step,
+    longest_frozen_run,
+)
+from tasks.drift.histograms import Histogram, count_categories, count_numbers
+from tasks.drift.window import Float64Array, WindowColumns
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The rows of one comparison; `approach` is the current window and as much time before it."""
+
+    reference: WindowColumns
+    current: WindowColumns
+    approach: WindowColumns
+
+
+@dataclass(frozen=True)
+class ExaminedColumn:
+    """What one feature showed, small enough to be kept for all features."""
+
+    name: str
+    histogram: Histogram
+    faults: tuple[str, ...]
+
+
+def examine_numbers(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
+    """Count a numeric column; look for another unit and for a value that never changes."""
+    before, now, approach = (
+        rows.numbers(name) for rows in (windows.reference, windows.current, windows.approach)
+    )
+    histogram = count_numbers(
+        (windows.reference, before), (windows.current, now), config.num_bins, config.psi_bins
+    )
+    converted = find_unit_change(
+        largest_day_step(windows.reference, before),
+        largest_day_step(windows.approach, approach),
+        config.unit_changes,
+    )
+    return _examined(name, histogram, converted, _frozen(windows, before, now, config))
+
+
+def examine_categories(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
+    """Count a category column; look for unknown categories and for one that never changes."""
+    before, now = windows.reference.categories(name), windows.current.categories(name)
+    histogram = count_categories(
+        (windows.reference, before), (windows.current, now), config.max_categories
+    )
+    numbers = {value: number for number, value in enumerate({**before.sizes, **now.sizes})}
+    frozen = _frozen(windows, before.numbered(numbers), now.numbered(numbers), config)
+    return _examined(name, histogram, find_unseen(histogram, config), frozen)
+
+
+def _frozen(
+    windows: Windows, before: Float64Array, now: Float64Array, config: DriftConfig
+) -> str | None:
+    run = longest_frozen_run(windows.current, now)
+    usual = longest_frozen_run(windows.reference, before)
+    known = before[~np.isnan(before)]
+    share = float(np.mean(known == run.value)) if len(known) else 0.0
+    return find_frozen(usual, run, share, config)
+
+
+def _examined(name: str, histogram: Histogram, *faults: str | None) -> ExaminedColumn:
+    return ExaminedColumn(name, histogram, tuple(fault for fault in faults if fault is not None))

@@ -1,0 +1,112 @@
+"""The verdict of a drift check, with its reasons in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.contracts import DriftVerdict, FeatureDrift, Metric, ScoredWindow
+from tasks.drift.config import DriftConfig
+from tasks.drift.performance import PerformanceChange
+
+MAX_NAMED = 5
+
+
+def decide(
+    features: Sequence[FeatureDrift],
+    prediction: FeatureDrift,
+    performance: PerformanceChange | None,
+    faults: Sequence[str],
+    config: DriftConfig,
+) -> DriftVerdict:
+    """What to do, first rule that applies.
+
+    1. A fault of the data: mend the feed. Nothing learned from it would be worth anything.
+    2. Labels show that the model got worse and errs more than its scores say: retrain, with or
+       without drift that can be seen, for the relation to the label may have changed alone.
+    3. No labels yet, and the predictions drifted: retrain; the promotion gates still judge.
+    4. Something drifted or fell, short of that: watch. Mostly it is the season.
+    """
+    if faults:
+        return DriftVerdict.DATA_FAULT
+    if performance is not None:
+        fell = performance.fell(config)
+        if fell and performance.errs_more_than_promised():
+            return DriftVerdict.RETRAIN
+        if fell:
+            return DriftVerdict.WATCH
+    elif prediction.drifted:
+        return DriftVerdict.RETRAIN
+    moved = prediction.drifted or any(feature.drifted for feature in features)
+    return DriftVerdict.WATCH if moved else DriftVerdict.STABLE
+
+
+def explain(
+    features: Sequence[FeatureDrift],
+    prediction: FeatureDrift,
+    performance: PerformanceChange | None,
+    faults: Sequence[str],
+    windows: tuple[ScoredWindow, ScoredWindow],
+    config: DriftConfig,
+) -> tuple[str, ...]:
+    """Sentences with the numbers behind the verdict, the most serious first.
+
+    Args:
+        features: change of each feature.
+        prediction: change of the scores.
+        performance: change of performance; None without labels.
+        faults: signs of a broken feed.
+        windows: scores of the performance reference and of the current window.
+        config: limits.
+    """
+    sentences = [f"Fault of the data: {fault}." for fault in faults]
+    sentences.append(_on_performance(performance, windows, config))
+    sentences.append(_on_features(features, config))
+    sentences.append(f"Predictions, against {windows[0].window}: {prediction.evidence}.")
+    return tuple(sentences)
+
+
+def _on_performance(
+    change: PerformanceChange | None,
+    windows: tuple[ScoredWindow, ScoredWindow],
+    config: DriftConfig,
+) -> str:
+    reference, current = windows
+    if change is None or reference.metrics is None or current.metrics is None:
+        reason = current.unjudged or reference.unjudged or "too few labels"
+        return f"Performance is not known: {reason}."
+    auc = (
+        f"AUC {current.metrics.auc.value:.4f}, against {reference.metrics.auc.value:.4f} on "
+        f"{reference.window}: change {_signed(change.auc)}"
+    )
+    excess = f"Brier score beyond what the scores promise changed by {_signed(change.excess_brier)}"
+    if change.fell(config):
+        meaning = (
+            "the model got worse and errs more than its scores say"
+            if change.errs_more_than_promised()
+            else "the window is harder to tell apart, and the scores say so: no reason to retrain"
+        )
+    elif change.errs_more_than_promised():
+        meaning = "ranking holds, but the scores are further off: recalibrate if they are shown"
+    else:
+        meaning = "performance holds"
+    return f"{auc}. {excess}. So {meaning} (least loss that counts: {config.min_auc_drop} AUC)."
+
+
+def _on_features(features: Sequence[FeatureDrift], config: DriftConfig) -> str:
+    drifted = sorted((f for f in features if f.drifted), key=lambda f: -f.effect_low)
+    if not drifted:
+        return (
+            f"None of {len(features)} features moved by more than {config.min_effect} of its rows "
+            "with certainty."
+        )
+    named = "; ".join(f"{f.feature} {f.effect:.2f}" for f in drifted[:MAX_NAMED])
+    rest = len(drifted) - MAX_NAMED
+    more = f"; and {rest} more" if rest > 0 else ""
+    return (
+        f"{len(drifted)} of {len(features)} features drifted, effect surely above "
+        f"{config.min_effect}: {named}{more}."
+    )
+
+
+def _signed(metric: Metric) -> str:
+    return f"{metric.value:+.4f} [{metric.low:+.4f}, {metric.high:+.4f}]"

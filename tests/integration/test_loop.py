@@ -1,0 +1,271 @@
+"""The whole loop from the command line, on real rows of January."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+import yaml
+from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
+
+from tasks.contracts import Artifact, RunRecord
+from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tests.integration.test_embedded import processes_of
+from tests.repository import SmallRepository, days
+
+pytestmark = pytest.mark.timeout(900)
+
+NUM_DAYS = 16
+
+
+def loop_repository(folder: Path) -> SmallRepository:
+    """A repository of 16 days with a small model; gates as wide as so little data needs."""
+    repository = SmallRepository(folder, NUM_DAYS)
+    file = repository.path / "use_case.yaml"
+    described = yaml.safe_load(file.read_text())
+    train, validation, test = days(2, 8), days(10, 2), days(12, 4)
+    described |= {
+        "window": days(0, NUM_DAYS).model_dump(mode="json"),
+        "splits": {
+            "train": train.model_dump(mode="json"),
+            "validation": validation.model_dump(mode="json"),
+            "test": test.model_dump(mode="json"),
+        },
+        "current": test.model_dump(mode="json"),
+        "training": {"max_epochs": 3, "hidden_sizes": [32], "num_bins": 8},
+        "promotion": {
+            "min_auc": 0.55,
+            "max_plausible_auc": 0.85,
+            "yardstick_margin": 0.2,
+            "max_calibration_error": 0.3,
+            "min_slice_auc": 0.2,
+        },
+    }
+    file.write_text(yaml.safe_dump(described))
+    return repository
+
+
+@dataclass
+class Loop:
+    """One state folder and what its last run left there."""
+
+    home: Path
+    repository: SmallRepository
+
+    def command(self, *words: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "flows"),
+            *("--home", str(self.home), "--repo", str(self.repository.path)),
+            *words,
+        ]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        return subprocess.Popen(
+            self.command(*words),
+            cwd=PROJECT_ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *words: str) -> tuple[int, str]:
+        with self.start(*words) as process:
+            said, _ = process.communicate(timeout=600)
+        return process.returncode, said
+
+    @property
+    def store(self) -> ArtifactStore:
+        return ArtifactStore(self.home / "artifacts")
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(
+            (self.home / "reports" / "latest" / "report.json").read_text()
+        )
+        return content
+
+    @property
+    def record(self) -> RunRecord:
+        return RunRecord.model_validate({k: self.facts[k] for k in RunRecord.model_fields})
+
+    def path(self, artifact: Artifact) -> Path:
+        return self.store.path(artifact)
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    folder = tmp_path_factory.mktemp("loop")
+    loop = Loop(folder / "home", loop_repository(folder))
+    code, said = loop.run("run")
+    assert code == 0, said
+    assert str(loop.home / "reports" / "latest" / "report.html") in said
+    return loop
+
+
+def test_the_run_ends_with_a_report_a_champion_and_no_process(loop: Loop) -> None:
+    page = (loop.home / "reports" / "latest" / "report.html").read_text()
+    assert "Falaj" in page
+    assert loop.record.promotion.promoted
+    assert all(stage.seconds > 0 for stage in loop.record.stages)
+    assert processes_of(loop.home) == []
+
+
+def test_reported_metrics_can_be_recomputed_from_the_stored_predictions(loop: Loop) -> None:
+    evaluation = loop.record.evaluation
+    rows = pd.read_parquet(loop.path(evaluation.predictions))
+    label = loop.record.dataset.snapshot.columns.label
+    names = [c for c in rows if c in (label, "label")]
+    truth, score = rows[names[0]], rows["score"]
+    assert len(rows) == evaluation.overall.num_rows
+    assert evaluation.overall.auc.value == pytest.approx(roc_auc_score(truth, score), abs=1e-9)
+    assert evaluation.overall.pr_auc.value == pytest.approx(
+        average_precision_score(truth, score), abs=1e-9
+    )
+    assert evaluation.overall.brier.value == pytest.approx(brier_score_loss(truth, score), abs=1e-6)
+    assert evaluation.yardstick.auc.value == pytest.approx(
+        roc_auc_score(truth, rows["yardstick_score"]), abs=1e-9
+    )
+
+
+def test_reported_parity_can_be_recomputed_from_the_stored_models(loop: Loop) -> None:
+    record = loop.record
+    columns = record.model.columns
+    rows = pd.read_parquet(loop.path(record.dataset.snapshot.data)).tail(500)
+    categorical, numeric = columns.model_inputs(rows)
+    program = torch.export.load(loop.path(record.model.program)).module()
+    with torch.inference_mode():
+        expected = program(torch.from_numpy(categorical), torch.from_numpy(numeric)).numpy()
+    variant = next(v for v in record.variants if v.name == "onnx-fp32")
+    assert variant.files is not None
+    file = next(loop.path(variant.files).glob("*.onnx"))
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"categorical": categorical, "numeric": numeric})
+    assert variant.parity_max is not None
+    assert np.abs(found - expected).max() <= max(2 * variant.parity_max, 1e-6)
+
+
+def test_every_digest_in_the_report_is_that_of_the_artifact(loop: Loop) -> None:
+    record = loop.record
+    for artifact in (
+        record.model.program,
+        record.model.checkpoint,
+        record.model.log,
+        record.dataset.snapshot.data,
+        record.dataset.validation.result,
+        record.evaluation.predictions,
+    ):
+        assert loop.store.holds(artifact)
+    assert record.version.program_sha256 == record.model.program.sha256
+    assert record.evaluation.model_sha256 == record.model.program.sha256
+    assert record.version.snapshot_sha256 == record.dataset.snapshot.data.sha256
+
+
+def test_no_row_vanishes_between_the_raw_file_and_the_training_set(loop: Loop) -> None:
+    snapshot = loop.record.dataset.snapshot
+    flights = loop.repository.read("flights")
+    # A prediction is made two hours before departure: all of these moments lie in the window.
+    counted = snapshot.num_rows + sum(e.num_rows for e in snapshot.excluded)
+    assert counted == len(flights)
+
+
+def test_a_second_run_reuses_every_stage(loop: Loop) -> None:
+    builds = loop.store.num_builds
+    first = loop.record
+    code, said = loop.run("run")
+    assert code == 0, said
+    again = Loop(loop.home, loop.repository).record
+    assert loop.store.num_builds == builds
+    assert all(stage.reused for stage in again.stages)
+    assert again.version == first.version
+    assert again.evaluation == first.evaluation
+    assert again.variants == first.variants
+    assert again.run_id != first.run_id
+
+
+def test_a_removed_artifact_is_made_again_and_nothing_else(loop: Loop) -> None:
+    before = loop.record
+    loop.path(before.evaluation.predictions).unlink()
+    builds = loop.store.num_builds
+    code, said = loop.run("run")
+    assert code == 0, said
+    again = Loop(loop.home, loop.repository).record
+    assert loop.store.num_builds == builds + 1
+    assert again.evaluation.predictions == before.evaluation.predictions
+
+
+def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpoint(
+    loop: Loop, tmp_path: Path
+) -> None:
+    """The state of the finished run is kept up to training; only the model is new."""
+    described = loop.repository.path / "use_case.yaml"
+    original = described.read_text()
+    changed = yaml.safe_load(original)
+    changed["training"] = {"max_epochs": 40, "patience": 40, "hidden_sizes": [24], "num_bins": 8}
+    described.write_text(yaml.safe_dump(changed))
+    try:
+        with loop.start("train") as killed:
+            assert killed.stdout
+            for line in killed.stdout:
+                if "epoch 2:" in line:
+                    killed.send_signal(signal.SIGKILL)
+                    break
+        deadline = time.monotonic() + 10
+        while processes_of(loop.home):
+            assert time.monotonic() < deadline, processes_of(loop.home)
+            time.sleep(0.1)
+        code, said = loop.run("train")
+        assert code == 0, said
+        assert "epoch 0:" not in said
+        assert "is the candidate" in said
+    finally:
+        described.write_text(original)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("refresh", "2013-01-05T05:00Z", "2013-01-03T05:00Z"), "is reversed"),
+        (("refresh", "2013-01-05T05:00Z", "2013-01-05T05:00Z"), "is empty"),
+        (("refresh", "2013-01-05", "2013-01-06"), "has no time zone"),
+        (("refresh", "yesterday", "today"), "is no date and time"),
+    ],
+)
+def test_a_wrong_window_is_refused_before_anything_is_touched(
+    tmp_path: Path, loop: Loop, words: tuple[str, ...], sentence: str
+) -> None:
+    code, said = Loop(tmp_path / "home", loop.repository).run(*words)
+    assert code == 2
+    assert sentence in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "home").exists()
+
+
+def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
+    tmp_path: Path,
+) -> None:
+    loop = Loop(tmp_path / "home", loop_repository(tmp_path))
+    flights = loop.repository.read("flights")
+    local = pd.to_datetime(flights["time_hour"]) - pd.Timedelta(hours=5)
+    flights["time_hour"] = local.dt.strftime("%Y-%m-%dT%H:%M:%SZ")
+    loop.repository.write("flights", flights)
+    code, said = loop.run("refresh", "2013-01-03T05:00Z", "2013-01-06T05:00Z")
+    assert code == 2, said
+    assert "raw_flights" in said
+    assert "Traceback" not in said
+    assert not (loop.home / "feature_tables").exists()
+    assert not (loop.home / "feast").exists()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
+
+
+def test_shards_that_do_not_divide_over_the_ranks_are_refused_with_the_fix() -> None:
+    with pytest.raises(ValidationError, match="num_shards=8 .* use a multiple of 3"):
+        TrainingConfig(num_ranks=3)
+
+
+def test_a_batch_that_does_not_divide_over_the_shards_is_refused_with_the_fix() -> None:
+    with pytest.raises(ValidationError, match="global_batch_size=100 .* use a multiple of 8"):
+        TrainingConfig(global_batch_size=100)
+
+
+def test_a_stall_must_be_reported_before_it_ends_a_run() -> None:
+    with pytest.raises(ValidationError, match="stall_shutdown_s=5 is not above"):
+        TrainingConfig(stall_warning_s=5, stall_shutdown_s=5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_ranks": 0},
+        {"learning_rate": 0.0},
+        {"dropout": 1.0},
+        {"hidden_sizes": ()},
+        {"strategy": "gossip"},
+        {"device": "tpu"},
+        {"epochs": 3},
+    ],
+)
+def test_values_out_of_bounds_and_unknown_names_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TrainingConfig.model_validate(wrong)
+
+
+def test_what_is_computed_does_not_depend_on_how_it_is_carried_out() -> None:
+    one, two = TrainingConfig(num_ranks=1), TrainingConfig(num_ranks=2, progress_timeout_s=7)
+    assert one.computation() == two.computation()
+    assert one.computation() != TrainingConfig(num_ranks=1, seed=1).computation()
+    assert set(TrainingConfig.model_fields) >= EXECUTION_FIELDS
+
+
+def test_every_field_is_described_for_the_form() -> None:
+    assert all(field.description for field in TrainingConfig.model_fields.values())

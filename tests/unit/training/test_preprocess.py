@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tasks.contracts import category_code
+from tasks.errors import DataContractError
+from tasks.training.preprocess import Preprocessing, fit_edges, fit_vocabulary
+
+# Two strings whose CRC-32 differ in the top bit alone or not at all: found by a birthday search.
+COLLIDING = ("c30307", "c96826")
+
+
+def test_the_colliding_pair_collides() -> None:
+    assert category_code(COLLIDING[0]) == category_code(COLLIDING[1])
+
+
+def test_categories_that_share_a_code_are_refused() -> None:
+    with pytest.raises(DataContractError, match=f"'{COLLIDING[1]}'.*same 31-bit code.*carrier") as e:
+        fit_vocabulary("carrier", {COLLIDING[0]: 90, COLLIDING[1]: 1}, min_rows=20)
+    assert "carrier" in str(e.value)
+
+
+def test_rare_and_missing_categories_are_left_out() -> None:
+    vocabulary = fit_vocabulary("carrier", {"AA": 50, "UA": 20, "OO": 19, "": 500}, min_rows=20)
+    assert set(vocabulary) == {category_code("AA"), category_code("UA")}
+    assert (np.diff(vocabulary) > 0).all()
+
+
+@given(
+    known=st.sets(st.text(min_size=1), max_size=8),
+    asked=st.lists(st.one_of(st.none(), st.text()), min_size=1, max_size=20),
+)
+def test_positions_agree_with_a_dictionary(known: set[str], asked: list[str | None]) -> None:
+    vocabulary = np.array(sorted({category_code(k) for k in known} - {0}), dtype=np.int32)
+    table = {int(code): position for position, code in enumerate(vocabulary)}
+    codes = np.array([[category_code(a)] for a in asked], dtype=np.int32)
+    positions = Preprocessing((vocabulary,), (), ()).category_positions(codes)
+    assert positions[:, 0].tolist() == [table.get(int(c), len(vocabulary)) for c in codes[:, 0]]
+
+
+@given(
+    hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32)),
+    st.integers(2, 20),
+)
+def test_edges_increase_and_span_the_finite_values(values: np.ndarray, num_bins: int) -> None:
+    edges = fit_edges(values, num_bins)
+    finite = values[np.isfinite(values)]
+    assert len(edges) <= num_bins + 1
+    assert (np.diff(edges.astype(np.float64)) > 0).all()
+    if len(edges):
+        assert edges[0] == finite.min()
+        assert edges[-1] <= finite.max()
+
+
+@pytest.mark.parametrize("column", [[], [np.nan] * 5, [3.0] * 9, [3.0, np.nan, np.inf]])
+def test_a_constant_or_empty_column_has_no_bins(column: list[float]) -> None:
+    assert fit_edges(np.array(column, dtype=np.float32), 8).size == 0
