@@ -32,7 +32,7 @@ def without_prefect() -> None:
     for name in ("table", "markdown", "image", "link", "progress"):
         setattr(prefect.artifacts, f"create_{name}_artifact", nothing)
     prefect.artifacts.update_progress_artifact = nothing  # type: ignore[assignment]
-    prefect.get_run_logger = prefect.logging.get_run_logger = logger  # type: ignore[assignment]
+    prefect.get_run_logger = prefect.logging.get_run_logger = logger
 
 
 def main(home: str) -> None:

@@ -21,31 +21,36 @@ class Step:
     outcome: str = "done"
     started: float = field(default_factory=time.monotonic)
     reported: float = 0.0
+    status: str = ""
 
     def __post_init__(self) -> None:
         self.live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        self._show(f"{self.title} ...")
+        self._draw(self.title)
 
     def tick(self, detail: str = "") -> None:
         """Show the seconds so far; called often."""
         elapsed = time.monotonic() - self.started
-        if self.live:
-            self._show(f"{self.title} ... {elapsed:.0f} s  {detail}")
-        elif elapsed - self.reported >= REPORT_EVERY_S:
+        status = f" ... {elapsed:.0f} s" + (f", {detail}" if detail else "")
+        if self.live and status != self.status:
+            self.status = status
+            room = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be drawn over
+            self._draw(self.title[: max(0, room - len(status))] + status)
+        elif not self.live and elapsed - self.reported >= REPORT_EVERY_S:
             self.reported = elapsed
-            self._show(f" {elapsed:.0f} s, {detail} ..." if detail else f" {elapsed:.0f} s ...")
+            print(status, end="", flush=True)
 
     def finish(self) -> None:
         """End the line with the outcome and the time taken."""
         taken = f"{self.outcome} ({time.monotonic() - self.started:.1f} s)"
-        self._show(f"{self.title}: {taken}" if self.live else f" {taken}", end="\n")
-
-    def _show(self, text: str, end: str = "") -> None:
         if self.live:
-            width = shutil.get_terminal_size().columns - 1
-            shown = text if end else text[:width]  # a line that wraps could not be drawn over
-            text = f"\r{shown}\x1b[K"
-        print(text, end=end, flush=True)
+            self._draw(f"{self.title}: {taken}")
+            print(flush=True)
+        else:
+            print(f" ... {taken}", flush=True)
+
+    def _draw(self, text: str) -> None:
+        """Write over the line; a log file gets no such signs."""
+        print(f"\r{text}\x1b[K" if self.live else text, end="", flush=True)
 
 
 @dataclass

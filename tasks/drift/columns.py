@@ -9,6 +9,7 @@ import numpy as np
 from tasks.drift.config import DriftConfig
 from tasks.drift.faults import (
     find_frozen,
+    find_missing,
     find_unit_change,
     find_unseen,
     largest_day_step,
@@ -20,11 +21,17 @@ from tasks.drift.window import Float64Array, WindowColumns
 
 @dataclass(frozen=True)
 class Windows:
-    """The rows of one comparison; `approach` is the current window and as much time before it."""
+    """The rows of one comparison.
+
+    Args:
+        reference: what is compared with.
+        current: the rows in question.
+        lead_in: as much time just before the current window, None where its rows are not at hand.
+    """
 
     reference: WindowColumns
     current: WindowColumns
-    approach: WindowColumns
+    lead_in: WindowColumns | None
 
 
 @dataclass(frozen=True)
@@ -38,18 +45,18 @@ class ExaminedColumn:
 
 def examine_numbers(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
     """Count a numeric column; look for another unit and for a value that never changes."""
-    before, now, approach = (
-        rows.numbers(name) for rows in (windows.reference, windows.current, windows.approach)
-    )
+    before, now = (rows.numbers(name) for rows in (windows.reference, windows.current))
+    lead_in = [(rows, rows.numbers(name)) for rows in (windows.lead_in,) if rows is not None]
     histogram = count_numbers(
         (windows.reference, before), (windows.current, now), config.num_bins, config.psi_bins
     )
     converted = find_unit_change(
-        largest_day_step(windows.reference, before),
-        largest_day_step(windows.approach, approach),
+        largest_day_step((windows.reference, before)),
+        largest_day_step(*lead_in, (windows.current, now)),
         config.unit_changes,
     )
-    return _examined(name, histogram, converted, _frozen(windows, before, now, config))
+    frozen = _frozen(windows, before, now, config)
+    return _examined(name, histogram, converted, frozen, find_missing(histogram, config))
 
 
 def examine_categories(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
@@ -60,7 +67,8 @@ def examine_categories(name: str, windows: Windows, config: DriftConfig) -> Exam
     )
     numbers = {value: number for number, value in enumerate({**before.sizes, **now.sizes})}
     frozen = _frozen(windows, before.numbered(numbers), now.numbered(numbers), config)
-    return _examined(name, histogram, find_unseen(histogram, config), frozen)
+    unseen, missing = find_unseen(histogram, config), find_missing(histogram, config)
+    return _examined(name, histogram, unseen, frozen, missing)
 
 
 def _frozen(

@@ -15,7 +15,6 @@ from tasks.contracts import (
 )
 from tasks.drift.columns import Windows, examine_categories, examine_numbers
 from tasks.drift.config import DriftConfig
-from tasks.drift.faults import find_missing
 from tasks.drift.histograms import Histogram, count_numbers
 from tasks.drift.performance import performance_change
 from tasks.drift.statistics import BlockDraws, Change, draw_blocks, measure_changes
@@ -71,12 +70,7 @@ def compare_windows(
         config.confidence,
     )
     prediction = _prediction(columns.event_time, scored_reference, scored_current, config, store)
-    faults = [
-        f"{column.name} {fault}"
-        for column, change in zip(examined, changes, strict=True)
-        for fault in (*column.faults, find_missing(change, config))
-        if fault is not None
-    ]
+    faults = [f"{column.name}: {fault}" for column in examined for fault in column.faults]
     features = tuple(
         _feature(column.name, column.histogram, change, config)
         for column, change in zip(examined, changes, strict=True)
@@ -131,20 +125,20 @@ def _open_windows(
     config: DriftConfig,
     store: ArtifactStore,
 ) -> Windows:
-    length = current_window.end - current_window.start
-    approach = TimeWindow(start=current_window.start - length, end=current_window.end)
     event_time = reference.snapshot.columns.event_time
-    before, now, both = (
+    before, now = (
         WindowColumns(store.path(dataset.snapshot.data), event_time, window)
-        for dataset, window in (
-            (reference, reference_window),
-            (current, current_window),
-            (current, approach),
-        )
+        for dataset, window in ((reference, reference_window), (current, current_window))
     )
     _check_days(before, reference_window, "reference", config)
     _check_days(now, current_window, "current", config)
-    return Windows(before, now, both)
+    length = current_window.end - current_window.start
+    just_before = TimeWindow(start=current_window.start - length, end=current_window.start)
+    for dataset in (current, reference):  # either may hold the rows between the two windows
+        lead_in = WindowColumns(store.path(dataset.snapshot.data), event_time, just_before)
+        if lead_in.num_rows:
+            return Windows(before, now, lead_in)
+    return Windows(before, now, None)
 
 
 def _check_days(rows: WindowColumns, window: TimeWindow, name: str, config: DriftConfig) -> None:

@@ -80,6 +80,13 @@ class DriftConfig(BaseModel):
     min_auc_drop: float = Field(
         default=0.02, ge=0, le=0.5, description="A smaller loss of AUC is no reason to retrain."
     )
+    min_excess_rise: float = Field(
+        default=0.02,
+        ge=0,
+        le=0.5,
+        description="Rise of the Brier score beyond what the scores promise that is reason enough "
+        "to retrain by itself.",
+    )
 
     # Faults
     max_missing_rise: float = Field(

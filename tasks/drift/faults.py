@@ -9,16 +9,17 @@ from datetime import UTC, date, datetime
 import numpy as np
 
 from tasks.drift.config import DriftConfig, UnitChange
-from tasks.drift.histograms import Histogram
-from tasks.drift.statistics import Change
+from tasks.drift.histograms import MISSING_BIN, Histogram
 from tasks.drift.window import SECONDS_PER_DAY, Float64Array, WindowColumns
 
 LEVELS = np.linspace(0.05, 0.95, 19)
+ALL_MISSING = 0.999
 MIN_DAY_ROWS = 20
 MIN_STEP_DAYS = 4
 MIN_ABRUPTNESS = 1.5
 MIN_FIT_RATIO = 3.0
 MAX_MISFIT = 1.0
+MAX_USUAL_SHARE = 0.5
 MAX_CHANCE = 1e-6
 
 
@@ -43,15 +44,20 @@ class DayStep:
     after: Float64Array
 
 
-def find_missing(change: Change, config: DriftConfig) -> str | None:
-    """The missing rate jumped."""
-    rise = change.missing_current - change.missing_reference
-    if rise <= config.max_missing_rise:
+def find_missing(histogram: Histogram, config: DriftConfig) -> str | None:
+    """The missing rate jumped above what it was in any equally long stretch of the reference.
+
+    Not only above its mean: a column such as a gust of wind is missing when there is none, so its
+    rate comes and goes with the weather.
+    """
+    current = histogram.current[:, MISSING_BIN].sum() / histogram.current.sum()
+    usual = _highest_missing_rate(histogram.reference, len(histogram.current))
+    all_gone = current >= ALL_MISSING > usual
+    if current - usual <= config.max_missing_rise and not all_gone:
         return None
     return (
-        f"missing in {change.missing_current:.1%} of the current rows, "
-        f"{change.missing_reference:.1%} of the reference; allowed rise "
-        f"{config.max_missing_rise:.0%}"
+        f"missing in {current:.1%} of the current rows; at most in {usual:.1%} in equally many "
+        f"days of the reference (allowed rise {config.max_missing_rise:.0%})"
     )
 
 
@@ -63,6 +69,16 @@ def find_unseen(histogram: Histogram, config: DriftConfig) -> str | None:
         f"{histogram.unseen:.1%} of the current rows have categories that the reference never has; "
         f"allowed {config.max_unseen_share:.0%}"
     )
+
+
+def _highest_missing_rate(counts: Float64Array, num_days: int) -> float:
+    """Highest share of missing rows in `num_days` days in a row, or in all where there are fewer."""
+    length = min(num_days, len(counts))
+    missing, rows = (
+        np.convolve(by_day, np.ones(length), "valid")
+        for by_day in (counts[:, MISSING_BIN], counts.sum(axis=1))
+    )
+    return float((missing / rows).max())
 
 
 def longest_frozen_run(window: WindowColumns, values: Float64Array) -> FrozenRun:
@@ -101,13 +117,13 @@ def find_frozen(
     Args:
         reference: longest run of the reference: dry days are no fault of a rain gauge.
         current: longest run of the current window.
-        usual_share: share of the reference's rows in the same bin as the repeated value. Rows of
-            a value that is nearly always there are no sign of anything.
+        usual_share: share of the reference's known rows with the repeated value. A value that most
+            rows have, such as no rain, is no sign of anything, however long it stays.
         config: least length.
     """
     if current.num_days < max(config.min_frozen_days, 2 * reference.num_days + 1):
         return None
-    if usual_share**current.num_rows > MAX_CHANCE:
+    if usual_share > MAX_USUAL_SHARE or usual_share**current.num_rows > MAX_CHANCE:
         return None
     return (
         f"one value in all {current.num_rows:,} known rows of {current.num_days} days "
@@ -116,19 +132,27 @@ def find_frozen(
     )
 
 
-def largest_day_step(window: WindowColumns, values: Float64Array) -> DayStep | None:
-    """The largest change of the median from one day to the next that has enough known rows."""
-    by_day = [part[~np.isnan(part)] for part in np.split(values, window.starts[1:])]
-    days = [day for day, part in enumerate(by_day) if len(part) >= MIN_DAY_ROWS]
+def largest_day_step(*parts: tuple[WindowColumns, Float64Array]) -> DayStep | None:
+    """The largest change of the median from one day to the next, of days with enough known rows.
+
+    Args:
+        parts: windows, one after the other, and the column's values in them.
+    """
+    days = [
+        (date, known)
+        for window, values in parts
+        for date, known in window.known_by_day(values)
+        if len(known) >= MIN_DAY_ROWS
+    ]
     if len(days) < MIN_STEP_DAYS:
         return None
-    steps = np.abs(np.diff([np.median(by_day[day]) for day in days]))
-    last = int(np.argmax(steps))
+    steps = np.abs(np.diff([np.median(known) for _, known in days]))
+    first_after = int(np.argmax(steps)) + 1
     return DayStep(
-        size=float(steps[last]),
-        day=_as_date(window.dates[days[last + 1]]),
-        before=np.concatenate([by_day[day] for day in days[: last + 1]]),
-        after=np.concatenate([by_day[day] for day in days[last + 1 :]]),
+        size=float(steps.max()),
+        day=_as_date(days[first_after][0]),
+        before=np.concatenate([known for _, known in days[:first_after]]),
+        after=np.concatenate([known for _, known in days[first_after:]]),
     )
 
 

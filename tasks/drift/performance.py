@@ -25,14 +25,15 @@ class PerformanceChange:
         """AUC fell beyond its interval and the least loss that matters."""
         return self.auc.high < 0 and -self.auc.value >= config.min_auc_drop
 
-    def errs_more_than_promised(self) -> bool:
-        """The model errs more, relative to its own scores, than it did on the reference.
+    def went_stale(self, config: DriftConfig) -> bool:
+        """The model errs more than its own scores promise, by far or with a lower AUC.
 
-        A harder month lowers the AUC of a model that is still right: its scores then lie closer
+        A harder month lowers the AUC of a model that is still right: its scores lie closer
         together, and it errs just as much as they say. A model that has gone stale errs more than
-        its scores say. Only the second is mended by training.
+        its scores say, beyond what it did on the reference. Only that is mended by training.
         """
-        return self.excess_brier.low > 0
+        grossly = self.excess_brier.value >= config.min_excess_rise
+        return self.excess_brier.low > 0 and (grossly or self.fell(config))
 
 
 def performance_change(reference: ScoredWindow, current: ScoredWindow) -> PerformanceChange | None:

@@ -21,22 +21,20 @@ def decide(
     """What to do, first rule that applies.
 
     1. A fault of the data: mend the feed. Nothing learned from it would be worth anything.
-    2. Labels show that the model got worse and errs more than its scores say: retrain, with or
-       without drift that can be seen, for the relation to the label may have changed alone.
+    2. Labels show that the model has gone stale: retrain, with or without drift that can be seen,
+       for the relation of the features to the label may have changed alone.
     3. No labels yet, and the predictions drifted: retrain; the promotion gates still judge.
     4. Something drifted or fell, short of that: watch. Mostly it is the season.
     """
     if faults:
         return DriftVerdict.DATA_FAULT
-    if performance is not None:
-        fell = performance.fell(config)
-        if fell and performance.errs_more_than_promised():
-            return DriftVerdict.RETRAIN
-        if fell:
-            return DriftVerdict.WATCH
-    elif prediction.drifted:
+    if performance is None:
+        stale, fell = prediction.drifted, False
+    else:
+        stale, fell = performance.went_stale(config), performance.fell(config)
+    if stale:
         return DriftVerdict.RETRAIN
-    moved = prediction.drifted or any(feature.drifted for feature in features)
+    moved = fell or prediction.drifted or any(feature.drifted for feature in features)
     return DriftVerdict.WATCH if moved else DriftVerdict.STABLE
 
 
@@ -79,17 +77,14 @@ def _on_performance(
         f"{reference.window}: change {_signed(change.auc)}"
     )
     excess = f"Brier score beyond what the scores promise changed by {_signed(change.excess_brier)}"
-    if change.fell(config):
-        meaning = (
-            "the model got worse and errs more than its scores say"
-            if change.errs_more_than_promised()
-            else "the window is harder to tell apart, and the scores say so: no reason to retrain"
-        )
-    elif change.errs_more_than_promised():
-        meaning = "ranking holds, but the scores are further off: recalibrate if they are shown"
+    if change.went_stale(config):
+        meaning = "the model has gone stale: it errs more than its scores say"
+    elif change.fell(config):
+        meaning = "the window is harder to tell apart, and the scores say so: no reason to retrain"
     else:
         meaning = "performance holds"
-    return f"{auc}. {excess}. So {meaning} (least loss that counts: {config.min_auc_drop} AUC)."
+    limits = f"{config.min_auc_drop} AUC, {config.min_excess_rise} Brier"
+    return f"{auc}. {excess}. So {meaning} (least changes that count: {limits})."
 
 
 def _on_features(features: Sequence[FeatureDrift], config: DriftConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,11 @@ class WindowColumns:
         coded: Any = column.combine_chunks().dictionary_encode()
         positions = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return Categories(positions.astype(np.intp)[self._order], coded.dictionary.to_pylist())
+
+    def known_by_day(self, values: Float64Array) -> Iterator[tuple[int, Float64Array]]:
+        """Each UTC day, as days since 1970, with those of its `values` that are not NaN."""
+        for date, part in zip(self.dates, np.split(values, self.starts[1:]), strict=True):
+            yield int(date), part[~np.isnan(part)]
 
     def _read(self, name: str) -> pa.ChunkedArray:
         if name not in self._data.schema.names:

@@ -53,24 +53,24 @@ class TrainingConfig(BaseModel):
     )
 
     # Optimisation
-    max_epochs: int = Field(default=12, ge=1, le=1000, description="Passes over the training rows.")
+    max_epochs: int = Field(default=8, ge=1, le=1000, description="Passes over the training rows.")
     patience: PositiveInt = Field(
-        default=4, le=1000, description="Epochs without a better validation AUC before stopping."
+        default=3, le=1000, description="Epochs without a better validation AUC before stopping."
     )
     learning_rate: float = Field(
-        default=2e-3, gt=0, le=1, description="Peak of the one-cycle schedule."
+        default=4e-3, gt=0, le=1, description="Peak of the one-cycle schedule."
     )
     weight_decay: float = Field(
-        default=1e-2, ge=0, le=10, description="AdamW decay of weight matrices, per unit of rate."
+        default=0.2, ge=0, le=10, description="AdamW decay of weight matrices, per unit of rate."
     )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of everything random.")
 
     # Network
     hidden_sizes: tuple[PositiveInt, ...] = Field(
-        default=(128, 64), min_length=1, max_length=8, description="Units of each hidden layer."
+        default=(256, 128), min_length=1, max_length=8, description="Units of each hidden layer."
     )
     dropout: float = Field(
-        default=0.2, ge=0, lt=1, description="Share of hidden units dropped in training."
+        default=0.3, ge=0, lt=1, description="Share of hidden units dropped in training."
     )
     category_dropout: float = Field(
         default=0.05,
@@ -87,7 +87,7 @@ class TrainingConfig(BaseModel):
         "root of its number of categories.",
     )
     num_bins: int = Field(
-        default=16, ge=2, le=256, description="Quantile bins of each number's encoding."
+        default=6, ge=2, le=256, description="Quantile bins of each number's encoding."
     )
     min_category_rows: PositiveInt = Field(
         default=20, le=1_000_000, description="Rarer categories in the training rows are unknown."

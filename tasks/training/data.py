@@ -149,11 +149,12 @@ class ShardReader:
         labels = frame[self._columns.label].to_numpy(dtype=np.float32, na_value=np.nan)
         wrong = ~np.isin(labels, (0.0, 1.0))
         if wrong.any():
-            seen = frame.loc[wrong, [self._columns.row_id, self._columns.label]].iloc[0]
+            first = int(np.flatnonzero(wrong)[0])
             raise DataContractError(
                 f"{int(wrong.sum())} of {len(labels)} rows have a label that is neither 0 nor 1; "
-                f"the first is {seen.iloc[1]!r} in row {seen.iloc[0]!r} of column "
-                f"{self._columns.label!r}. Leave unlabelled rows out of the snapshot"
+                f"the first is {labels[first]:g} in column {self._columns.label!r}, where "
+                f"{self._columns.row_id} is {frame[self._columns.row_id].iloc[first]}. Leave "
+                "unlabelled rows out of the snapshot"
             )
         return labels
 

@@ -255,6 +255,7 @@ class TrainingLoop:
     def _check_replicas(self, epoch: int) -> None:
         """Refuse to go on with weights that differ between ranks: an exchange went wrong."""
         own = [p.detach().double().sum().item() for p in self._network.parameters()]
+        LOGGER.debug("epoch %d: weights add up to %.12f", epoch, sum(own))
         if any(of_rank != own for of_rank in self._exchange.gather_values(own)):
             raise TrainingError(
                 f"after epoch {epoch} the ranks' weights differ from rank {self._exchange.rank}'s; "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
-from tasks.training.preprocess import Float32Array, Preprocessing
+from tasks.training.preprocess import NO_CODE, Float32Array, Int32Array, Preprocessing
 
 MAX_PROGRAM_ROWS = 65536
 
@@ -38,29 +38,42 @@ class NumberEncoding(nn.Module):
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
         edges = preprocessing.edges
-        bins = [max(len(e) - 1, 0) for e in edges]
-        left = np.concatenate([np.empty(0, np.float32), *[e[:-1] for e in edges]])
-        widths = np.concatenate(
-            [np.empty(0, np.float64), *[np.diff(e.astype(float)) for e in edges]]
-        )
-        self.register_buffer("column", torch.from_numpy(np.repeat(np.arange(len(edges)), bins)))
-        self.register_buffer("left", torch.from_numpy(left))
+        self.num_bins = sum(max(len(e) - 1, 0) for e in edges)
+        self.num_outputs = self.num_bins + len(preprocessing.flagged)
+        # Empty tensors are no constants that every format can store: hence none is made.
+        if self.num_bins:
+            self._register_bins(edges)
+        if preprocessing.flagged:
+            self.register_buffer("flagged", torch.tensor(preprocessing.flagged, dtype=torch.int64))
+
+    def _register_bins(self, edges: tuple[Float32Array, ...]) -> None:
+        owners = np.repeat(np.arange(len(edges)), [max(len(e) - 1, 0) for e in edges])
+        widths = np.concatenate([np.diff(e.astype(np.float64)) for e in edges])
+        self.register_buffer("column", torch.from_numpy(owners))
+        self.register_buffer("left", torch.from_numpy(np.concatenate([e[:-1] for e in edges])))
         self.register_buffer("scale", torch.from_numpy((1 / widths).astype(np.float32)))
         self.register_buffer("low", torch.from_numpy(_bounds(edges, 0)))
         self.register_buffer("high", torch.from_numpy(_bounds(edges, -1)))
-        self.register_buffer("flagged", torch.tensor(preprocessing.flagged, dtype=torch.int64))
-        self.num_outputs = len(left) + len(preprocessing.flagged)
 
-    def forward(self, numeric: Tensor) -> Tensor:
-        """Encode float32 (rows, numbers), NaN for missing, as float32 (rows, num_outputs)."""
+    def forward(self, numeric: Tensor) -> list[Tensor]:
+        """Encode float32 (rows, numbers), NaN for missing: bins, then missing indicators.
+
+        Returns:
+            float32 tensors that have num_outputs columns together; none where there is nothing.
+        """
         missing = torch.isnan(numeric)
+        encoded = [self._bins(numeric, missing)] if self.num_bins else []
+        if self.num_outputs > self.num_bins:
+            encoded.append(missing.index_select(1, self.flagged).to(numeric.dtype))
+        return encoded
+
+    def _bins(self, numeric: Tensor, missing: Tensor) -> Tensor:
         # A missing value becomes its column's lowest edge, whose bins are all 0; infinite values
         # become the outermost edges.
         filled = torch.where(missing, self.low, numeric)
         bounded = torch.minimum(torch.maximum(filled, self.low), self.high)
         bins = (bounded.index_select(1, self.column) - self.left) * self.scale
-        flags = missing.index_select(1, self.flagged).to(numeric.dtype)
-        return torch.cat([bins.clamp(0.0, 1.0), flags], dim=1)
+        return bins.clamp(0.0, 1.0)
 
 
 def _bounds(edges: tuple[Float32Array, ...], end: int) -> Float32Array:
@@ -103,7 +116,7 @@ class TabularNetwork(nn.Module):
             functional.embedding(positions[:, column], table)
             for column, table in enumerate(self.tables)
         ]
-        inputs = torch.cat([*embedded, self.numbers(numeric)], dim=1)
+        inputs = torch.cat([*embedded, *self.numbers(numeric)], dim=1)
         logits: Tensor = self.perceptron(inputs).squeeze(1)
         return logits
 
@@ -138,15 +151,20 @@ class ScoringProgram(nn.Module):
         super().__init__()
         self.numbers = network.numbers
         self.perceptron = network.perceptron
-        vocabularies = preprocessing.vocabularies
         tables = [table.detach().cpu() for table in network.tables]
-        known = np.concatenate([np.empty(0, np.int32), *vocabularies])
-        owners = np.repeat(np.arange(len(vocabularies)), [len(v) for v in vocabularies])
-        self.register_buffer("vocabulary", torch.from_numpy(known))
-        self.register_buffer("column", torch.from_numpy(owners))
+        self.has_categories = bool(tables)
+        if tables:
+            self._register_tables(tables, preprocessing.vocabularies)
+
+    def _register_tables(self, tables: list[Tensor], vocabularies: tuple[Int32Array, ...]) -> None:
+        # The first entry is no code, so it never matches: an empty vocabulary needs no other path.
+        entries = np.concatenate([np.array([NO_CODE], dtype=np.int32), *vocabularies])
+        owners = np.repeat(np.arange(len(tables)), [len(v) for v in vocabularies])
         blocks = torch.block_diag(*[t[:-1] - t[-1] for t in tables])  # type: ignore[no-untyped-call]
-        self.register_buffer("blocks", blocks)
-        self.register_buffer("unknown", torch.cat([torch.empty(0), *[t[-1] for t in tables]]))
+        self.register_buffer("vocabulary", torch.from_numpy(entries))
+        self.register_buffer("column", torch.from_numpy(np.insert(owners, 0, 0)))
+        self.register_buffer("blocks", functional.pad(blocks, (0, 0, 1, 0)))
+        self.register_buffer("unknown", torch.cat([t[-1] for t in tables]))
 
     def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
         """Probability of label 1, float32 (rows,).
@@ -155,11 +173,10 @@ class ScoringProgram(nn.Module):
             categorical: int32 (rows, categories), `tasks.contracts.category_code` of each string.
             numeric: float32 (rows, numbers); NaN is missing.
         """
-        inputs = [self.numbers(numeric)]
-        if self.unknown.numel():
+        inputs: list[Tensor] = self.numbers(numeric)
+        if self.has_categories:
             multi_hot = categorical.index_select(1, self.column) == self.vocabulary
-            embedded = multi_hot.to(numeric.dtype) @ self.blocks + self.unknown
-            inputs.insert(0, embedded)
+            inputs.insert(0, multi_hot.to(numeric.dtype) @ self.blocks + self.unknown)
         logits = self.perceptron(torch.cat(inputs, dim=1)).squeeze(1)
         return torch.sigmoid(logits)
 

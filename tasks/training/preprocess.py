@@ -17,6 +17,8 @@ Float32Array = NDArray[np.float32]
 
 # Edges closer than this share of a column's span make no bin: 1 / width would lose all precision.
 MIN_BIN_SHARE = 1e-6
+# Codes have 31 bits and are never negative.
+NO_CODE = -1
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Preprocessing:
         positions = np.empty(codes.shape, dtype=np.int64)
         for column, vocabulary in enumerate(self.vocabularies):
             found = np.searchsorted(vocabulary, codes[:, column])
-            padded = np.append(vocabulary, np.int32(-1))  # -1 is no code: past the end is unknown
+            padded = np.append(vocabulary, np.int32(NO_CODE))  # what is past the end is unknown
             known = padded[found] == codes[:, column]
             positions[:, column] = np.where(known, found, len(vocabulary))
         return positions
@@ -71,9 +73,9 @@ def fit_preprocessing(
         num_bins: at most this many bins for each number.
 
     Raises:
-        DataContractError: two categories of one column share a code.
+        DataContractError: two categories of one column share a code, or no column varies.
     """
-    return Preprocessing(
+    fitted = Preprocessing(
         vocabularies=tuple(
             fit_vocabulary(name, category_counts[name], min_category_rows)
             for name in columns.categorical
@@ -84,6 +86,13 @@ def fit_preprocessing(
         ),
         flagged=tuple(position for position, missing in enumerate(has_missing) if missing),
     )
+    if not (fitted.flagged or any(map(len, (*fitted.vocabularies, *fitted.edges)))):
+        raise DataContractError(
+            f"none of {len(columns.categorical)} categorical and {len(columns.numeric)} numeric "
+            "columns varies in the training rows, so nothing can be learnt. Widen the training "
+            "window or mend the feature definitions"
+        )
+    return fitted
 
 
 def fit_vocabulary(column: str, counts: Mapping[str, int], min_rows: int) -> Int32Array:

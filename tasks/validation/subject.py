@@ -11,7 +11,7 @@ import duckdb
 import pandas as pd
 
 from tasks.contracts import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError
+from tasks.errors import ConfigurationError, DataContractError, StorageError
 from tasks.validation.suites import SUBJECT, ColumnKind, Suite
 
 MEMORY_LIMIT = "1GB"
@@ -155,6 +155,7 @@ def open_subject(path: Path, name: str, suite: Suite, window: TimeWindow) -> Ite
 
     Raises:
         DataContractError: it is no Parquet, or its files differ in columns.
+        StorageError: neither memory nor the disk has room for what the suite asks.
     """
     with TemporaryDirectory(prefix="validation-") as spill, duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
@@ -164,7 +165,14 @@ def open_subject(path: Path, name: str, suite: Suite, window: TimeWindow) -> Ite
         con.execute(f"SET temp_directory = {_text(spill)}")
         con.execute("SET VARIABLE window_start = ?::TIMESTAMPTZ", [window.start])
         con.execute("SET VARIABLE window_end = ?::TIMESTAMPTZ", [window.end])
-        yield Subject(con, suite, name, _source(con, path, name))
+        try:
+            yield Subject(con, suite, name, _source(con, path, name))
+        except (duckdb.IOException, duckdb.OutOfMemoryException) as exc:
+            raise StorageError(
+                f"{name}: suite {suite.suite!r} could not read the table or write to the temporary "
+                f"folder {spill} ({_reason(exc)}); expected free space there, beside "
+                f"{MEMORY_LIMIT} of memory. Nothing was judged; free space and run again"
+            ) from exc
 
 
 def is_of_kind(duckdb_type: str, kind: ColumnKind) -> bool:

@@ -28,15 +28,15 @@ from tests.repository import SmallRepository, days
 
 pytestmark = pytest.mark.timeout(900)
 
-NUM_DAYS = 16
+NUM_DAYS = 31
 
 
 def loop_repository(folder: Path) -> SmallRepository:
-    """A repository of 16 days with a small model; gates as wide as so little data needs."""
+    """A repository of one month with a small model; gates as wide as so little data needs."""
     repository = SmallRepository(folder, NUM_DAYS)
     file = repository.path / "use_case.yaml"
     described = yaml.safe_load(file.read_text())
-    train, validation, test = days(2, 8), days(10, 2), days(12, 4)
+    train, validation, test = days(1, 13), days(14, 8), days(22, 9)
     described |= {
         "window": days(0, NUM_DAYS).model_dump(mode="json"),
         "splits": {
@@ -45,7 +45,7 @@ def loop_repository(folder: Path) -> SmallRepository:
             "test": test.model_dump(mode="json"),
         },
         "current": test.model_dump(mode="json"),
-        "training": {"max_epochs": 3, "hidden_sizes": [32], "num_bins": 8},
+        "training": {"max_epochs": 6, "hidden_sizes": [32], "num_bins": 8},
         "promotion": {
             "min_auc": 0.55,
             "max_plausible_auc": 0.85,

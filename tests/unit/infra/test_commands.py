@@ -22,7 +22,7 @@ from infra.provision.commands import (
     tail,
     telling_lines,
 )
-from infra.provision.progress import Progress, Step
+from infra.provision.progress import Step
 
 
 @pytest.fixture
@@ -172,26 +172,3 @@ def test_tail_skips_blank_lines() -> None:
 def test_long_lines_of_a_log_are_cut() -> None:
     assert telling_lines("g++ " + "-I x " * 1000) == ("g++ " + "-I x " * 1000)[:300]
     assert telling_lines("") == ""
-
-
-def test_steps_are_numbered_and_say_how_they_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(2)
-    with progress.step("first") as step:
-        step.outcome = "as planned"
-    with pytest.raises(ValueError, match="broken"), progress.step("second"):
-        raise ValueError("broken")
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("[1/2] first ... as planned (")
-    assert second.startswith("[2/2] second ... stopped (")
-
-
-def test_without_a_terminal_a_long_step_reports_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = iter([1010.0, 1031.0, 1032.0, 1070.0, 1070.0])
-    monkeypatch.setattr("infra.provision.progress.time.monotonic", lambda: next(times))
-    step = Step("building", started=1000.0)
-    for _ in range(4):
-        step.tick("12 %")
-    step.finish()
-    assert capsys.readouterr().out == "building ... 31 s, 12 % ... 70 s, 12 % ... done (70.0 s)\n"

@@ -18,6 +18,7 @@ LOCK = read_lock((ROOT / "infra/requirements.lock").read_text())
 VERSIONS = {
     name: entry.splitlines()[0].rstrip(" \\").partition("==")[2] for name, entry in LOCK.items()
 }
+ALLOWED = {"/usr/bin/env"}  # the first line of a script
 ENTRY = re.compile(r"[a-z0-9-]+==[0-9][0-9a-z.]*( \\\n    --hash=sha256:[0-9a-f]{64})+")
 
 
@@ -32,9 +33,10 @@ def fits(wanted: Requirement) -> bool:
     return wanted.specifier.contains(version, prereleases=True)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOCK) - {TORCH}))
-def test_every_entry_is_one_version_with_digests(name: str) -> None:
-    assert ENTRY.fullmatch(LOCK[name])
+def test_every_entry_but_pytorch_is_one_version_with_digests() -> None:
+    hashed = {name: entry for name, entry in LOCK.items() if name != TORCH}
+    assert [entry for entry in hashed.values() if not ENTRY.fullmatch(entry)] == []
+    assert len(hashed) > 200
 
 
 def test_pytorch_alone_has_no_digest_and_takes_a_local_build() -> None:
@@ -81,6 +83,3 @@ def test_no_registry_and_no_place_of_a_machine_is_written_down(name: str) -> Non
     text = (ROOT / name).read_text()
     named = re.findall(r"https?://\S+|pypi\S*|/(?:root|home|opt|usr|work|srv|tmp)/\S*", text)
     assert [found for found in named if found not in ALLOWED] == []
-
-
-ALLOWED = {"/usr/bin/env"}

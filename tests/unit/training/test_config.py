@@ -7,12 +7,12 @@ from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 
 
 def test_shards_that_do_not_divide_over_the_ranks_are_refused_with_the_fix() -> None:
-    with pytest.raises(ValidationError, match="num_shards=8 .* use a multiple of 3"):
+    with pytest.raises(ValidationError, match=r"num_shards=8 .* use a multiple of 3"):
         TrainingConfig(num_ranks=3)
 
 
 def test_a_batch_that_does_not_divide_over_the_shards_is_refused_with_the_fix() -> None:
-    with pytest.raises(ValidationError, match="global_batch_size=100 .* use a multiple of 8"):
+    with pytest.raises(ValidationError, match=r"global_batch_size=100 .* use a multiple of 8"):
         TrainingConfig(global_batch_size=100)
 
 

@@ -22,13 +22,32 @@ WEEK = TimeWindow(
 )
 """A week of New York days; a blizzard and the start of summer time lie in it."""
 
+SNAPSHOT_SUITE = Suite.model_validate(
+    {
+        "suite": "training_set",
+        "subject": "one row of tests.builders.frame",
+        "columns": {
+            "text": ["carrier", "origin", "dest"],
+            "integer": ["flight_id", "is_late"],
+            "number": ["distance", "minute_of_day", "late_rate_24h", "temp", "gust"],
+            "timestamp": ["event_timestamp"],
+        },
+        "expectations": [
+            {
+                "type": "expect_column_values_to_be_in_set",
+                "kwargs": {"column": "is_late", "value_set": [0, 1]},
+                "says": "a label is 0 or 1",
+            }
+        ],
+    }
+)
+
 TEXT = {
     "flights": ("carrier", "tailnum", "origin", "dest"),
     "weather": ("origin",),
     "planes": ("tailnum", "type", "manufacturer", "model", "engine"),
     "airports": ("faa", "name", "dst", "tzone"),
 }
-FLOATS = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure")
 
 
 def people() -> pd.DataFrame:
@@ -106,14 +125,20 @@ def real_file(table: str) -> Path:
 
 def real_table(store: ArtifactStore, table: str, change: str = "FROM rows") -> TableRef:
     """A real raw table, spoiled by a SQL query over `rows`."""
+    return spoiled(store, table, real_file(table), change)
+
+
+def spoiled(store: ArtifactStore, name: str, source: Path, change: str) -> TableRef:
+    """What a SQL query makes of `rows`, a Parquet file or a folder of them, as a new table."""
 
     def build(folder: StagedFolder) -> TableRef:
-        target = folder.path / f"{table}.parquet"
+        target = folder.path / f"{name}.parquet"
+        files = source / "*.parquet" if source.is_dir() else source
         with duckdb.connect() as con:
             con.execute("SET TimeZone = 'UTC'")
-            con.execute(f"CREATE VIEW rows AS FROM '{real_file(table)}'")
+            con.execute(f"CREATE VIEW rows AS FROM '{files}'")
             con.execute(f"COPY ({change}) TO '{target}' (FORMAT parquet)")
             count = con.execute(f"SELECT count(*) FROM '{target}'").fetchall()[0][0]
-        return TableRef(name=table, artifact=folder.artifact(target.name), num_rows=count)
+        return TableRef(name=name, artifact=folder.artifact(target.name), num_rows=count)
 
-    return store.build_once("tables", content_key(table, change), TableRef, build)
+    return store.build_once("tables", content_key(name, str(source), change), TableRef, build)

@@ -130,7 +130,7 @@ def test_results_hold_the_rule_and_no_name_of_a_batch() -> None:
 COLUMNS = [f"c{n}" for n in range(9)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     wanted=st.lists(
         st.tuples(st.sampled_from(COLUMNS), st.integers(-3, 3), st.booleans()),

@@ -28,7 +28,14 @@ from tasks.validation.runner import (
 )
 from tasks.validation.suites import Suite
 from tests import builders
-from tests.unit.validation.tables import WEEK, between, people, store_table, suite
+from tests.unit.validation.tables import (
+    SNAPSHOT_SUITE,
+    WEEK,
+    between,
+    people,
+    store_table,
+    suite,
+)
 
 
 def validate(store: ArtifactStore, frame: pd.DataFrame, checked: Suite) -> ValidationResult:
@@ -258,29 +265,10 @@ def test_a_bad_feature_table_says_that_nothing_was_published(store: ArtifactStor
         validate_tables(tables, WEEK, {"a": suite()}, store)
 
 
-SNAPSHOT = {
-    "suite": "training_set",
-    "subject": "one row",
-    "columns": {
-        "text": ["carrier", "origin", "dest"],
-        "integer": ["flight_id", "is_late"],
-        "number": ["distance", "minute_of_day", "late_rate_24h", "temp", "gust"],
-        "timestamp": ["event_timestamp"],
-    },
-    "expectations": [
-        {
-            "type": "expect_column_values_to_be_in_set",
-            "kwargs": {"column": "is_late", "value_set": [0, 1]},
-            "says": "a label is 0 or 1",
-        }
-    ],
-}
-
-
 def test_a_snapshot_is_vouched_for(store: ArtifactStore) -> None:
     snapshot = builders.dataset(store).snapshot
 
-    dataset = validate_snapshot(snapshot, Suite.model_validate(SNAPSHOT), store)
+    dataset = validate_snapshot(snapshot, SNAPSHOT_SUITE, store)
 
     assert dataset.snapshot == snapshot
     assert dataset.validation.num_rows == snapshot.num_rows
@@ -292,17 +280,14 @@ def test_a_label_among_the_features_is_refused(store: ArtifactStore) -> None:
     leaky = columns.model_copy(update={"numeric": (*columns.numeric, columns.label)})
 
     with pytest.raises(DataContractError, match=r"is_late have more than one role.*was trained"):
-        validate_snapshot(
-            snapshot.model_copy(update={"columns": leaky}), Suite.model_validate(SNAPSHOT), store
-        )
+        validate_snapshot(snapshot.model_copy(update={"columns": leaky}), SNAPSHOT_SUITE, store)
 
 
 def test_a_feature_that_the_suite_does_not_list_is_refused(store: ArtifactStore) -> None:
     snapshot = builders.dataset(store).snapshot
-    numbers = [c for c in SNAPSHOT["columns"]["number"] if c != "temp"]  # type: ignore[index]
-    fewer = Suite.model_validate(
-        SNAPSHOT | {"columns": {**SNAPSHOT["columns"], "number": numbers}}  # type: ignore[dict-item]
-    )
+    columns = SNAPSHOT_SUITE.columns
+    numbers = tuple(name for name in columns["number"] if name != "temp")
+    fewer = SNAPSHOT_SUITE.model_copy(update={"columns": columns | {"number": numbers}})
 
     with pytest.raises(DataContractError, match="temp are features that the suite does not list"):
         validate_snapshot(snapshot, fewer, store)

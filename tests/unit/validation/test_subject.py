@@ -8,7 +8,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tasks.errors import ConfigurationError, DataContractError
+from tasks.errors import ConfigurationError, DataContractError, StorageError
 from tasks.validation.subject import is_of_kind, open_subject
 from tasks.validation.suites import Suite
 from tests.unit.validation.tables import WEEK, people, suite
@@ -186,6 +186,16 @@ def test_frames_hold_wide_numbers_and_categories_in_stored_order(tmp_path: Path)
 
     assert [str(dtype) for dtype in frame.dtypes] == ["int64", "float64", "category"]
     assert list(frame["rank"]) == list(range(40))
+
+
+def test_a_full_temporary_folder_gives_a_sentence(tmp_path: Path) -> None:
+    people().to_parquet(tmp_path / "people.parquet", index=False)
+
+    with (
+        pytest.raises(StorageError, match=r"No space left.*expected free space there"),
+        open_subject(tmp_path / "people.parquet", "people", suite(), WEEK),
+    ):
+        raise duckdb.IOException("Could not write to spill file: No space left on device")
 
 
 def test_names_with_quotes_cannot_break_out_of_the_sql(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Small training runs on real ranks, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tasks.contracts import EpochMetrics, TrainedModel
+from tasks.settings import ArtifactStore
+from tasks.training.config import TrainingConfig
+from tasks.training.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job
+from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
+from tests.builders import dataset, frame, splits
+
+NUM_ROWS = 1600
+CONFIG = TrainingConfig(
+    num_ranks=2,
+    num_shards=4,
+    global_batch_size=16,
+    max_epochs=6,
+    patience=6,
+    hidden_sizes=(16, 8),
+    dropout=0.0,
+    category_dropout=0.0,
+    num_bins=4,
+    min_category_rows=5,
+)
+
+
+def config(**changes: object) -> TrainingConfig:
+    """The small configuration with some fields changed."""
+    return TrainingConfig.model_validate({**CONFIG.model_dump(), **changes})
+
+
+def train(
+    folder: Path, settings: TrainingConfig = CONFIG, on_epoch: OnEpoch | None = None
+) -> TrainedModel:
+    """Train on the small snapshot, everything under `folder`."""
+    store = ArtifactStore(folder / "store")
+    small = dataset(store, frame(NUM_ROWS))
+    return launch_training(small, splits(), settings, store, folder / "work", on_epoch)
+
+
+def run_ranks(
+    folder: Path, settings: TrainingConfig, snapshot: Path, module: str = WORKER_MODULE
+) -> RunResult:
+    """Run the ranks of one job alone, without publishing anything."""
+    small = dataset(ArtifactStore(folder / "store"), frame(NUM_ROWS))
+    job = TrainingJob(
+        snapshot_path=snapshot,
+        columns=small.snapshot.columns,
+        splits=splits(),
+        config=settings,
+    )
+    with exclusive(folder / "run", 0) as lock:
+        return run_job(RunDirectory(folder / "run"), job, lock, lambda _: None, module)
+
+
+def losses(epochs: tuple[EpochMetrics, ...]) -> list[tuple[float, float, float]]:
+    """What an epoch computed, without how long it took."""
+    return [(e.train_loss, e.validation_loss, e.validation_auc) for e in epochs]
+
+
+def main(folder: str) -> None:
+    """Be a driver of its own: train under `folder` and say when an epoch is done."""
+    train(Path(folder), on_epoch=lambda metrics: print(f"epoch {metrics.epoch}", flush=True))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

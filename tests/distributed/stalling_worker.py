@@ -1,0 +1,27 @@
+"""A rank program of which rank 1 never comes to the second exchange."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from tasks.training.exchange import HorovodExchange
+from tasks.training.run_directory import RunDirectory
+from tasks.training.worker import errors_reported
+
+
+def main(run_path: str) -> None:
+    with errors_reported(RunDirectory(Path(run_path)), int(os.environ["HOROVOD_RANK"])):
+        exchange = HorovodExchange()
+        exchange.sum(np.ones(1))
+        if exchange.rank == 1:
+            threading.Event().wait()
+        exchange.sum(np.ones(1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

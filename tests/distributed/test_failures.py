@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tasks.contracts import EpochMetrics, TrainedModel
+from tasks.errors import DataContractError, StorageError, TransientError
+from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tests.builders import COLUMNS, dataset, frame
+from tests.distributed.runs import CONFIG, NUM_ROWS, config, losses, run_ranks, train
+from tests.processes import pids_whose_command_holds, wait_until
+
+GONE_WITHIN_S = 10
+
+
+def pid_of_rank(rank: int, folder: Path) -> int:
+    for pid in pids_whose_command_holds(str(folder)):
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if f"HOROVOD_RANK={rank}\0".encode() in environment and b"guard.py" not in command:
+            return pid
+    raise AssertionError(f"no rank {rank} runs in {folder}")
+
+
+def finished_epochs(log: str) -> list[int]:
+    return [int(number) for number in re.findall(r"rank 0 \| DEBUG epoch (\d+): train", log)]
+
+
+def log_of(model: TrainedModel, folder: Path) -> str:
+    return ArtifactStore(folder / "store").path(model.log).read_text()
+
+
+def test_a_killed_rank_is_transient_and_the_next_attempt_resumes(tmp_path: Path) -> None:
+    def kill_rank_1(metrics: EpochMetrics) -> None:
+        if metrics.epoch == 1:
+            os.kill(pid_of_rank(1, tmp_path), signal.SIGKILL)
+
+    with pytest.raises(TransientError, match=r"^rank 1 was killed \(signal 9; out of memory\?\)"):
+        train(tmp_path, CONFIG, kill_rank_1)
+    assert not pids_whose_command_holds(str(tmp_path))
+    model = train(tmp_path)
+    log = log_of(model, tmp_path)
+    assert log.count("attempt at") == 2
+    assert re.search(r"resumed after epoch [1-5] of an earlier attempt", log)
+    assert sorted(finished_epochs(log)) == finished_epochs(log) == list(range(CONFIG.max_epochs))
+    assert [metrics.epoch for metrics in model.epochs] == list(range(CONFIG.max_epochs))
+
+
+def start_driver(folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.distributed.runs", str(folder)],
+        cwd=PROJECT_ROOT,
+        stdout=subprocess.PIPE,
+    )
+
+
+def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another_world_size(
+    tmp_path: Path,
+) -> None:
+    with start_driver(tmp_path) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"epoch 0\n"
+        driver.kill()
+    wait_until(
+        lambda: not pids_whose_command_holds(str(tmp_path)), "no process is left", GONE_WITHIN_S
+    )
+    model = train(tmp_path, config(num_ranks=1))
+    log = log_of(model, tmp_path)
+    assert "resumed after epoch" in log
+    assert finished_epochs(log) == list(range(CONFIG.max_epochs))
+    assert len(losses(model.epochs)) == CONFIG.max_epochs
+
+
+def test_sigterm_of_the_driver_leaves_no_process(tmp_path: Path) -> None:
+    with start_driver(tmp_path) as driver:
+        wait_until(
+            lambda: len(pids_whose_command_holds(str(tmp_path / "work"))) >= 4, "ranks have started"
+        )
+        driver.terminate()
+    wait_until(
+        lambda: not pids_whose_command_holds(str(tmp_path)), "no process is left", GONE_WITHIN_S
+    )
+
+
+def snapshot_of(rows: pd.DataFrame, folder: Path) -> Path:
+    path = folder / "snapshot.parquet"
+    rows.to_parquet(path, row_group_size=256, index=False)
+    return path
+
+
+def test_the_error_of_one_rank_is_a_sentence_that_names_it(tmp_path: Path) -> None:
+    rows = frame(NUM_ROWS).astype({COLUMNS.label: "float64"})
+    rows.loc[40, COLUMNS.label] = 7.0
+    with pytest.raises(DataContractError) as caught:
+        run_ranks(tmp_path, CONFIG, snapshot_of(rows, tmp_path))
+    assert re.match(r"rank [01]: DataContractError: 1 of \d+ rows have a label", str(caught.value))
+    assert "flight_id is 40" in str(caught.value)
+    assert "Traceback" in caught.value.__notes__[0]
+
+
+def test_a_full_disk_under_the_checkpoints_is_a_storage_error(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / ".epoch-0000.pt.aside").symlink_to("/dev/full")
+    small = dataset(ArtifactStore(tmp_path / "store"), frame(NUM_ROWS))
+    snapshot = ArtifactStore(tmp_path / "store").path(small.snapshot.data)
+    with pytest.raises(StorageError, match=r"^rank 0: StorageError: .*No space left on device"):
+        run_ranks(tmp_path, config(num_ranks=1), snapshot)
+    assert list(checkpoints.iterdir()) == []
+
+
+def test_a_forced_stall_ends_with_an_error(tmp_path: Path) -> None:
+    stalling = config(stall_warning_s=1, stall_shutdown_s=3)
+    with pytest.raises(TransientError, match="rank 1 did not answer and was stopped") as caught:
+        run_ranks(tmp_path, stalling, tmp_path / "none", "tests.distributed.stalling_worker")
+    assert "rank 0: HorovodInternalError" in str(caught.value)
+    assert "Stalled ranks" in (tmp_path / "run" / "training.log").read_text()
+
+
+def test_worker_imports_without_prefect() -> None:
+    program = (
+        "import sys; sys.modules['prefect'] = None\n"
+        "import tasks.training.worker, tasks.training.launcher"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT_ROOT)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from tasks.contracts import EpochMetrics, TrainedModel
+from tasks.settings import ArtifactStore
+from tasks.training.guard import descendants
+from tasks.training.metrics import histogram_auc, score_histograms
+from tests.builders import COLUMNS, frame, month
+from tests.distributed.runs import CONFIG, NUM_ROWS, config, losses, train
+
+SECRET = "marker-of-a-secret-3f9c1d"
+
+
+@dataclass
+class Trained:
+    """A finished run, and what was seen of its processes while it ran."""
+
+    folder: Path
+    model: TrainedModel
+    seen_epochs: list[EpochMetrics] = field(default_factory=list)
+    environments: list[bytes] = field(default_factory=list)
+    commands: list[bytes] = field(default_factory=list)
+    listening: set[str] = field(default_factory=set)
+
+    @property
+    def store(self) -> ArtifactStore:
+        return ArtifactStore(self.folder / "store")
+
+    @property
+    def log(self) -> str:
+        return self.store.path(self.model.log).read_text()
+
+
+def look_at_processes(trained: Trained, work: Path) -> None:
+    """Note environment, command line and listening addresses of the run's processes, and ours."""
+    for pid in descendants(os.getpid()):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if str(work).encode() in command:
+            trained.commands.append(command)
+            trained.environments.append(Path(f"/proc/{pid}/environ").read_bytes())
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                trained.listening.add(connection.laddr.ip)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("two_ranks")
+    trained = Trained(folder, TrainedModel.model_construct())
+
+    def on_epoch(metrics: EpochMetrics) -> None:
+        if not trained.seen_epochs:
+            look_at_processes(trained, folder / "work")
+        trained.seen_epochs.append(metrics)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FALAJ_DATABASE_PASSWORD", SECRET)
+        trained.model = train(folder, CONFIG, on_epoch)
+    yield trained
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("one_rank")
+    return Trained(folder, train(folder, config(num_ranks=1)))
+
+
+def test_every_epoch_is_reported_once_and_in_order(two_ranks: Trained) -> None:
+    assert two_ranks.seen_epochs == list(two_ranks.model.epochs)
+    assert [metrics.epoch for metrics in two_ranks.seen_epochs] == list(range(CONFIG.max_epochs))
+    best = max(two_ranks.model.epochs, key=lambda metrics: metrics.validation_auc)
+    assert two_ranks.model.best_epoch == best.epoch
+
+
+def test_ranks_end_each_epoch_with_equal_weights(two_ranks: Trained) -> None:
+    sums = re.findall(r"rank (\d) \| DEBUG epoch (\d+): weights add up to (\S+)", two_ranks.log)
+    by_rank = [[(epoch, total) for r, epoch, total in sums if r == rank] for rank in "01"]
+    assert len(by_rank[0]) == CONFIG.max_epochs
+    assert by_rank[0] == by_rank[1]
+
+
+def test_one_rank_and_two_ranks_have_the_same_loss(two_ranks: Trained, one_rank: Trained) -> None:
+    np.testing.assert_allclose(
+        losses(two_ranks.model.epochs), losses(one_rank.model.epochs), atol=1e-4
+    )
+    weights = [
+        torch.load(t.store.path(t.model.checkpoint), weights_only=True)["network"]
+        for t in (two_ranks, one_rank)
+    ]
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], atol=1e-3, rtol=1e-3)
+
+
+def test_the_published_program_scores_raw_rows_as_well_as_it_is_said_to(two_ranks: Trained) -> None:
+    rows, window = frame(NUM_ROWS), month(7, 2)
+    rows = rows[(rows.event_timestamp >= window.start) & (rows.event_timestamp < window.end)]
+    codes, numeric = COLUMNS.model_inputs(rows)
+    program = torch.export.load(two_ranks.store.path(two_ranks.model.program)).module()
+    scores = program(torch.from_numpy(codes), torch.from_numpy(numeric)).numpy()
+    auc = histogram_auc(score_histograms(scores, rows["is_late"].to_numpy(np.float32)))
+    best = two_ranks.model.epochs[two_ranks.model.best_epoch]
+    assert auc == pytest.approx(best.validation_auc, abs=1e-4)
+    assert auc > 0.65
+
+
+def test_a_finished_model_is_not_trained_again(two_ranks: Trained) -> None:
+    again: list[EpochMetrics] = []
+    assert train(two_ranks.folder, CONFIG, again.append) == two_ranks.model
+    assert again == []
+
+
+def test_nothing_but_the_model_is_left(two_ranks: Trained) -> None:
+    assert list((two_ranks.folder / "work").iterdir()) == []
+    assert two_ranks.log.count("attempt at") == 1
+
+
+def test_no_secret_reaches_a_rank(two_ranks: Trained) -> None:
+    assert len(two_ranks.commands) == 2 * CONFIG.num_ranks  # a guard and a rank each
+    for text in (*two_ranks.environments, *two_ranks.commands):
+        assert SECRET.encode() not in text
+        assert b"FALAJ_" not in text
+
+
+def test_everything_listens_on_loopback_only(two_ranks: Trained) -> None:
+    assert "127.0.0.1" in two_ranks.listening
+    assert two_ranks.listening <= {"127.0.0.1", "::1"}

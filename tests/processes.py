@@ -1,0 +1,33 @@
+"""Looking at processes from tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def pids_whose_command_holds(text: str) -> list[int]:
+    """Process ids of living processes whose command line holds `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in command:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = 30) -> None:
+    """Poll until `condition` holds.
+
+    Raises:
+        AssertionError: it did not within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        time.sleep(0.05)

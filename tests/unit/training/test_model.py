@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tasks.contracts import category_code
+from tasks.training.config import TrainingConfig
+from tasks.training.model import (
+    NumberEncoding,
+    ScoringProgram,
+    TabularNetwork,
+    export_program,
+)
+from tasks.training.preprocess import Float32Array, Preprocessing, fit_edges
+
+CONFIG = TrainingConfig(hidden_sizes=(16, 8))
+
+
+def preprocessing(num_rows: int = 500, num_bins: int = 6) -> Preprocessing:
+    """Three category columns, four numbers: two ordinary, one constant, one with missing values."""
+    rng = np.random.default_rng(3)
+    vocabularies = [
+        np.array(sorted(category_code(c) for c in names), dtype=np.int32)
+        for names in (("AA", "UA", "EV"), ("JFK",), ("ORD", "MIA", "LAX", "ATL", "IAH"))
+    ]
+    columns = [rng.normal(50, 20, num_rows), rng.gamma(1, 9, num_rows), np.full(num_rows, 7.0)]
+    columns.append(np.where(rng.random(num_rows) < 0.5, np.nan, rng.random(num_rows)))
+    edges = [fit_edges(column.astype(np.float32), num_bins) for column in columns]
+    return Preprocessing(tuple(vocabularies), tuple(edges), flagged=(3,))
+
+
+def raw_rows(
+    fitted: Preprocessing, num_rows: int, seed: int = 0
+) -> tuple[np.ndarray, Float32Array]:
+    """Raw inputs with known, unseen and missing categories and odd numbers."""
+    rng = np.random.default_rng(seed)
+    codes = [
+        rng.choice(np.concatenate([v, [0, category_code("never seen")]]), num_rows)
+        for v in fitted.vocabularies
+    ]
+    numeric = rng.normal(40, 60, (num_rows, len(fitted.edges))).astype(np.float32)
+    numeric[rng.random(numeric.shape) < 0.2] = np.nan
+    numeric[rng.random(numeric.shape) < 0.05] = np.inf
+    numeric[rng.random(numeric.shape) < 0.05] = -np.inf
+    return np.stack(codes, axis=1).astype(np.int32), numeric
+
+
+def network_of(fitted: Preprocessing, config: TrainingConfig = CONFIG) -> TabularNetwork:
+    torch.manual_seed(1)
+    return TabularNetwork(fitted, config).eval()
+
+
+def encoded_slowly(fitted: Preprocessing, row: list[float]) -> list[float]:
+    """The piecewise-linear encoding of one row as the paper writes it, bin by bin."""
+    outputs = []
+    for value, edges in zip(row, fitted.edges, strict=True):
+        for left, right in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            if np.isnan(value) or value < left:
+                outputs.append(0.0)
+            elif value >= right:
+                outputs.append(1.0)
+            else:
+                outputs.append((value - left) / (right - left))
+    return outputs + [float(np.isnan(row[position])) for position in fitted.flagged]
+
+
+def encode(fitted: Preprocessing, numbers: Tensor) -> Tensor:
+    return torch.cat(NumberEncoding(fitted)(numbers), dim=1)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(width=32) | st.floats(-100, 200, width=32), min_size=4, max_size=4))
+def test_the_number_encoding_agrees_with_the_papers_formula(row: list[float]) -> None:
+    fitted = preprocessing()
+    encoded = encode(fitted, torch.tensor([row], dtype=torch.float32))
+    assert encoded.shape == (1, NumberEncoding(fitted).num_outputs)
+    np.testing.assert_allclose(encoded[0], encoded_slowly(fitted, row), atol=1e-5)
+    assert ((encoded >= 0) & (encoded <= 1)).all()
+
+
+def test_a_constant_column_adds_no_input() -> None:
+    fitted = preprocessing()
+    numbers = torch.full((2, 4), 3.0)
+    numbers[1, 2] = -1e30
+    encoded = encode(fitted, numbers)
+    assert torch.equal(encoded[0], encoded[1])
+
+
+def test_the_folded_program_agrees_with_the_lookup_tables() -> None:
+    fitted = preprocessing()
+    network = network_of(fitted)
+    codes, numeric = raw_rows(fitted, 300)
+    with torch.no_grad():
+        positions = torch.from_numpy(fitted.category_positions(codes))
+        looked_up = torch.sigmoid(network(positions, torch.from_numpy(numeric)))
+        folded = ScoringProgram(network, fitted)(torch.from_numpy(codes), torch.from_numpy(numeric))
+    torch.testing.assert_close(folded, looked_up, atol=1e-6, rtol=0)
+
+
+def test_unseen_missing_and_rare_categories_give_exactly_the_unknown_vector() -> None:
+    fitted = preprocessing()
+    program = ScoringProgram(network_of(fitted), fitted)
+    numeric = torch.zeros(3, 4)
+    codes = np.array([[category_code(c)] * 3 for c in ("never", None, "rare")], dtype=np.int32)
+    scores = program(torch.from_numpy(codes), numeric)
+    assert torch.equal(scores, scores[0].expand(3))
+
+
+def test_a_category_is_known_in_its_own_column_alone() -> None:
+    fitted = preprocessing()
+    program = ScoringProgram(network_of(fitted), fitted)
+    aa = category_code("AA")
+    codes = torch.tensor([[0, 0, 0], [0, aa, aa], [aa, 0, 0]], dtype=torch.int32)
+    elsewhere, misplaced, known = program(codes, torch.zeros(3, 4))
+    assert elsewhere == misplaced
+    assert elsewhere != known
+
+
+def test_category_dropout_hides_categories_in_training_only() -> None:
+    fitted = preprocessing()
+    config = TrainingConfig(hidden_sizes=(16,), dropout=0.0, category_dropout=0.9)
+    network = network_of(fitted, config)
+    positions, numeric = torch.zeros(50, 3, dtype=torch.int64), torch.zeros(50, 4)
+    with torch.no_grad():
+        assert network(positions, numeric).unique().numel() == 1
+        assert network.train()(positions, numeric).unique().numel() > 1
+
+
+def loaded(content: bytes) -> torch.nn.Module:
+    return torch.export.load(io.BytesIO(content)).module()
+
+
+@pytest.mark.parametrize(
+    "fitted",
+    [
+        pytest.param(preprocessing(), id="all kinds"),
+        pytest.param(Preprocessing((), preprocessing().edges, (3,)), id="numbers only"),
+        pytest.param(Preprocessing(preprocessing().vocabularies, (), ()), id="categories only"),
+        pytest.param(
+            Preprocessing(
+                (np.empty(0, np.int32),), (np.empty(0, np.float32), *preprocessing().edges), ()
+            ),
+            id="empty vocabulary",
+        ),
+    ],
+)
+def test_the_exported_program_answers_like_the_network_for_any_batch(fitted: Preprocessing) -> None:
+    network = network_of(fitted)
+    program = loaded(export_program(network, fitted))
+    for rows in (1, 2, 7, 1024):
+        codes, numeric = raw_rows_of(fitted, rows)
+        expected = ScoringProgram(network, fitted)(codes, numeric)
+        torch.testing.assert_close(program(codes, numeric), expected, atol=1e-6, rtol=0)
+        assert program(codes, numeric).shape == (rows,)
+
+
+def raw_rows_of(fitted: Preprocessing, rows: int) -> tuple[Tensor, Tensor]:
+    if not fitted.vocabularies:
+        codes = np.empty((rows, 0), dtype=np.int32)
+        numeric = np.random.default_rng(0).normal(40, 60, (rows, 4)).astype(np.float32)
+    else:
+        codes, numeric = raw_rows(fitted, rows)
+    return torch.from_numpy(codes), torch.from_numpy(numeric)
+
+
+def test_the_program_runs_without_any_code_of_ours(tmp_path: Path) -> None:
+    fitted = preprocessing()
+    path = tmp_path / "model.pt2"
+    path.write_bytes(export_program(network_of(fitted), fitted))
+    program = (
+        "import sys, torch; program = torch.export.load(sys.argv[1]).module()\n"
+        "for rows in (1, 65536):\n"
+        "    codes = torch.zeros(rows, 3, dtype=torch.int32)\n"
+        "    assert program(codes, torch.zeros(rows, 4)).shape == (rows,)\n"
+        "assert 'tasks' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-I", "-c", program, path], check=True, cwd=tmp_path)
+
+
+def test_the_same_network_exports_to_the_same_bytes() -> None:
+    fitted = preprocessing()
+    assert export_program(network_of(fitted), fitted) == export_program(network_of(fitted), fitted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_program_converts_to_onnx_and_agrees(tmp_path: Path) -> None:
+    fitted = preprocessing()
+    content = export_program(network_of(fitted), fitted)
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(
+        torch.export.load(io.BytesIO(content)),
+        (),
+        path,
+        dynamo=True,
+        opset_version=20,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(path)
+    for rows in (1, 2, 7, 1024):
+        codes, numeric = raw_rows(fitted, rows)
+        (scores,) = session.run(None, {"categorical": codes, "numeric": numeric})
+        expected = loaded(content)(torch.from_numpy(codes), torch.from_numpy(numeric))
+        np.testing.assert_allclose(scores, expected, atol=1e-5)

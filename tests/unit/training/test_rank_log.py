@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tasks.training.rank_log import LINES_PER_S, RankLog
+
+
+def test_all_lines_reach_the_file_and_few_reach_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "training.log"
+    with caplog.at_level(logging.DEBUG), RankLog(path) as log:
+        for number in range(100):
+            log.add(0, f"INFO line {number}")
+        log.add(1, "DEBUG only for the file")
+    text = path.read_text()
+    assert text.count("rank 0 | INFO line") == 100
+    assert "rank 1 | DEBUG only for the file" in text
+    assert caplog.text.count("rank 0: line") < 100
+    assert "more lines of the ranks are in training.log" in caplog.text
+    assert "only for the file" not in caplog.text
+    assert LINES_PER_S < 100
+
+
+def test_no_warning_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), RankLog(tmp_path / "training.log") as log:
+        for number in range(50):
+            log.add(1, f"WARNING checkpoint {number} is damaged")
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 50
+    assert warnings[0].getMessage() == "rank 1: checkpoint 0 is damaged"
+
+
+def test_another_attempt_adds_to_the_file(tmp_path: Path) -> None:
+    for attempt in range(2):
+        with RankLog(tmp_path / "training.log") as log:
+            log.note(f"attempt {attempt}")
+    assert (tmp_path / "training.log").read_text() == "attempt 0\nattempt 1\n"

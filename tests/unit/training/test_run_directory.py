@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.contracts import EpochMetrics
+from tasks.errors import StorageError, TransientError
+from tasks.training.config import TrainingConfig
+from tasks.training.run_directory import (
+    ProgressReporter,
+    RankError,
+    RankProgress,
+    RunDirectory,
+    TrainingJob,
+    exclusive,
+)
+from tests.builders import COLUMNS, splits
+from tests.processes import wait_until
+
+JOB = TrainingJob(
+    snapshot_path=Path("data.parquet"), columns=COLUMNS, splits=splits(), config=TrainingConfig()
+)
+
+
+def epoch(number: int) -> EpochMetrics:
+    return EpochMetrics(
+        epoch=number,
+        train_loss=0.5,
+        validation_loss=0.6,
+        validation_auc=0.7,
+        learning_rate=0.001,
+        seconds=1.5,
+        rows_per_s=1e4,
+    )
+
+
+def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.prepare(JOB)
+    (run.checkpoints / "epoch-0001.pt").write_bytes(b"state")
+    run.write_error(
+        RankError(rank=0, kind="E", message="", traceback="", secondary=False, time_s=0)
+    )
+    run.write_progress(0, RankProgress(doing="training"))
+    run.rewrite_epochs([epoch(0)])
+    run.prepare(JOB)
+    assert run.read_job() == JOB
+    assert run.read_errors() == []
+    assert run.read_epochs() == []
+    assert run.read_progress(0) is None
+    assert run.read_result() is None
+    assert (run.checkpoints / "epoch-0001.pt").read_bytes() == b"state"
+
+
+def test_epochs_are_read_as_they_were_written(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.rewrite_epochs([epoch(0), epoch(1)])
+    assert run.read_epochs() == [epoch(0), epoch(1)]
+    assert len((tmp_path / "epochs.jsonl").read_text().splitlines()) == 2
+
+
+def test_progress_is_written_at_once_and_then_at_most_once_a_second(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    reporter = ProgressReporter(run, rank=3)
+    reporter.enter("training")
+    for step in range(50):
+        reporter.step(epoch=0, step=step)
+    assert str(run.read_progress(3)) == "training"
+    wait_until(lambda: reporter.step(1, 7) or str(run.read_progress(3)) != "training", "a second")
+    assert str(run.read_progress(3)) == "training, epoch 1, step 7"
+
+
+def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(StorageError, match="Read-only file system"):
+        RunDirectory(tmp_path / "run").prepare(JOB)
+    with pytest.raises(StorageError, match="Read-only file system"), exclusive(tmp_path / "run", 0):
+        raise AssertionError("must not be entered")
+
+
+def test_a_second_driver_is_refused_with_the_holders_process(tmp_path: Path) -> None:
+    holder = (
+        "import sys; from pathlib import Path\n"
+        "from tasks.training.run_directory import exclusive\n"
+        "with exclusive(Path(sys.argv[1]), 0): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", holder, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(TransientError, match=f"process {process.pid} is already training"),
+            exclusive(tmp_path / "run", 0.2),
+        ):
+            raise AssertionError("must not be entered")
+        process.kill()
+    with exclusive(tmp_path / "run", 0):
+        assert (tmp_path / "run.lock").read_text() == str(os.getpid())
+    assert not (tmp_path / "run.lock").exists()
+
+
+def test_a_process_that_inherits_the_lock_holds_it_on(tmp_path: Path) -> None:
+    with exclusive(tmp_path / "run", 0) as lock:
+        heir = subprocess.Popen(["sleep", "300"], pass_fds=(lock,))
+        (tmp_path / "kept.lock").hardlink_to(tmp_path / "run.lock")
+    (tmp_path / "kept.lock").rename(tmp_path / "run.lock")  # as after a kill -9 of the driver
+    with pytest.raises(TransientError), exclusive(tmp_path / "run", 0.2):
+        raise AssertionError("must not be entered")
+    heir.kill()
+    heir.wait()
+    with exclusive(tmp_path / "run", 1):
+        assert (tmp_path / "run.lock").exists()
