@@ -1,4 +1,4 @@
-"""A small copy of the flights feature repository: real rows of a few days, in files one may spoil."""
+"""A small copy of the flights feature repository: real rows of a few days, in files to spoil."""
 
 from __future__ import annotations
 

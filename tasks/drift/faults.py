@@ -72,7 +72,7 @@ def find_unseen(histogram: Histogram, config: DriftConfig) -> str | None:
 
 
 def _highest_missing_rate(counts: Float64Array, num_days: int) -> float:
-    """Highest share of missing rows in `num_days` days in a row, or in all where there are fewer."""
+    """Highest share of missing rows in `num_days` days in a row; in all, where there are fewer."""
     length = min(num_days, len(counts))
     missing, rows = (
         np.convolve(by_day, np.ones(length), "valid")

@@ -40,9 +40,8 @@ def calibration_curve(rows: RankedRows) -> tuple[CurvePoint, ...]:
 
 def _spread_out(position: Float64Array, max_points: int) -> NDArray[np.intp]:
     """Indices of points at about equal steps of a rising position, first and last included."""
-    steps = np.linspace(position[0], position[-1], max_points)
-    chosen = np.unique(np.searchsorted(position, steps))
-    chosen[[0, -1]] = 0, len(position) - 1
+    steps = np.linspace(position[0], position[-1], max_points - 1)
+    chosen: NDArray[np.intp] = np.append(np.searchsorted(position, steps), len(position) - 1)
     return np.unique(chosen)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from pathlib import Path
 from types import TracebackType
@@ -12,8 +13,17 @@ from tasks.errors import refused_writes_explained
 
 LOGGER = logging.getLogger(__name__)
 LINES_PER_S = 2
-# How a rank's line says its level; any other line (a traceback, a library's print) is information.
-LEVELS = {"DEBUG": logging.DEBUG, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+# How a rank's line says its level: our own lines with a word, Horovod's core with a letter behind
+# the time. Any other line (a traceback, a library's print) is information.
+LEVEL_PATTERN = re.compile(r"(?:(DEBUG|INFO|WARNING|ERROR) |\[[^]]*: ([WEF]) )")
+LEVELS = {
+    "DEBUG": logging.DEBUG,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "W": logging.WARNING,
+    "E": logging.ERROR,
+    "F": logging.ERROR,
+}
 
 
 class RankLog:
@@ -53,14 +63,14 @@ class RankLog:
     def add(self, rank: int, line: str) -> None:
         """Take one line that a rank printed."""
         self.note(f"{time.monotonic() - self._started:8.1f} s  rank {rank} | {line}")
-        word, _, rest = line.partition(" ")
-        level = LEVELS.get(word, logging.INFO)
+        match = LEVEL_PATTERN.match(line)
+        level = LEVELS.get(match[1] or match[2], logging.INFO) if match else logging.INFO
         if level == logging.DEBUG:
             return
         if level == logging.INFO and self._is_over_rate():
             self._left_out += 1
             return
-        LOGGER.log(level, "rank %d: %s", rank, rest if word in (*LEVELS, "INFO") else line)
+        LOGGER.log(level, "rank %d: %s", rank, line[match.end() :] if match and match[1] else line)
 
     def _is_over_rate(self) -> bool:
         now = time.monotonic()

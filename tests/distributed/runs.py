@@ -63,7 +63,12 @@ def losses(epochs: tuple[EpochMetrics, ...]) -> list[tuple[float, float, float]]
 
 def main(folder: str) -> None:
     """Be a driver of its own: train under `folder` and say when an epoch is done."""
-    train(Path(folder), on_epoch=lambda metrics: print(f"epoch {metrics.epoch}", flush=True))
+
+    def say(metrics: EpochMetrics) -> None:
+        sys.stdout.write(f"epoch {metrics.epoch}\n")
+        sys.stdout.flush()
+
+    train(Path(folder), on_epoch=say)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +54,7 @@ def look_at_processes(trained: Trained, work: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("two_ranks")
     trained = Trained(folder, TrainedModel.model_construct())
 
@@ -67,7 +66,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALAJ_DATABASE_PASSWORD", SECRET)
         trained.model = train(folder, CONFIG, on_epoch)
-    yield trained
+    return trained
 
 
 @pytest.fixture(scope="module")

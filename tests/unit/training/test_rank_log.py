@@ -39,3 +39,24 @@ def test_another_attempt_adds_to_the_file(tmp_path: Path) -> None:
         with RankLog(tmp_path / "training.log") as log:
             log.note(f"attempt {attempt}")
     assert (tmp_path / "training.log").read_text() == "attempt 0\nattempt 1\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "message"),
+    [
+        ("INFO holds 5 rows", logging.INFO, "holds 5 rows"),
+        ("ERROR no such thing", logging.ERROR, "no such thing"),
+        ("Traceback (most recent call last):", logging.INFO, "Traceback (most recent call last):"),
+        (
+            "[2026-01-01 10:00:00.1: W /source/stall_inspector.cc:107] One or more",
+            logging.WARNING,
+            "[2026-01-01 10:00:00.1: W /source/stall_inspector.cc:107] One or more",
+        ),
+    ],
+)
+def test_a_lines_level_is_read_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, level: int, message: str
+) -> None:
+    with caplog.at_level(logging.INFO), RankLog(tmp_path / "training.log") as log:
+        log.add(1, line)
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(level, f"rank 1: {message}")]

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.evaluation.bootstrap import draw_days, interval, measure, number_days, too_few
+from tasks.evaluation.config import EvaluationConfig
+
+CONFIG = EvaluationConfig(replicates=200, block_days=1, min_slice_rows=10, min_slice_positives=2)
+DAY = np.timedelta64(24, "h")
+START = np.datetime64("2013-09-01T00:00")
+
+
+def rows_by_day(
+    seed: int, num_days: int, day_noise: float, day_rows: int = 50
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels, scores and times; the label of a whole day leans to one side by `day_noise`."""
+    rng = np.random.default_rng(seed)
+    days = np.repeat(np.arange(num_days), day_rows)
+    logit = rng.normal(size=len(days)) + day_noise * rng.normal(size=num_days)[days]
+    score = 1 / (1 + np.exp(-logit + day_noise * rng.normal(size=num_days)[days]))
+    return rng.random(len(days)) < 1 / (1 + np.exp(-logit)), score, START + days * DAY
+
+
+@given(st.integers(1, 60), st.integers(1, 30), st.integers(0, 5))
+def test_every_replicate_holds_as_many_days_as_there_are(
+    num_days: int, block_days: int, seed: int
+) -> None:
+    config = EvaluationConfig(replicates=100, block_days=block_days, seed=seed)
+    draws = draw_days(num_days, config)
+    assert draws.shape == (100, num_days)
+    assert (draws.sum(axis=1) == num_days).all()
+
+
+def test_no_day_is_favoured() -> None:
+    draws = draw_days(40, EvaluationConfig(replicates=10_000, block_days=7))
+    assert draws.mean(axis=0) == pytest.approx(np.ones(40), abs=0.05)
+
+
+def test_neighbouring_days_are_drawn_together() -> None:
+    single, blocks = (
+        draw_days(60, EvaluationConfig(replicates=2000, block_days=days)) for days in (1, 7)
+    )
+    together = [np.corrcoef(draws[:, 10], draws[:, 11])[0, 1] for draws in (single, blocks)]
+    assert together[0] == pytest.approx(0, abs=0.1)
+    assert together[1] > 0.6
+
+
+def test_equal_inputs_give_equal_intervals() -> None:
+    labels, scores, times = rows_by_day(0, 20, 0.5)
+    first, second = (measure(labels, scores, times, CONFIG).metric_set() for _ in range(2))
+    assert first == second
+
+
+def test_intervals_are_wider_where_rows_of_a_day_resemble_each_other() -> None:
+    widths = []
+    for noise in (0.0, 1.5):
+        labels, scores, times = rows_by_day(3, 60, noise)
+        brier = measure(labels, scores, times, CONFIG).metric("brier")
+        widths.append(brier.high - brier.low)
+    assert widths[1] > 2 * widths[0]
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    truth = np.mean([_auc(seed, 400) for seed in range(1000, 1005)])
+    covered = 0
+    for seed in range(50):
+        labels, scores, times = rows_by_day(seed, 60, 0.7, day_rows=20)
+        auc = measure(labels, scores, times, CONFIG).metric("auc")
+        covered += auc.low <= truth <= auc.high
+    assert 42 <= covered <= 50
+
+
+def _auc(seed: int, num_days: int) -> float:
+    labels, scores, times = rows_by_day(seed, num_days, 0.7, day_rows=20)
+    return float(measure(labels, scores, times, CONFIG).values[0])
+
+
+def test_the_interval_holds_its_estimate_even_where_resampling_biases_it() -> None:
+    labels, scores, times = rows_by_day(5, 30, 0.0)
+    perfect = measure(labels, scores, times, CONFIG)
+    for name in ("auc", "pr_auc", "brier", "log_loss", "calibration_error", "excess_brier"):
+        metric = perfect.metric(name)
+        assert metric.low <= metric.value <= metric.high, name
+
+
+def test_replicates_without_one_of_the_labels_are_left_out() -> None:
+    metric = interval(0.7, np.array([0.6, np.nan, 0.8]), (0.0, 1.0))
+    assert metric.low == pytest.approx(0.605)
+    assert metric.high == pytest.approx(0.795)
+
+
+def test_an_interval_does_not_leave_the_range_of_its_metric() -> None:
+    metric = interval(0.99, np.array([0.9, 0.95, 1.0, 1.0, 1.0]), (0.0, 1.0))
+    assert metric.high == 1.0
+
+
+def test_a_model_compared_with_itself_differs_by_nothing() -> None:
+    labels, scores, times = rows_by_day(7, 20, 0.5)
+    measured = measure(labels, scores, times, CONFIG)
+    difference = measured.minus(measured, "itself").auc_difference
+    assert (difference.low, difference.value, difference.high) == (0.0, 0.0, 0.0)
+
+
+def test_a_paired_difference_is_known_better_than_either_model() -> None:
+    labels, scores, times = rows_by_day(8, 40, 1.0)
+    noisy = np.clip(scores + np.random.default_rng(0).normal(0, 0.1, len(scores)), 0.001, 0.999)
+    one, other = (measure(labels, s, times, CONFIG) for s in (scores, noisy))
+    difference, auc = one.minus(other, "noisy").auc_difference, one.metric("auc")
+    assert difference.low > 0
+    assert difference.high - difference.low < (auc.high - auc.low) / 2
+
+
+def test_days_are_utc_days_that_have_rows() -> None:
+    times = np.array(["2013-09-01T23:59", "2013-09-02T00:00", "2013-09-09T12:00"], "datetime64[us]")
+    numbers, count = number_days(times)
+    assert numbers.tolist() == [0, 1, 2]
+    assert count == 3
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_positives", "num_days", "reason"),
+    [
+        (9, 5, 9, "9 rows, fewer than 10"),
+        (100, 1, 20, "1 positives in 100 rows, fewer than 2 of one label"),
+        (100, 100, 20, "100 positives in 100 rows, fewer than 2 of one label"),
+        (100, 50, 1, "100 rows of 1 UTC day"),
+        (100, 50, 20, None),
+    ],
+)
+def test_what_is_too_small_to_judge_is_said_with_counts(
+    num_rows: int, num_positives: int, num_days: int, reason: str | None
+) -> None:
+    labels = np.arange(num_rows) < num_positives
+    times = START + (np.arange(num_rows) % num_days) * DAY
+    seen = too_few(labels, times, CONFIG)
+    assert (seen is None) if reason is None else (seen is not None and seen.startswith(reason))

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
+
+from tasks.contracts import DataSplits, EvaluationReport
+from tasks.errors import DataContractError
+from tasks.evaluation.judge import judge_model, score_window
+from tasks.evaluation.yardstick import score_yardstick
+from tests import builders
+from tests.unit.evaluation.conftest import QUICK, QUICK_YARDSTICK, Case
+from tests.unit.evaluation.programs import NotANumber, stored_program, trained_model
+
+
+def judged(case: Case, *, alone: bool = False) -> EvaluationReport:
+    rival = None if alone else case.champion
+    return judge_model(case.candidate, case.dataset, rival, case.yardstick, QUICK, case.store)
+
+
+def with_rows(case: Case, data: pd.DataFrame) -> Case:
+    """The case with other rows, which the candidate was trained on."""
+    dataset = builders.dataset(case.store, data)
+    return replace(
+        case,
+        dataset=dataset,
+        candidate=trained_model(case.candidate.program, dataset),
+        yardstick=case.yardstick.model_copy(
+            update={"snapshot_sha256": dataset.snapshot.data.sha256}
+        ),
+    )
+
+
+def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> None:
+    report = judged(case)
+    rows = pd.read_parquet(case.store.path(report.predictions))
+    assert rows.columns.tolist() == [
+        "flight_id", "event_timestamp", "is_late", "score", "yardstick_score", "champion_score"
+    ]  # fmt: skip
+    labels = rows["is_late"]
+    assert report.overall.num_rows == len(rows)
+    assert report.overall.base_rate == pytest.approx(labels.mean())
+    assert report.overall.auc.value == pytest.approx(roc_auc_score(labels, rows["score"]))
+    assert report.overall.pr_auc.value == pytest.approx(
+        average_precision_score(labels, rows["score"])
+    )
+    assert report.overall.brier.value == pytest.approx(
+        brier_score_loss(labels, rows["score"].astype(float))
+    )
+    yardstick, champion = (
+        roc_auc_score(labels, rows[name]) for name in ("yardstick_score", "champion_score")
+    )
+    assert report.yardstick.auc.value == pytest.approx(yardstick)
+    differences = {c.against: c.auc_difference.value for c in report.comparisons}
+    assert differences == pytest.approx(
+        {
+            "yardstick": report.overall.auc.value - yardstick,
+            "champion:3": report.overall.auc.value - champion,
+        }
+    )
+
+
+def test_a_better_model_is_better_for_certain(case: Case) -> None:
+    champion = next(c for c in judged(case).comparisons if c.against == "champion:3")
+    assert champion.auc_difference.low > 0
+    assert champion.brier_difference.high < 0
+
+
+def test_without_a_champion_its_column_is_null(case: Case) -> None:
+    report = judged(case, alone=True)
+    rows = pd.read_parquet(case.store.path(report.predictions))
+    assert rows["champion_score"].isna().all()
+    assert [c.against for c in report.comparisons] == ["yardstick"]
+
+
+def test_equal_inputs_give_the_same_report_to_the_byte(case: Case) -> None:
+    first = judged(case)
+    path = case.store.path(first.predictions)
+    path.unlink()  # as if the disk had lost it: the judgement is made again
+    assert judged(case).model_dump_json() == first.model_dump_json()
+
+
+def test_only_rows_of_the_test_window_are_judged(case: Case) -> None:
+    rows = pd.read_parquet(case.store.path(judged(case).predictions))
+    window = builders.splits().test
+    assert rows["event_timestamp"].between(window.start, window.end, inclusive="left").all()
+    expected = builders.frame()["event_timestamp"].dt.month.ge(9).sum()
+    assert len(rows) == expected
+
+
+def test_a_yardstick_of_another_snapshot_is_refused(case: Case) -> None:
+    other = case.yardstick.model_copy(update={"snapshot_sha256": "f" * 64})
+    with pytest.raises(DataContractError, match="yardstick was fitted on snapshot ffffffffffff"):
+        judge_model(case.candidate, case.dataset, None, other, QUICK, case.store)
+
+
+def test_a_model_of_another_snapshot_is_refused(case: Case) -> None:
+    other = case.candidate.model_copy(update={"snapshot_sha256": "e" * 64})
+    with pytest.raises(DataContractError, match="model was trained on snapshot eeeeeeeeeeee"):
+        judge_model(other, case.dataset, None, case.yardstick, QUICK, case.store)
+
+
+def test_a_yardstick_of_other_windows_is_refused(case: Case) -> None:
+    splits = DataSplits(
+        train=builders.month(1, 3), validation=builders.month(4), test=builders.month(5)
+    )
+    other = score_yardstick(case.dataset, splits, QUICK_YARDSTICK, case.store)
+    with pytest.raises(DataContractError, match="expected equal splits"):
+        judge_model(case.candidate, case.dataset, None, other, QUICK, case.store)
+
+
+def test_null_labels_in_the_test_window_are_refused(case: Case) -> None:
+    data = builders.frame()
+    data["is_late"] = data["is_late"].astype("Int8")
+    data.loc[data.index[-7:], "is_late"] = None
+    with pytest.raises(DataContractError, match="label 'is_late' has 7 nulls"):
+        judged(with_rows(case, data), alone=True)
+
+
+def test_a_test_window_of_one_label_or_few_days_is_refused_with_the_reason(case: Case) -> None:
+    data = builders.frame()
+    test = data["event_timestamp"].dt.month >= 9
+    never = data.assign(is_late=data["is_late"].where(~test, 0))
+    with pytest.raises(
+        DataContractError, match=r"too small to judge: 0 positives in 1,\d\d\d rows"
+    ):
+        judged(with_rows(case, never), alone=True)
+    moment = data.loc[test, "event_timestamp"].iloc[0]
+    one_day = data.assign(event_timestamp=data["event_timestamp"].where(~test, moment))
+    with pytest.raises(DataContractError, match=r"rows of 1 UTC day\(s\), fewer than 7 days"):
+        judged(with_rows(case, one_day), alone=True)
+
+
+def test_an_empty_test_window_is_refused(case: Case) -> None:
+    data = builders.frame()
+    with pytest.raises(DataContractError, match="has no row in 2013-09-01T00:00Z"):
+        judged(with_rows(case, data[data["event_timestamp"].dt.month < 9]), alone=True)
+
+
+def test_other_rows_than_the_yardstick_scored_are_refused(case: Case) -> None:
+    with pytest.raises(DataContractError, match="their ids are not the same"):
+        judged(with_rows(case, builders.frame().iloc[:-5]), alone=True)
+
+
+def test_a_champion_that_gives_nonsense_is_refused(case: Case) -> None:
+    rival = stored_program(case.store, NotANumber())
+    with pytest.raises(DataContractError, match="are no probabilities"):
+        judge_model(case.candidate, case.dataset, rival, case.yardstick, QUICK, case.store)
+
+
+def test_a_scored_window_holds_every_row_and_its_quality(case: Case) -> None:
+    window = builders.month(7, 2)
+    scored = score_window(case.champion, case.dataset, window, QUICK, case.store)
+    rows = pd.read_parquet(case.store.path(scored.scores))
+    assert rows.columns.tolist() == ["flight_id", "event_timestamp", "is_late", "score"]
+    assert len(rows) == scored.num_rows
+    assert scored.metrics is not None
+    assert scored.metrics.auc.value == pytest.approx(roc_auc_score(rows["is_late"], rows["score"]))
+    assert scored.excess_brier is not None
+    promised = (rows["score"] * (1 - rows["score"])).mean()
+    assert scored.excess_brier.value == pytest.approx(
+        scored.metrics.brier.value - promised, abs=1e-6
+    )
+
+
+def test_rows_without_labels_are_scored_but_not_judged(case: Case) -> None:
+    data = builders.frame()
+    data["is_late"] = data["is_late"].astype("Int8")
+    data.loc[data["event_timestamp"].dt.month == 12, "is_late"] = None
+    dataset = builders.dataset(case.store, data)
+    december = score_window(case.champion, dataset, builders.month(12), QUICK, case.store)
+    assert december.metrics is None
+    assert december.excess_brier is None
+    assert december.unjudged == "no label is known"
+    both = score_window(case.champion, dataset, builders.month(11, 2), QUICK, case.store)
+    assert both.metrics is not None
+    assert both.num_rows - both.metrics.num_rows == december.num_rows
+    assert np.isfinite(pd.read_parquet(case.store.path(both.scores))["score"]).all()

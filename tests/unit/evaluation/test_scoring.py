@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from tasks.contracts import Artifact
+from tasks.errors import ArtifactError, DataContractError
+from tasks.evaluation.scoring import Program, score_rows
+from tasks.settings import ArtifactStore, StagedFolder
+from tests import builders
+from tests.builders import COLUMNS
+from tests.unit.evaluation.programs import (
+    LateRate,
+    Logits,
+    NotANumber,
+    TwoColumns,
+    TwoOutputs,
+    stored_program,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def opened(store: ArtifactStore, network: nn.Module, *, dynamic: bool = True) -> Program:
+    program = stored_program(store, network, dynamic=dynamic)
+    return Program.open(program.program, program.columns, store)
+
+
+def test_scores_are_those_of_the_network_whatever_the_batches(store: ArtifactStore) -> None:
+    data = builders.frame(1000)
+    dataset = builders.dataset(store, data)
+    program = opened(store, LateRate())
+    whole, pieces = (
+        score_rows(program, dataset, builders.month(3, 2), ("flight_id",), store, rows)
+        for rows in (65536, 7)
+    )
+    months = data["event_timestamp"].dt.month.isin([3, 4])
+    categorical, numeric = COLUMNS.model_inputs(data[months])
+    expected = LateRate()(torch.from_numpy(categorical), torch.from_numpy(numeric))
+    assert whole["flight_id"].tolist() == data.loc[months, "flight_id"].tolist()
+    assert whole["score"].to_numpy() == pytest.approx(expected.numpy())
+    assert pieces["score"].to_numpy() == pytest.approx(whole["score"].to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (TwoColumns(), r"returned \(50, 2\) for 50 rows, expected a tensor of shape \(50,\)"),
+        (TwoOutputs(), "returned tuple for 50 rows"),
+        (NotANumber(), r"scores of 50 that are no probabilities \(\d+ of them NaN\)"),
+        (Logits(), r"scores of 50 that are no probabilities \(0 of them NaN\)"),
+    ],
+)
+def test_a_program_that_gives_no_probabilities_is_refused(
+    store: ArtifactStore, network: nn.Module, message: str
+) -> None:
+    with pytest.raises(DataContractError, match=message):
+        opened(store, network).score(builders.frame(50))
+
+
+def test_a_program_with_a_fixed_batch_is_refused_with_the_fix(store: ArtifactStore) -> None:
+    with pytest.raises(DataContractError, match="dynamic batch axis"):
+        opened(store, LateRate(), dynamic=False).score(builders.frame(50))
+
+
+def test_a_missing_column_is_named(store: ArtifactStore) -> None:
+    dataset = builders.dataset(store, builders.frame(100).drop(columns=["gust", "origin"]))
+    with pytest.raises(DataContractError, match=r"lacks column\(s\) origin, gust"):
+        score_rows(opened(store, LateRate()), dataset, builders.YEAR, (), store, 100)
+
+
+def test_a_window_without_rows_is_refused(store: ArtifactStore) -> None:
+    data = builders.frame(100)
+    dataset = builders.dataset(store, data[data["event_timestamp"].dt.month < 6])
+    with pytest.raises(DataContractError, match="has no row in 2013-11-01T00:00Z"):
+        score_rows(opened(store, LateRate()), dataset, builders.month(11), (), store, 100)
+
+
+def test_a_file_that_is_no_program_is_refused(store: ArtifactStore) -> None:
+    def build(folder: StagedFolder) -> Artifact:
+        (folder.path / "program.pt2").write_bytes(b"not a zip archive")
+        return folder.artifact("program.pt2")
+
+    artifact = store.build_once("programs", "junk", Artifact, build)
+    with pytest.raises(ArtifactError, match="cannot be read as a torch"):
+        Program.open(artifact, COLUMNS, store)
+
+
+def test_a_damaged_program_is_never_loaded(store: ArtifactStore) -> None:
+    program = stored_program(store, LateRate()).program
+    path = store.path(program)
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(ArtifactError, match="changed or damaged"):
+        Program.open(program, COLUMNS, store)
+
+
+def test_missing_and_unknown_values_are_scored(store: ArtifactStore) -> None:
+    rows = builders.frame(20)
+    rows["carrier"] = [None, "", "ZZ", *rows["carrier"][3:]]
+    rows.loc[5, list(COLUMNS.numeric)] = np.nan
+    scores = opened(store, LateRate()).score(pd.DataFrame(rows))
+    assert np.isfinite(scores).all()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from tasks.errors import ConfigurationError
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.slices import judge_slices, slice_columns
+from tests import builders
+from tests.builders import COLUMNS
+
+CONFIG = EvaluationConfig(
+    slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20, replicates=100
+)
+
+
+def scored(num_rows: int = 3000) -> pd.DataFrame:
+    rows = builders.frame(num_rows)
+    rng = np.random.default_rng(0)
+    return rows.assign(score=np.clip(rows["late_rate_24h"] + rng.normal(0, 0.05, num_rows), 0, 1))
+
+
+def test_each_slice_is_judged_on_its_own_rows() -> None:
+    rows = scored()
+    slices, skipped = judge_slices(rows, COLUMNS, CONFIG)
+    assert skipped == ()
+    assert sum(s.metrics.num_rows for s in slices if s.column == "carrier") == len(rows)
+    for part in (s for s in slices if s.column == "carrier"):
+        own = rows[rows["carrier"] == part.value]
+        assert part.metrics.auc.value == pytest.approx(roc_auc_score(own["is_late"], own["score"]))
+
+
+def test_months_come_in_order_and_categories_by_size() -> None:
+    slices, _ = judge_slices(scored(), COLUMNS, CONFIG)
+    months = [s.value for s in slices if s.column == "month"]
+    assert months == [f"2013-{month:02d}" for month in range(1, 13)]
+    sizes = [s.metrics.num_rows for s in slices if s.column == "carrier"]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_slices_too_small_or_of_one_label_or_of_one_day_are_skipped_with_counts() -> None:
+    rows = scored()
+    rows["carrier"] = "AA"
+    rows.loc[:50, "carrier"] = "small"
+    rows.loc[100:400, ["carrier", "is_late"]] = ["never", 0]
+    rows.loc[500:700, "carrier"] = "one day"
+    rows.loc[500:700, "event_timestamp"] = rows["event_timestamp"].iloc[0]
+    slices, skipped = judge_slices(
+        rows, COLUMNS, CONFIG.model_copy(update={"slices": ("carrier",)})
+    )
+    assert [s.value for s in slices] == ["AA"]
+    assert set(skipped) == {
+        "carrier=small: 51 rows, fewer than 100",
+        "carrier=never: 0 positives in 301 rows, fewer than 20 of one label",
+        "carrier=one day: 201 rows of 1 UTC day(s), fewer than 7 days",
+    }
+
+
+def test_rows_without_a_value_are_a_slice_of_their_own() -> None:
+    rows = scored()
+    rows.loc[::2, "origin"] = None
+    slices, _ = judge_slices(rows, COLUMNS, CONFIG.model_copy(update={"slices": ("origin",)}))
+    assert slices[0].value == "(missing)"
+    assert slices[0].metrics.num_rows == 1500
+
+
+def test_a_column_of_many_values_does_not_flood_the_report() -> None:
+    rows = scored()
+    rows["dest"] = [f"D{i % 300:03d}" for i in range(len(rows))]
+    slices, skipped = judge_slices(rows, COLUMNS, CONFIG.model_copy(update={"slices": ("dest",)}))
+    assert slices == ()
+    assert len(skipped) == 21
+    assert skipped[-1] == "dest: 280 more values, 2,800 rows"
+
+
+def test_a_slice_of_no_column_is_refused_with_the_columns_there_are() -> None:
+    config = EvaluationConfig(slices=("month", "gate"))
+    with pytest.raises(ConfigurationError, match=r"slices name gate.*carrier, origin, dest"):
+        slice_columns(COLUMNS, config)

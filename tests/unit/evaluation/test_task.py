@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tasks.evaluation.judge import judge_model
+from tasks.evaluation.task import judgement, metric_rows, slice_rows
+from tests.unit.evaluation.conftest import QUICK, Case
+
+
+def test_the_tasks_are_cheap_to_import() -> None:
+    program = (
+        "import sys, tasks.evaluation.task; "
+        "heavy = {'torch', 'sklearn', 'pyarrow.dataset', 'matplotlib'} & set(sys.modules); "
+        "sys.exit(f'imports {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_the_artifacts_say_comes_from_the_report(case: Case) -> None:
+    config = QUICK.model_copy(update={"min_slice_rows": 330})
+    report = judge_model(
+        case.candidate, case.dataset, case.champion, case.yardstick, config, case.store
+    )
+    text = judgement(report)
+    assert f"**AUC {report.overall.auc.value:.4f} [{report.overall.auc.low:.4f}, " in text
+    assert "- minus champion:3: AUC +" in text
+    assert [row["metric"] for row in metric_rows(report)] == [
+        "auc", "pr auc", "brier", "log loss", "calibration error"
+    ]  # fmt: skip
+    rows = slice_rows(report)
+    assert len(rows) == len(report.slices) + len(report.skipped_slices)
+    assert rows[-1]["AUC"] == "not judged"

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from tasks.errors import DataContractError
+from tasks.evaluation.config import YardstickConfig
+from tasks.evaluation.yardstick import CategoryEncoding, read_scores, score_yardstick
+from tasks.settings import ArtifactStore
+from tests import builders
+from tests.builders import COLUMNS
+from tests.unit.evaluation.conftest import QUICK_YARDSTICK, Case
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def test_it_scores_the_test_rows_in_order_and_learns_something(case: Case) -> None:
+    scores = read_scores(case.yardstick, case.store)
+    test = builders.frame()
+    test = test[test["event_timestamp"].dt.month >= 9]
+    assert scores["flight_id"].tolist() == test["flight_id"].tolist()
+    assert roc_auc_score(test["is_late"], scores["yardstick_score"]) > 0.7
+    assert "gradient boosting" in case.yardstick.name
+
+
+def test_equal_inputs_give_equal_scores(case: Case, store: ArtifactStore) -> None:
+    again = score_yardstick(builders.dataset(store), builders.splits(), QUICK_YARDSTICK, store)
+    assert again.scores.sha256 == case.yardstick.scores.sha256
+
+
+def test_the_test_window_decides_nothing(case: Case, store: ArtifactStore) -> None:
+    data = builders.frame()
+    test = data["event_timestamp"].dt.month >= 9
+    data.loc[test, "is_late"] = 1 - data.loc[test, "is_late"]
+    other = score_yardstick(
+        builders.dataset(store, data), builders.splits(), QUICK_YARDSTICK, store
+    )
+    assert other.scores.sha256 == case.yardstick.scores.sha256
+
+
+def test_no_more_rows_are_used_than_allowed(
+    store: ArtifactStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = YardstickConfig(max_iterations=5, max_rows=300, min_leaf_rows=20)
+    with caplog.at_level("INFO"):
+        first = score_yardstick(builders.dataset(store), builders.splits(), config, store)
+    assert "yardstick: 5 trees on 300 rows" in caplog.text
+    assert (
+        len(read_scores(first, store)) == builders.frame()["event_timestamp"].dt.month.ge(9).sum()
+    )
+
+
+def test_unknown_missing_and_rare_categories_are_missing() -> None:
+    encoding = CategoryEncoding(COLUMNS)
+    names = [f"D{i}" for i in range(300)]
+    rows = builders.frame(900).assign(dest=names * 3, carrier="AA")
+    encoding.learn(rows)
+    unseen = rows[:3].assign(dest=["D0", "never seen", None])
+    matrix = encoding.matrix(unseen)
+    assert encoding.matrix(rows)[:, 2][~np.isnan(encoding.matrix(rows)[:, 2])].max() == 253
+    assert np.isnan(matrix[1:, 2]).all()
+    assert not np.isnan(matrix[0, 2])
+    assert matrix[:, 3] == pytest.approx(unseen["distance"].to_numpy())
+
+
+def test_columns_of_one_kind_only_will_do(store: ArtifactStore) -> None:
+    columns = COLUMNS.model_copy(update={"categorical": ()})
+    dataset = builders.dataset(store, builders.frame(2000), columns)
+    scores = read_scores(score_yardstick(dataset, builders.splits(), QUICK_YARDSTICK, store), store)
+    assert scores["yardstick_score"].between(0, 1).all()
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (pd.array([1, None, 0, 1] * 1000, dtype="Int8"), r"has 4\d\d nulls"),
+        (np.zeros(4000, dtype=np.int8), r"0 nulls and the values \[0.0\]"),
+        (np.arange(4000) % 3, r"the values \[0.0, 1.0, 2.0\]"),
+    ],
+)
+def test_labels_that_are_not_both_0_and_1_are_refused(
+    store: ArtifactStore, label: object, message: str
+) -> None:
+    dataset = builders.dataset(store, builders.frame().assign(is_late=label))
+    with pytest.raises(DataContractError, match=message):
+        score_yardstick(dataset, builders.splits(), QUICK_YARDSTICK, store)
+
+
+def test_a_training_window_without_rows_is_refused(store: ArtifactStore) -> None:
+    data = builders.frame()
+    dataset = builders.dataset(store, data[data["event_timestamp"].dt.month > 6])
+    with pytest.raises(DataContractError, match="has no row in 2013-01-01T00:00Z"):
+        score_yardstick(dataset, builders.splits(), QUICK_YARDSTICK, store)

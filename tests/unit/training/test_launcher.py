@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tasks.errors import TrainingError, TransientError
+from tasks.training import launcher
+from tasks.training.config import TrainingConfig
+from tasks.training.launcher import SETTLE_S, Watch
+from tasks.training.ranks import RankGroup
+from tasks.training.run_directory import RankProgress, RunDirectory
+from tests.unit.training.test_run_directory import epoch
+
+
+class FakeRanks:
+    """Ranks that only end when a test says so."""
+
+    def __init__(self) -> None:
+        self.exit_codes: dict[int, int] = {}
+        self.num_stops = 0
+
+    def stop(self) -> None:
+        self.num_stops += 1
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(launcher, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def ranks() -> FakeRanks:
+    return FakeRanks()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def watch_of(run: RunDirectory, ranks: FakeRanks, seen: list[int] | None = None) -> Watch:
+    config = TrainingConfig(progress_timeout_s=60, time_limit_s=600)
+    epochs = [] if seen is None else seen
+    return Watch(run, config, cast(RankGroup, ranks), lambda metrics: epochs.append(metrics.epoch))
+
+
+def test_a_silent_rank_ends_the_run_and_is_told_where_it_was(
+    run: RunDirectory, ranks: FakeRanks, clock: Clock
+) -> None:
+    watch = watch_of(run, ranks)
+    for step in range(3):
+        clock.now += 50
+        for rank in (0, 1):
+            run.write_progress(rank, RankProgress(doing="training", epoch=2, step=step))
+        watch.look()
+    clock.now += 50
+    run.write_progress(0, RankProgress(doing="training", epoch=2, step=4))
+    watch.look()
+    clock.now += 50
+    with pytest.raises(
+        TransientError,
+        match=r"rank 1 has made no progress for 100 s .* last seen: training, epoch 2, step 2",
+    ):
+        watch.look()
+
+
+def test_a_rank_that_has_ended_well_is_not_missed(
+    run: RunDirectory, ranks: FakeRanks, clock: Clock
+) -> None:
+    watch = watch_of(run, ranks)
+    ranks.exit_codes = {0: 0, 1: 0}
+    clock.now += 300
+    watch.look()
+    assert ranks.num_stops == 0
+
+
+def test_the_ranks_left_behind_by_a_failed_one_are_stopped_after_a_while(
+    run: RunDirectory, ranks: FakeRanks, clock: Clock
+) -> None:
+    watch = watch_of(run, ranks)
+    ranks.exit_codes = {1: 1}
+    watch.look()
+    clock.now += SETTLE_S - 0.1
+    watch.look()
+    assert ranks.num_stops == 0
+    clock.now += 0.2
+    watch.look()
+    assert ranks.num_stops == 1
+
+
+def test_an_attempt_that_takes_too_long_says_how_far_it_came(
+    run: RunDirectory, ranks: FakeRanks, clock: Clock
+) -> None:
+    seen: list[int] = []
+    watch = watch_of(run, ranks, seen)
+    run.rewrite_epochs([epoch(0), epoch(1)])
+    for step in range(13):
+        clock.now += 46
+        for rank in (0, 1):
+            run.write_progress(rank, RankProgress(doing="training", epoch=1, step=step))
+        watch.look()
+    clock.now += 5
+    with pytest.raises(TrainingError, match=r"time_limit_s=600; it has done 2 epoch\(s\)"):
+        watch.look()
+    assert seen == [0, 1]
