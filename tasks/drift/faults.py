@@ -16,9 +16,10 @@ LEVELS = np.linspace(0.05, 0.95, 19)
 ALL_MISSING = 0.999
 MIN_DAY_ROWS = 20
 MIN_STEP_DAYS = 4
+SIDE_DAYS = 7  # of a step that are compared: a season moves little in so few
 MIN_ABRUPTNESS = 1.5
 MIN_FIT_RATIO = 3.0
-MAX_MISFIT = 1.0
+MAX_NAMED = 3
 MAX_USUAL_SHARE = 0.5
 MAX_CHANCE = 1e-6
 
@@ -151,8 +152,8 @@ def largest_day_step(*parts: tuple[WindowColumns, Float64Array]) -> DayStep | No
     return DayStep(
         size=float(steps.max()),
         day=_as_date(days[first_after][0]),
-        before=np.concatenate([known for _, known in days[:first_after]]),
-        after=np.concatenate([known for _, known in days[first_after:]]),
+        before=np.concatenate([known for _, known in days[:first_after][-SIDE_DAYS:]]),
+        after=np.concatenate([known for _, known in days[first_after:][:SIDE_DAYS]]),
     )
 
 
@@ -164,27 +165,30 @@ def find_unit_change(
     A season moves and stretches a distribution too, but slowly. A mistake of units moves it from
     one day to the next, and every quantile to just where a known map puts it. So both are asked:
     the largest step between two days is `MIN_ABRUPTNESS` times the largest of the whole reference,
-    and a map takes the quantiles before that step to those after it, `MIN_FIT_RATIO` times better
-    than no map.
+    and a map takes the quantiles of the days before that step to those of the days after it, with
+    a misfit `MIN_FIT_RATIO` times smaller than no map leaves. A column that is restless from day
+    to day, such as delays, has large steps by nature, and is then left to the drift statistics.
 
     Args:
         reference: largest step of the reference window.
         current: largest step of the current window and as many days before it.
         changes: known maps.
     """
-    if reference is None or current is None or not changes:
+    if reference is None or current is None:
         return None
     if current.size <= MIN_ABRUPTNESS * reference.size:
         return None
     before, after = np.quantile(current.before, LEVELS), np.quantile(current.after, LEVELS)
-    misfits = [_misfit(change.scale * before + change.offset, after) for change in changes]
-    if not min(misfits) <= min(MAX_MISFIT, _misfit(before, after) / MIN_FIT_RATIO):
+    limit = _misfit(before, after) / MIN_FIT_RATIO
+    misfits = {c.name: _misfit(c.scale * before + c.offset, after) for c in changes}
+    fitting = sorted((name for name in misfits if misfits[name] <= limit), key=misfits.__getitem__)
+    if not fitting:  # nor where a misfit is NaN: values without a spread cannot be compared
         return None
-    name, middle = changes[int(np.argmin(misfits))].name, len(LEVELS) // 2
+    middle = len(LEVELS) // 2
     return (
-        f"looks converted from {name} on {current.day}: the median went from {before[middle]:.4g} "
-        f"to {after[middle]:.4g} and all quantiles fit that map; the largest step between days is "
-        f"{current.size:.4g}, in the reference {reference.size:.4g}"
+        f"looks converted from {' or '.join(fitting[:MAX_NAMED])} on {current.day}: the median "
+        f"went from {before[middle]:.4g} to {after[middle]:.4g} and all quantiles fit; the largest "
+        f"step between days is {current.size:.4g}, in the reference {reference.size:.4g}"
     )
 
 

@@ -101,7 +101,7 @@ class TrainingConfig(BaseModel):
         default=90, ge=2, le=7200, description="A rank missing from an exchange ends the run."
     )
     progress_timeout_s: int = Field(
-        default=180, ge=5, le=7200, description="A rank without any progress ends the run."
+        default=180, ge=5, le=7200, description="No progress on any rank ends the run."
     )
     time_limit_s: int = Field(
         default=3600, ge=10, le=7 * 86400, description="Wall seconds of one attempt."

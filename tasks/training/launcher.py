@@ -142,15 +142,14 @@ class Watch:
         self._num_epochs = 0
         self._started = time.monotonic()
         self._failed_at: float | None = None
-        self._seen: dict[int, tuple[str, float]] = {
-            rank: ("nothing yet", self._started) for rank in range(config.num_ranks)
-        }
+        self._progress_at = self._started
+        self._last_said = dict.fromkeys(range(config.num_ranks), "nothing yet")
 
     def look(self) -> None:
         """Pass on new epochs, stop the ranks that a failed one has left behind, keep deadlines.
 
         Raises:
-            TransientError: a rank has made no progress for too long.
+            TransientError: no rank has made progress for too long.
             TrainingError: the attempt takes too long.
         """
         now = time.monotonic()
@@ -161,7 +160,7 @@ class Watch:
             if now - self._failed_at > SETTLE_S:
                 self._ranks.stop()
             return
-        self._check_progress(now, running=set(self._seen) - set(exit_codes))
+        self._check_progress(now)
         if now - self._started > self._config.time_limit_s:
             raise TrainingError(
                 f"training did not end within time_limit_s={self._config.time_limit_s}; it has "
@@ -176,19 +175,21 @@ class Watch:
             self._on_epoch(metrics)
         self._num_epochs = max(self._num_epochs, len(epochs))
 
-    def _check_progress(self, now: float, running: set[int]) -> None:
-        for rank in running:
+    def _check_progress(self, now: float) -> None:
+        """A rank that waits for another says nothing either: so all must be silent."""
+        for rank, text in self._last_said.items():
             progress = self._run.read_progress(rank)
-            text, since = self._seen[rank]
             if progress is not None and str(progress) != text:
-                self._seen[rank] = (str(progress), now)
-            elif now - since > self._config.progress_timeout_s:
-                raise TransientError(
-                    f"rank {rank} has made no progress for {now - since:.0f} s (limit "
-                    f"progress_timeout_s={self._config.progress_timeout_s}); last seen: {text}. "
-                    "All ranks were stopped. A new attempt goes on from the newest checkpoint; all "
-                    f"lines are in {self._run.log}"
-                )
+                self._last_said[rank] = str(progress)
+                self._progress_at = now
+        silence_s = now - self._progress_at
+        if silence_s > self._config.progress_timeout_s:
+            last = "; ".join(f"rank {rank}: {text}" for rank, text in self._last_said.items())
+            raise TransientError(
+                f"no rank has made progress for {silence_s:.0f} s (limit progress_timeout_s="
+                f"{self._config.progress_timeout_s}); last seen: {last}. All ranks were stopped. A "
+                f"new attempt goes on from the newest checkpoint; all lines are in {self._run.log}"
+            )
 
 
 def _publish(

@@ -207,7 +207,7 @@ class TrainingLoop:
             self._gradients.average(self._exchange)
             self._optimizer.step()
             total += loss.item()
-            self._progress.step(epoch, step)
+            self._progress.step(epoch)
             if step == 0:
                 LOGGER.debug("first step of epoch %d done", epoch)
         summed = self._exchange.sum(np.array([total]))

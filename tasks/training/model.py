@@ -40,7 +40,7 @@ class NumberEncoding(nn.Module):
         edges = preprocessing.edges
         self.num_bins = sum(max(len(e) - 1, 0) for e in edges)
         self.num_outputs = self.num_bins + len(preprocessing.flagged)
-        # Empty tensors are no constants that every format can store: hence none is made.
+        # torch.export stores no empty constants without complaint, so none is made.
         if self.num_bins:
             self._register_bins(edges)
         if preprocessing.flagged:
@@ -87,6 +87,8 @@ class TabularNetwork(nn.Module):
     everything else: unseen, rare or missing.
     """
 
+    unknown: Tensor
+
     def __init__(self, preprocessing: Preprocessing, config: TrainingConfig) -> None:
         super().__init__()
         self.numbers = NumberEncoding(preprocessing)
@@ -99,8 +101,6 @@ class TabularNetwork(nn.Module):
         self.register_buffer("unknown", torch.tensor([size - 1 for size in sizes]))
         inputs = sum(table.shape[1] for table in self.tables) + self.numbers.num_outputs
         self.perceptron = _perceptron(inputs, config)
-
-    unknown: Tensor
 
     def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
         """Logits, shape (rows,).

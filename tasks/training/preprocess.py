@@ -17,6 +17,9 @@ Float32Array = NDArray[np.float32]
 
 # Edges closer than this share of a column's span make no bin: 1 / width would lose all precision.
 MIN_BIN_SHARE = 1e-6
+# Beyond these, differences and 1 / width leave the range of float32; larger values are infinite.
+MIN_BIN_WIDTH = 1e-30
+MAX_MAGNITUDE = 1e30
 # Codes have 31 bits and are never negative.
 NO_CODE = -1
 
@@ -121,14 +124,14 @@ def fit_edges(values: Float32Array, num_bins: int) -> Float32Array:
     """Edges of at most `num_bins` quantile bins, strictly increasing; empty for a constant column.
 
     Args:
-        values: one column of the sample; NaN and infinite values are left out.
+        values: one column of the sample; missing and infinite values are left out.
         num_bins: bins to aim for; repeated values make fewer.
     """
-    finite = values[np.isfinite(values)].astype(np.float64)
+    finite = values[np.abs(values) < MAX_MAGNITUDE].astype(np.float64)
     if finite.size == 0:
         return np.empty(0, dtype=np.float32)
     quantiles = np.quantile(finite, np.linspace(0, 1, num_bins + 1)).astype(np.float32)
-    closest = float(np.ptp(finite)) * MIN_BIN_SHARE
+    closest = max(float(np.ptp(finite)) * MIN_BIN_SHARE, MIN_BIN_WIDTH)
     edges = [quantiles[0]]
     for edge in quantiles[1:]:
         if float(edge) - float(edges[-1]) > closest:

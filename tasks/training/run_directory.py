@@ -187,17 +187,20 @@ class ProgressReporter:
         self._run = run
         self._rank = rank
         self._doing = "starting"
+        self._num_steps = 0
         self._written = 0.0
 
     def enter(self, doing: str) -> None:
-        """Begin something else."""
+        """Begin something else; written at once."""
         self._doing = doing
+        self._num_steps = 0
         self._write(RankProgress(doing=doing))
 
-    def step(self, epoch: int | None = None, step: int | None = None) -> None:
-        """Report a step of what is being done; cheap, written at most once a second."""
+    def step(self, epoch: int | None = None) -> None:
+        """Count a step of what is being done; cheap, written at most once a second."""
+        self._num_steps += 1
         if time.monotonic() - self._written >= PROGRESS_EVERY_S:
-            self._write(RankProgress(doing=self._doing, epoch=epoch, step=step))
+            self._write(RankProgress(doing=self._doing, epoch=epoch, step=self._num_steps))
 
     def _write(self, progress: RankProgress) -> None:
         self._run.write_progress(self._rank, progress)
@@ -231,7 +234,7 @@ def exclusive(path: Path, wait_s: float) -> Iterator[int]:
         os.truncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield descriptor
-        lock_path.unlink()
+        lock_path.unlink()  # not after a failure: a process that is left may hold it still
     finally:
         os.close(descriptor)
 

@@ -53,6 +53,13 @@ def test_a_killed_rank_is_transient_and_the_next_attempt_resumes(tmp_path: Path)
     assert [metrics.epoch for metrics in model.epochs] == list(range(CONFIG.max_epochs))
 
 
+def all_gone(folder: Path) -> bool:
+    wait_until(
+        lambda: not pids_whose_command_holds(str(folder)), "no process is left", GONE_WITHIN_S
+    )
+    return True
+
+
 def start_driver(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.distributed.runs", str(folder)],
@@ -68,9 +75,7 @@ def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"epoch 0\n"
         driver.kill()
-    wait_until(
-        lambda: not pids_whose_command_holds(str(tmp_path)), "no process is left", GONE_WITHIN_S
-    )
+    assert all_gone(tmp_path)
     model = train(tmp_path, config(num_ranks=1))
     log = log_of(model, tmp_path)
     assert "resumed after epoch" in log
@@ -84,9 +89,7 @@ def test_sigterm_of_the_driver_leaves_no_process(tmp_path: Path) -> None:
             lambda: len(pids_whose_command_holds(str(tmp_path / "work"))) >= 4, "ranks have started"
         )
         driver.terminate()
-    wait_until(
-        lambda: not pids_whose_command_holds(str(tmp_path)), "no process is left", GONE_WITHIN_S
-    )
+    assert all_gone(tmp_path)
 
 
 def snapshot_of(rows: pd.DataFrame, folder: Path) -> Path:

@@ -63,13 +63,15 @@ def test_fahrenheit_that_becomes_celsius_is_a_fault_in_any_season(
 ) -> None:
     lead_in, now = season(first_day - 30, 30), to_celsius(season(first_day, 30))
     (fault,) = numbers(tmp_path, season(0, 180), lead_in, now)
-    assert fault.startswith("looks converted from Fahrenheit to Celsius on 2013-01-01: the median")
+    assert fault.startswith("looks converted from ")
+    assert "Fahrenheit to Celsius" in fault
 
 
 def test_a_change_of_unit_in_the_middle_of_the_window_is_dated(tmp_path: Path) -> None:
     now = np.concatenate([season(200, 20), to_celsius(season(220, 10))])
     (fault,) = numbers(tmp_path, season(0, 180), None, now)
-    assert "Fahrenheit to Celsius on 2013-01-21" in fault
+    assert "Fahrenheit to Celsius" in fault
+    assert " on 2013-01-21: the median went from" in fault
 
 
 @pytest.mark.parametrize("change", COMMON_UNIT_CHANGES, ids=lambda change: change.name)

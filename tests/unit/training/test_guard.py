@@ -22,6 +22,11 @@ def mark() -> str:
     return f"mark-{uuid.uuid4().hex}"
 
 
+def all_gone(mark: str) -> bool:
+    wait_until(lambda: not pids_whose_command_holds(mark), "nothing is left", limit_s=10)
+    return True
+
+
 def tree(mark: str) -> str:
     """Shell: a sleeping child, a grandchild in a session of its own, and a last sleep."""
     sleep = f"exec -a {mark} sleep 300"
@@ -68,7 +73,7 @@ def test_kill_9_of_the_parent_ends_the_whole_tree(mark: str) -> None:
     wait_until(lambda: len(pids_whose_command_holds(f"{mark}\0")) >= 3, "the tree is up")
     parent.kill()
     parent.wait()
-    wait_until(lambda: not pids_whose_command_holds(mark), "nothing is left", limit_s=10)
+    assert all_gone(mark)
 
 
 def test_kill_9_of_the_guard_itself_ends_the_command(mark: str) -> None:
@@ -76,7 +81,7 @@ def test_kill_9_of_the_guard_itself_ends_the_command(mark: str) -> None:
     wait_until(lambda: len(pids_whose_command_holds(f"{mark}\x00300")) == 1, "the command is up")
     process.kill()
     process.wait()
-    wait_until(lambda: not pids_whose_command_holds(mark), "nothing is left", limit_s=10)
+    assert all_gone(mark)
 
 
 def test_a_guard_whose_parent_is_already_gone_starts_nothing(mark: str) -> None:

@@ -57,7 +57,7 @@ def watch_of(run: RunDirectory, ranks: FakeRanks, seen: list[int] | None = None)
     return Watch(run, config, cast(RankGroup, ranks), lambda metrics: epochs.append(metrics.epoch))
 
 
-def test_a_silent_rank_ends_the_run_and_is_told_where_it_was(
+def test_silence_of_all_ranks_ends_the_run_and_tells_where_each_was(
     run: RunDirectory, ranks: FakeRanks, clock: Clock
 ) -> None:
     watch = watch_of(run, ranks)
@@ -66,24 +66,23 @@ def test_a_silent_rank_ends_the_run_and_is_told_where_it_was(
         for rank in (0, 1):
             run.write_progress(rank, RankProgress(doing="training", epoch=2, step=step))
         watch.look()
-    clock.now += 50
-    run.write_progress(0, RankProgress(doing="training", epoch=2, step=4))
-    watch.look()
-    clock.now += 50
+    clock.now += 61
     with pytest.raises(
         TransientError,
-        match=r"rank 1 has made no progress for 100 s .* last seen: training, epoch 2, step 2",
+        match=r"no rank has made progress for 61 s .*rank 0: training, epoch 2, step 2; rank 1: ",
     ):
         watch.look()
 
 
-def test_a_rank_that_has_ended_well_is_not_missed(
+def test_a_rank_that_waits_for_a_busy_one_is_let_alone(
     run: RunDirectory, ranks: FakeRanks, clock: Clock
 ) -> None:
     watch = watch_of(run, ranks)
-    ranks.exit_codes = {0: 0, 1: 0}
-    clock.now += 300
-    watch.look()
+    run.write_progress(1, RankProgress(doing="fitting the preprocessing"))
+    for step in range(5):
+        clock.now += 50
+        run.write_progress(0, RankProgress(doing="reading rows", step=step))
+        watch.look()
     assert ranks.num_stops == 0
 
 

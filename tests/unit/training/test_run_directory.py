@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tasks.contracts import EpochMetrics
 from tasks.errors import StorageError, TransientError
+from tasks.training import run_directory
 from tasks.training.config import TrainingConfig
 from tasks.training.run_directory import (
     ProgressReporter,
@@ -68,11 +70,26 @@ def test_progress_is_written_at_once_and_then_at_most_once_a_second(tmp_path: Pa
     run = RunDirectory(tmp_path)
     reporter = ProgressReporter(run, rank=3)
     reporter.enter("training")
-    for step in range(50):
-        reporter.step(epoch=0, step=step)
+    for _ in range(50):
+        reporter.step(epoch=0)
     assert str(run.read_progress(3)) == "training"
-    wait_until(lambda: reporter.step(1, 7) or str(run.read_progress(3)) != "training", "a second")
-    assert str(run.read_progress(3)) == "training, epoch 1, step 7"
+    wait_until(lambda: reporter.step(1) or str(run.read_progress(3)) != "training", "a second")
+    assert re.fullmatch(r"training, epoch 1, step \d\d+", str(run.read_progress(3)))
+
+
+def test_every_written_step_differs_from_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the driver would take a long phase without epochs, such as reading, for a stuck rank."""
+    monkeypatch.setattr(run_directory, "PROGRESS_EVERY_S", 0)
+    run = RunDirectory(tmp_path)
+    reporter = ProgressReporter(run, rank=0)
+    reporter.enter("reading rows")
+    said = []
+    for _ in range(3):
+        reporter.step()
+        said.append(str(run.read_progress(0)))
+    assert said == [f"reading rows, step {number}" for number in (1, 2, 3)]
 
 
 def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
