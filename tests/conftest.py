@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,3 +17,12 @@ def _silence_exit() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     atexit.register(_silence_exit)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_speak() -> Iterator[None]:
+    """Undo what the logging set-up of Prefect or MLflow in an earlier test did to our loggers."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.split(".")[0] == "tasks":
+            logger.disabled, logger.propagate = False, True
+    yield
