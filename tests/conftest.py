@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,9 +19,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _loggers_speak() -> Iterator[None]:
+def _loggers_speak() -> None:
     """Undo what the logging set-up of Prefect or MLflow in an earlier test did to our loggers."""
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.split(".")[0] == "tasks":
             logger.disabled, logger.propagate = False, True
-    yield

@@ -7,6 +7,7 @@ import logging
 import numpy as np
 
 from tasks.contracts import (
+    DatasetSchema,
     DriftReport,
     FeatureDrift,
     ScoredWindow,
@@ -60,21 +61,8 @@ def compare_windows(
     _check_same_origin(current, current_window, scored_reference, scored_current)
     columns = reference.snapshot.columns
     windows = _open_windows(reference, reference_window, current, current_window, config, store)
-    examined = [
-        *(examine_numbers(name, windows, config) for name in columns.numeric),
-        *(examine_categories(name, windows, config) for name in columns.categorical),
-    ]
-    changes = measure_changes(
-        [column.histogram for column in examined],
-        *_draws(windows.reference, windows.current, config),
-        config.confidence,
-    )
+    features, faults = _compare_features(columns, windows, config)
     prediction = _prediction(columns.event_time, scored_reference, scored_current, config, store)
-    faults = [f"{column.name}: {fault}" for column in examined for fault in column.faults]
-    features = tuple(
-        _feature(column.name, column.histogram, change, config)
-        for column, change in zip(examined, changes, strict=True)
-    )
     performance = performance_change(scored_reference, scored_current)
     verdict = decide(features, prediction, performance, faults, config)
     logger.info("drift of %s: %s", current_window, verdict)
@@ -148,6 +136,26 @@ def _check_days(rows: WindowColumns, window: TimeWindow, name: str, config: Drif
             f"expected at least {config.min_days} days: rows of one day resemble each other, so "
             "fewer days look like drift where there is none. Choose a longer window"
         )
+
+
+def _compare_features(
+    columns: DatasetSchema, windows: Windows, config: DriftConfig
+) -> tuple[tuple[FeatureDrift, ...], list[str]]:
+    """Change of each feature, numbers first, and the signs of faults."""
+    examined = [
+        *(examine_numbers(name, windows, config) for name in columns.numeric),
+        *(examine_categories(name, windows, config) for name in columns.categorical),
+    ]
+    changes = measure_changes(
+        [column.histogram for column in examined],
+        *_draws(windows.reference, windows.current, config),
+        config.confidence,
+    )
+    features = tuple(
+        _feature(column.name, column.histogram, change, config)
+        for column, change in zip(examined, changes, strict=True)
+    )
+    return features, [f"{column.name}: {fault}" for column in examined for fault in column.faults]
 
 
 def _prediction(

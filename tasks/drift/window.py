@@ -104,9 +104,9 @@ class WindowColumns:
         return Categories(positions.astype(np.intp)[self._order], coded.dictionary.to_pylist())
 
     def known_by_day(self, values: Float64Array) -> Iterator[tuple[int, Float64Array]]:
-        """Each UTC day, as days since 1970, with those of its `values` that are not NaN."""
+        """Each UTC day, as days since 1970, with those of its `values` that are finite."""
         for date, part in zip(self.dates, np.split(values, self.starts[1:]), strict=True):
-            yield int(date), part[~np.isnan(part)]
+            yield int(date), part[np.isfinite(part)]
 
     def _read(self, name: str) -> pa.ChunkedArray:
         if name not in self._data.schema.names:

@@ -156,3 +156,10 @@ def test_many_unknown_categories_are_a_fault_and_a_few_are_not(tmp_path: Path) -
     assert categories(tmp_path, before, few) == ()
     (fault,) = categories(tmp_path, before, many)
     assert fault.startswith("20.0% of the current rows have categories that the reference never")
+
+
+def test_infinite_values_are_counted_and_never_compared_as_quantiles(tmp_path: Path) -> None:
+    now = season(200, 30)
+    now[::50] = np.inf
+    now[1::50] = -np.inf
+    assert numbers(tmp_path, season(0, 180), season(170, 30), now) == ()
