@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from tasks.contracts import ModelVersionRef, RegisteredProgram, TrainedModel
 from tasks.errors import RegistryError, refused_writes_explained
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
+    CANDIDATE,
     CHAMPION,
     PROGRAM_TAG,
     RIVAL_TAG,
@@ -16,6 +19,8 @@ from tasks.registry.mlflow_registry import (
 from tasks.registry.model_folder import copy_flushed, verified_program
 from tasks.registry.records import PROGRAM_FILE
 from tasks.settings import ArtifactStore, StagedFolder, content_key
+
+logger = logging.getLogger(__name__)
 
 
 def find_rival(
@@ -62,6 +67,22 @@ def fetch_program(
             "promotion flows first, and check the model's name"
         )
     return _fetch(version, store)
+
+
+def fetch_champion(
+    name: str, location: RegistryLocation, store: ArtifactStore
+) -> RegisteredProgram:
+    """The champion's program; before there is a champion, the candidate's, and a line says so.
+
+    Raises:
+        RegistryError: there is neither, or the files are missing or damaged.
+        TransientError: the registry was busy.
+    """
+    registry = Registry(location)
+    if registry.by_alias(name, CHAMPION) is None and registry.by_alias(name, CANDIDATE):
+        logger.warning("%s has no champion yet; its candidate stands in", name)
+        return fetch_program(name, CANDIDATE, location, store)
+    return fetch_program(name, CHAMPION, location, store)
 
 
 def fetch_version(

@@ -57,19 +57,18 @@ def find_rival(trained: TrainedModel, config: RegistryConfig) -> RegisteredProgr
 def fetch_champion(config: RegistryConfig) -> RegisteredProgram:
     """The champion's program, copied into the artifact store and checked by digest.
 
+    Before there is a champion (the first candidate may be refused) the candidate stands in.
+
     Safe to retry: it only reads, and copies the program into the store under its digest.
 
     Raises:
-        RegistryError: there is no champion, or its files are missing or damaged. Not retried.
+        RegistryError: there is neither, or its files are missing or damaged. Not retried.
     """
     from tasks.registry import programs
     from tasks.registry.connection import RegistryLocation
-    from tasks.registry.mlflow_registry import CHAMPION
 
     settings = Settings.from_environment()
-    return programs.fetch_program(
-        config.model_name, CHAMPION, RegistryLocation.of(settings), settings.store
-    )
+    return programs.fetch_champion(config.model_name, RegistryLocation.of(settings), settings.store)
 
 
 @task(name="fetch-version", task_run_name="fetch-{version.name}-{version.version}", **_POLICY)

@@ -18,7 +18,7 @@ from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
 from tasks.registry.model_folder import read_version
-from tasks.registry.programs import fetch_program, find_rival
+from tasks.registry.programs import fetch_champion, fetch_program, find_rival
 from tasks.registry.variants import attach_variants
 from tasks.settings import digest_of
 from tests.unit.registry import builders
@@ -252,6 +252,16 @@ def test_the_first_candidate_through_the_gates_becomes_champion_and_the_decision
     (kept,) = (Registry(world.location).run_folder(version.run_id) / "promotion").iterdir()
     assert digest_of(kept) == version.tags["promotion_sha256"]
     assert PromotionDecision.model_validate_json(kept.read_text()) == decision
+
+
+def test_before_there_is_a_champion_the_refused_candidate_stands_in(world: World) -> None:
+    with pytest.raises(RegistryError, match="no version of"):
+        fetch_champion(NAME, world.location, world.store)
+    world.register(0)
+    assert fetch_champion(NAME, world.location, world.store).version.version == 1
+    world.promoted(0)
+    world.register(1)
+    assert fetch_champion(NAME, world.location, world.store).version.version == 1
 
 
 def test_a_refused_candidate_leaves_the_champion_and_keeps_the_reasons(world: World) -> None:
