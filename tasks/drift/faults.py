@@ -15,6 +15,7 @@ from tasks.drift.window import SECONDS_PER_DAY, Float64Array, WindowColumns
 LEVELS = np.linspace(0.05, 0.95, 19)
 ALL_MISSING = 0.999
 MIN_DAY_ROWS = 20
+WHOLE_DAY_SHARE = 0.25  # of the median day's rows
 MIN_STEP_DAYS = 4
 SIDE_DAYS = 7  # of a step that are compared: a season moves little in so few
 MIN_ABRUPTNESS = 1.5
@@ -139,12 +140,12 @@ def largest_day_step(*parts: tuple[WindowColumns, Float64Array]) -> DayStep | No
     Args:
         parts: windows, one after the other, and the column's values in them.
     """
-    days = [
-        (date, known)
-        for window, values in parts
-        for date, known in window.known_by_day(values)
-        if len(known) >= MIN_DAY_ROWS
-    ]
+    every = [day for window, values in parts for day in window.known_by_day(values)]
+    if not every:
+        return None
+    # A window's first and last day may hold a few hours, whose rows are of another kind.
+    enough = max(MIN_DAY_ROWS, WHOLE_DAY_SHARE * np.median([len(known) for _, known in every]))
+    days = [(date, known) for date, known in every if len(known) >= enough]
     if len(days) < MIN_STEP_DAYS:
         return None
     steps = np.abs(np.diff([np.median(known) for _, known in days]))

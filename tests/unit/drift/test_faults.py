@@ -7,6 +7,7 @@ import pytest
 
 from tasks.drift.columns import Windows, examine_categories, examine_numbers
 from tasks.drift.config import COMMON_UNIT_CHANGES, DriftConfig, UnitChange
+from tasks.drift.faults import largest_day_step
 from tests.unit.drift.windows import window_of
 
 CONFIG = DriftConfig()
@@ -163,3 +164,16 @@ def test_infinite_values_are_counted_and_never_compared_as_quantiles(tmp_path: P
     now[::50] = np.inf
     now[1::50] = -np.inf
     assert numbers(tmp_path, season(0, 180), season(170, 30), now) == ()
+
+
+def test_a_part_day_at_the_edge_of_a_window_makes_no_step() -> None:
+    """The last hours of a window in local time are a few rows of the next UTC day."""
+
+    class Days:
+        def known_by_day(self, values: np.ndarray) -> list[tuple[int, np.ndarray]]:
+            whole = [(day, np.full(900, 11.0 + day % 2)) for day in range(30)]
+            return [*whole, (30, values)]
+
+    step = largest_day_step((Days(), np.full(25, 4.0)))
+    assert step is not None
+    assert step.size == 1
