@@ -16,8 +16,11 @@ Result = TypeVar("Result")
 class StageClock:
     """Runs the stages of one loop after each other and keeps what each took.
 
-    A stage counts as reused when the artifact store built nothing during it.
+    A stage counts as reused when the artifact store built nothing during it; one that decides anew
+    each time never does.
     """
+
+    DECIDES_ANEW = frozenset({"promotion"})
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
@@ -33,7 +36,7 @@ class StageClock:
         """Run one stage; its failure passes through."""
         builds, started = self._store.num_builds, time.monotonic()
         result = stage(*args, **kwargs)
-        reused = self._store.num_builds == builds
+        reused = self._store.num_builds == builds and name not in self.DECIDES_ANEW
         seconds = round(time.monotonic() - started, 2)
         self.stages.append(StageTime(stage=name, seconds=seconds, reused=reused))
         return result
