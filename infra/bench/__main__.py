@@ -86,8 +86,9 @@ def _loop_figures(first: Cost, second: Cost, plain: Cost) -> list[Figure]:
 
 def _model_figures(record: RunRecord, settings: Settings) -> list[Figure]:
     rows = pd.read_parquet(settings.store.path(record.evaluation.predictions))
-    ours = float(roc_auc_score(rows["label"], rows["score"]))
-    theirs = float(roc_auc_score(rows["label"], rows["yardstick_score"]))
+    label = rows[record.dataset.snapshot.columns.label]
+    ours = float(roc_auc_score(label, rows["score"]))
+    theirs = float(roc_auc_score(label, rows["yardstick_score"]))
     at_one = [
         (at.ratio_to_eager, variant.name)
         for variant in record.variants
