@@ -19,8 +19,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _loggers_speak() -> None:
-    """Undo what the logging set-up of Prefect or MLflow in an earlier test did to our loggers."""
+def _loggers_speak(caplog: pytest.LogCaptureFixture) -> None:
+    """Undo what the logging set-up of a library in an earlier test did to ours, and to caplog."""
+    logging.root.setLevel(logging.WARNING)
+    caplog.handler.setLevel(logging.NOTSET)
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.split(".")[0] == "tasks":
             logger.disabled, logger.propagate = False, True

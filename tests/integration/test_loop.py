@@ -230,7 +230,7 @@ def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpo
             time.sleep(0.1)
         code, said = loop.run("train")
         assert code == 0, said
-        assert "resumed after epoch" in said
+        assert "resumed after epoch" in said, said
         assert "is the candidate" in said
     finally:
         described.write_text(original)
