@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -147,12 +147,21 @@ class DatasetSchema(Contract):
         return codes, numbers
 
 
+class SourceFile(Contract):
+    """The file outside from which a raw table was read."""
+
+    uri: str = Field(description="As the feature repository names it.")
+    sha256: str = Field(min_length=64, max_length=64)
+    num_bytes: NonNegativeInt
+
+
 class TableRef(Contract):
     """One table written for a window."""
 
     name: str
     artifact: Artifact
     num_rows: NonNegativeInt
+    source: SourceFile | None = Field(default=None, description="Of a landed table only.")
 
 
 class LandedRows(Contract):
@@ -171,6 +180,9 @@ class ValidationResult(Contract):
     num_rows: NonNegativeInt
     num_expectations: PositiveInt
     result: Artifact = Field(description="The full validation result, JSON.")
+    warnings: tuple[str, ...] = Field(
+        default=(), description="Sentence of every expectation that was only warned about."
+    )
 
 
 class ValidatedRows(Contract):
@@ -189,6 +201,9 @@ class FeatureTables(Contract):
     sources: dict[str, str] = Field(
         description="Each window that went in (`start/end`), and the digest of its rows and rules."
     )
+    follows: dict[str, str] = Field(
+        default={}, description="Raw table to its digest in the version that this one continues."
+    )
 
 
 class MaterializedView(Contract):
@@ -197,6 +212,69 @@ class MaterializedView(Contract):
     name: str
     watermark: datetime = Field(description="Everything before this moment has been written.")
     num_entities: NonNegativeInt
+    num_written: NonNegativeInt = Field(
+        default=0, description="Entities that got new values in the latest write."
+    )
+    num_kept: NonNegativeInt = Field(
+        default=0, description="Entities that kept values as new or newer in the latest write."
+    )
+    num_converted_by_feast: NonNegativeInt = Field(
+        default=0, description="Values that took Feast's slower way, cell by cell."
+    )
+    version: NonNegativeInt | None = Field(default=None, description="Feast's number of the view.")
+    definition: str | None = Field(default=None, description="Digest of the view's definition.")
+    table: str | None = Field(default=None, description="Feature table that the view reads.")
+
+
+class MonitoredPeriod(Contract):
+    """Some days of one view, or of one of its features, as one point of a picture."""
+
+    start: datetime
+    low: float | None = Field(default=None, description="5th percentile, mean over the days.")
+    median: float | None = None
+    high: float | None = Field(default=None, description="95th percentile, mean over the days.")
+    null_rate: float
+    num_rows: NonNegativeInt
+
+
+class MonitoredFeature(Contract):
+    """Values of one feature over time; the features that moved most come first."""
+
+    view: str
+    feature: str
+    psi: float | None = Field(description="Of the newest window; None where it was not measured.")
+    ks: float | None = None
+    drifted: bool
+    periods: tuple[MonitoredPeriod, ...]
+
+
+class MonitoredView(Contract):
+    """Volume, freshness and nulls of one feature view in the window."""
+
+    view: str
+    num_rows: NonNegativeInt
+    num_features: NonNegativeInt
+    age_hours: float | None = Field(description="Age of the newest row at the window's end.")
+    lag_minutes: float | None = Field(description="Median time from event to store.")
+    null_rate: float = Field(description="Mean over features and days.")
+    highest_psi: float | None = Field(description="Of its features in the newest window.")
+    psi_bound: float | None = Field(description="PSI from which a feature has drifted.")
+    num_alerts: NonNegativeInt
+    periods: tuple[MonitoredPeriod, ...] = Field(description="Nulls and rows of the view.")
+    ages_hours: tuple[float | None, ...] = Field(description="Highest age in each period.")
+
+
+class FeatureMonitoring(Contract):
+    """What the monitoring of features saw in one window."""
+
+    window: TimeWindow
+    baseline: TimeWindow | None = Field(description="None where nothing was judged.")
+    tables_version: str
+    num_statistics: NonNegativeInt = Field(description="Statistics kept of this window.")
+    views: tuple[MonitoredView, ...]
+    features: tuple[MonitoredFeature, ...]
+    alerts: tuple[str, ...] = Field(description="Sentence of every alert of the window.")
+    num_new_alerts: NonNegativeInt = Field(description="Those that nobody was told before.")
 
 
 class FeatureRefresh(Contract):
@@ -207,6 +285,119 @@ class FeatureRefresh(Contract):
     tables: FeatureTables
     validations: tuple[ValidationResult, ...]
     views: tuple[MaterializedView, ...]
+    monitoring: FeatureMonitoring | None = Field(
+        default=None, description="None in results of releases that did not monitor."
+    )
+
+
+class ViewReadStatistics(Contract):
+    """How fresh one view was for the rows that were read online."""
+
+    view: str
+    num_rows_by_state: dict[str, NonNegativeInt] = Field(
+        description="`fresh`, `stale` (older than the TTL), `missing`, `ahead` (after the read)."
+    )
+    num_rows_by_age_s: dict[float, NonNegativeInt] = Field(
+        description="Rows with a stored value not older than so many seconds; cumulative."
+    )
+    age_sum_s: float = Field(description="Sum of the ages of all stored values, seconds.")
+
+
+class OnlineReadStatistics(Contract):
+    """What one online reader has met since it was made; every number only rises."""
+
+    backend: str = Field(description="What was read through: `redis`, `sqlite` or `feast`.")
+    num_reads: NonNegativeInt
+    num_rows: NonNegativeInt
+    num_failures: NonNegativeInt = Field(description="Reads that the store did not answer.")
+    num_refusals: NonNegativeInt = Field(description="Reads that a view's policy refused.")
+    views: tuple[ViewReadStatistics, ...]
+
+
+class ParityDifference(Contract):
+    """One value that is not the same online and offline."""
+
+    view: str
+    feature: str
+    entity: dict[str, str] = Field(description="Key column to value.")
+    online: str | None
+    offline: str | None
+    online_event_time: datetime | None = Field(description="Of the row that is stored online.")
+    offline_event_time: datetime | None = Field(
+        description="Of the newest row before the watermark in the feature table."
+    )
+    moment: datetime = Field(description="Moment at which both were asked.")
+
+
+class ViewParity(Contract):
+    """Online against offline values of one view."""
+
+    view: str
+    watermark: datetime = Field(description="The store holds what happened before this moment.")
+    num_entities: NonNegativeInt = Field(description="Entities that were compared.")
+    num_values: NonNegativeInt
+    num_differing: NonNegativeInt = Field(description="Values that are not exactly equal.")
+    num_null: NonNegativeInt = Field(description="Values that are null on both sides.")
+    num_stale: NonNegativeInt = Field(description="Entities blanked on both sides by the TTL.")
+    num_overtaken: NonNegativeInt = Field(
+        description="Entities drawn but not compared: a row that arrived late was known only after "
+        "a newer one, so no moment shows it offline."
+    )
+
+
+class ParityReport(Contract):
+    """Whether the online store gives what historical retrieval gives at the same moments."""
+
+    feature_service: str
+    tables_version: str
+    seed: NonNegativeInt
+    views: tuple[ViewParity, ...]
+    examples: tuple[ParityDifference, ...]
+    verdict: str = Field(pattern="^(equal|different|nothing compared)$")
+    evidence: tuple[str, ...] = Field(description="The verdict in sentences, one a view at fault.")
+
+
+class FeatureSkew(Contract):
+    """Logged serving values of one feature against later historical retrieval."""
+
+    feature: str
+    view: str
+    num_rows: NonNegativeInt
+    num_differing: NonNegativeInt
+    num_explained_by_age: NonNegativeInt = Field(
+        description="Differing values that were right at the event time that was logged with them, "
+        "or were blank because what was stored was too old: the store was behind."
+    )
+    num_early: NonNegativeInt = Field(
+        description="Differing values that were served before their `created`: training would not "
+        "have known them at that moment."
+    )
+    num_missing_online: NonNegativeInt = Field(
+        description="Differing values of entities that the store did not have."
+    )
+    differing_share: float = Field(ge=0, le=1)
+    mean_absolute_difference: float | None = Field(
+        description="Over rows where both are numbers, in the feature's unit; none without any."
+    )
+
+    @property
+    def num_unexplained(self) -> int:
+        """Differing values that neither age nor absence explains."""
+        explained = self.num_explained_by_age + self.num_early + self.num_missing_online
+        return self.num_differing - explained
+
+
+class SkewReport(Contract):
+    """Skew of a log of served features."""
+
+    feature_service: str
+    num_rows: NonNegativeInt
+    first: datetime | None = Field(description="Earliest logged request.")
+    last: datetime | None = Field(description="Latest logged request.")
+    max_differing_share: float = Field(ge=0, le=1, description="The bound.")
+    features: tuple[FeatureSkew, ...]
+    verdict: str = Field(pattern="^(clean|stale|early|skewed|no rows)$")
+    evidence: tuple[str, ...]
 
 
 class ExcludedRows(Contract):
@@ -214,6 +405,41 @@ class ExcludedRows(Contract):
 
     reason: str
     num_rows: NonNegativeInt
+
+
+class ViewPin(Contract):
+    """The version of a feature view that a snapshot read, and how far its values reached."""
+
+    version: NonNegativeInt = Field(description="Feast's number: `<view>@v<version>:<feature>`.")
+    definition: str = Field(description="Digest of the definition.")
+    table: str = Field(description="Feature table that the view reads.")
+    last_event: datetime | None = Field(description="Latest event time in the table, UTC.")
+    last_created: datetime | None = Field(description="Latest moment of arrival in the table, UTC.")
+
+
+class TablePin(Contract):
+    """One table as a snapshot read it, wherever in the artifact store its files are kept."""
+
+    name: str
+    group: Literal["raw", "features"]
+    sha256: str
+    num_rows: NonNegativeInt
+
+
+class SnapshotPins(Contract):
+    """Everything that a snapshot was made from, exactly enough to make it again."""
+
+    service_version: PositiveInt
+    service_definition: str = Field(description="Digest of the service's content, views included.")
+    registry: str = Field(description="Digest of all definitions in Feast's registry.")
+    views: dict[str, ViewPin]
+    tables: tuple[TablePin, ...]
+    entity_sql: str = Field(description="Digest of the query that says whom to predict for.")
+    retrieval_sql: str = Field(description="Digest of the point-in-time join.")
+    software: dict[str, str] = Field(description="Versions of what wrote the file.")
+    evidence: Artifact = Field(
+        description="Folder beside the data: the SQL texts and the definitions themselves."
+    )
 
 
 class FeatureSnapshot(Contract):
@@ -229,6 +455,23 @@ class FeatureSnapshot(Contract):
     label_definition: str = Field(description="What a label of 1 means, in words.")
     positive_rate: float = Field(ge=0, le=1)
     excluded: tuple[ExcludedRows, ...]
+    pins: SnapshotPins | None = Field(
+        default=None, description="None in a snapshot of an earlier release."
+    )
+
+
+class SnapshotVerification(Contract):
+    """Outcome of making a snapshot again from what it pins."""
+
+    snapshot_sha256: str
+    rebuilt_sha256: str | None = Field(description="None where it could not be made again.")
+    differences: tuple[str, ...] = Field(description="What differs, or why it could not be made.")
+    remarks: tuple[str, ...] = Field(description="What has changed since, and does not matter.")
+
+    @property
+    def same(self) -> bool:
+        """True where the same bytes came out."""
+        return self.rebuilt_sha256 == self.snapshot_sha256
 
 
 class ValidatedDataset(Contract):

@@ -36,6 +36,10 @@ class FeatureStoreError(FalajError):
     """The feature store refused, lost or duplicated rows, or lacks what was asked for."""
 
 
+class StaleFeaturesError(FeatureStoreError):
+    """An online read met values too old or absent, and its policy is to refuse them."""
+
+
 class ArtifactError(FalajError):
     """A stored artifact is missing, or its content does not match its digest."""
 

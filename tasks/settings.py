@@ -26,6 +26,7 @@ from tasks.errors import ArtifactError, refused_writes_explained
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 URI_SCHEME = "artifact:"
+DEFAULT_PROFILE = "local"
 Value = TypeVar("Value", bound=BaseModel)
 
 
@@ -35,14 +36,22 @@ class Settings:
 
     home: Path
     feature_repo: Path
+    profile: str = DEFAULT_PROFILE
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read `FALAJ_HOME` (default `.falaj` beside the code) and `FALAJ_FEATURE_REPO`."""
+        """Read `FALAJ_HOME` (default `.falaj` beside the code) and `FALAJ_FEATURE_REPO`.
+
+        `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
+        """
         env = os.environ if environment is None else environment
         home = Path(env.get("FALAJ_HOME") or PROJECT_ROOT / ".falaj")
         repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / "feature_repo")
-        return cls(home=home.expanduser().resolve(), feature_repo=repo.expanduser().resolve())
+        return cls(
+            home=home.expanduser().resolve(),
+            feature_repo=repo.expanduser().resolve(),
+            profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
+        )
 
     @property
     def store(self) -> ArtifactStore:
@@ -297,14 +306,35 @@ def flush_to_disk(path: Path) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file aside and rename it into place."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Write a small file aside and rename it into place."""
     with refused_writes_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
         try:
-            with aside.open("x", encoding="utf-8") as stream:
-                stream.write(text)
+            with aside.open("xb") as stream:
+                stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+PRIVATE_MODE = 0o700
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only its owner may enter; one that others may enter is closed to them.
+
+    Raises:
+        StorageError: it cannot be made, or belongs to somebody else and is open to others.
+    """
+    with refused_writes_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(PRIVATE_MODE)
+    return folder

@@ -13,6 +13,9 @@ from pydantic import ValidationError
 
 from tasks.contracts import (
     DataSplits,
+    FeatureTables,
+    MaterializedView,
+    TableRef,
     TimeWindow,
     ValidatedDataset,
     category_code,
@@ -98,3 +101,16 @@ def test_missing_categories_are_zero_and_missing_numbers_are_nan() -> None:
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(DataContractError, match=r"column\(s\) dest, gust"):
         builders.COLUMNS.model_inputs(builders.frame(10).drop(columns=["dest", "gust"]))
+
+
+def test_values_of_an_earlier_release_are_still_read() -> None:
+    """What was added since has a default, so a state folder need not be thrown away."""
+    artifact = {"uri": "artifact:tables/a/raw/b", "sha256": "0" * 64, "num_bytes": 1}
+    landed = TableRef.model_validate({"name": "b", "artifact": artifact, "num_rows": 3})
+    assert landed.source is None
+    tables = FeatureTables.model_validate({"version": "1", "raw": [], "tables": [], "sources": {}})
+    assert tables.follows == {}
+    view = MaterializedView.model_validate(
+        {"name": "v", "watermark": "2013-01-01T00:00:00Z", "num_entities": 1}
+    )
+    assert (view.version, view.definition, view.table) == (None, None, None)
