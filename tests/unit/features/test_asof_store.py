@@ -2,117 +2,74 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import duckdb
 import pandas as pd
 import pytest
-from feast import Entity, FeatureStore, FeatureView, Field, FileSource, ValueType
+from feast import Entity, FeatureStore, Field, ValueType
 from feast.infra.offline_stores.duckdb import DuckDBOfflineStore
-from feast.repo_config import RepoConfig
-from feast.types import Float64, String
+from feast.on_demand_feature_view import on_demand_feature_view
+from feast.types import Float64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.errors import FeatureStoreError
 from tasks.features.asof_store import AsofDuckDBOfflineStore
+from tests.asof import (
+    START,
+    UTC_TIMES,
+    VALUE,
+    ask,
+    asked,
+    feast_in,
+    newest_known,
+    values,
+    view_of,
+    write_rows,
+)
 
-START = datetime(2013, 3, 10, tzinfo=UTC)  # the United States change their clocks on this day
 MINUTES = st.integers(0, 60).map(lambda n: n * 10)  # coarse, so that times meet
 KEYS = st.sampled_from(["a", "b", None])
+ASKED_KEYS = st.sampled_from(["a", "b", "unknown", None])
+UNITS = st.sampled_from(["min", "us"])
+
+stock_store = pytest.mark.filterwarnings("ignore:.*fetch_arrow_table:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def feast_store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
-    folder = tmp_path_factory.mktemp("feast")
-    return FeatureStore(config=config_in(folder))
-
-
-def config_in(folder: Path) -> RepoConfig:
-    return RepoConfig(
-        project="test",
-        provider="local",
-        registry={"registry_type": "sql", "path": f"sqlite:///{folder / 'registry.db'}"},
-        entity_key_serialization_version=3,
-        online_store=None,
-        offline_store={
-            "type": "tasks.features.asof_store.AsofDuckDBOfflineStore",
-            "tables_path": str(folder),
-            "spill_path": str(folder / "spill"),
-        },
-        repo_path=folder,
-    )
-
-
-def view_of(path: str, num_keys: int, ttl: timedelta) -> FeatureView:
-    entities = [
-        Entity(name=f"k{n}", join_keys=[f"k{n}"], value_type=ValueType.STRING)
-        for n in range(num_keys)
-    ]
-    source = FileSource(
-        name="values_table",
-        path=path,
-        timestamp_field="at",
-        created_timestamp_column="created",
-    )
-    view = FeatureView(
-        name="values",
-        entities=entities,
-        ttl=ttl,
-        schema=[Field(name="value", dtype=Float64)],
-        source=source,
-    )
-    view.entity_columns = [Field(name=e.name, dtype=String) for e in entities]  # as apply does
-    return view
-
-
-def oracle(
-    entities: pd.DataFrame, rows: pd.DataFrame, keys: list[str], ttl: timedelta, cut_off: bool
-) -> list[float | None]:
-    """For each entity row the newest value that was known, by looking at every row."""
-    found: list[float | None] = []
-    for entity in entities.to_dict("records"):
-        best: tuple[datetime, datetime, float] | None = None
-        for row in rows.to_dict("records"):
-            same = all(entity[k] == row[k] and entity[k] is not None for k in keys)
-            known = row["at"] <= entity["event_timestamp"] and (
-                not cut_off or row["created"] <= entity["event_timestamp"]
-            )
-            if same and known:
-                best = max(
-                    best or (row["at"], row["created"], row["value"]),
-                    (row["at"], row["created"], row["value"]),
-                )
-        expired = best and ttl and best[0] < entity["event_timestamp"] - ttl
-        found.append(None if best is None or expired else best[2])
-    return found
+    return feast_in(tmp_path_factory.mktemp("feast"))
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> dict[str, Any]:
-    num_keys = draw(st.integers(1, 2))
-    keys = [f"k{n}" for n in range(num_keys)]
+def cases(draw: st.DrawFn, ties: bool = False) -> dict[str, Any]:
+    keys = [f"k{n}" for n in range(draw(st.integers(1, 2)))]
+    unit = draw(UNITS)
     varying = st.integers(-12, 24).map(lambda n: n * 10)
     lag = draw(st.sampled_from([st.just(0), st.just(20), varying]))
-    row = st.tuples(*[KEYS] * num_keys, MINUTES, lag)
-    # Rows equal in key and both times are left out: they have no defined winner.
-    drawn = draw(st.lists(row, min_size=1, max_size=30, unique=True))
+    row = st.tuples(*[KEYS] * len(keys), MINUTES, lag)
+    # Feast's store has no defined winner among rows equal in key and both times.
+    drawn = draw(st.lists(row, min_size=1, max_size=30, unique=not ties))
     rows = pd.DataFrame(drawn, columns=[*keys, "at", "lag"])
-    rows["at"] = START + pd.to_timedelta(rows["at"], unit="min")
-    rows["created"] = rows["at"] + pd.to_timedelta(rows.pop("lag"), unit="min")
-    rows["value"] = range(len(rows))
-    entity = st.tuples(*[st.sampled_from(["a", "b", "unknown", None])] * num_keys, MINUTES)
-    asked = draw(st.lists(entity, min_size=1, max_size=15))  # repeated rows are allowed
+    rows["at"] = START + pd.to_timedelta(rows["at"], unit=unit)
+    rows["created"] = rows["at"] + pd.to_timedelta(rows.pop("lag"), unit=unit)
+    rows["value"] = [float(n) for n in range(len(rows))]
+    entity = st.tuples(*[ASKED_KEYS] * len(keys), MINUTES)
+    entities = pd.DataFrame(
+        draw(st.lists(entity, min_size=1, max_size=15)),  # repeated rows are allowed
+        columns=[*keys, "event_timestamp"],
+    )
+    moments = START + pd.to_timedelta(entities["event_timestamp"], unit=unit)
     return {
         "keys": keys,
-        "rows": rows.astype({"value": float}),
-        "entities": pd.DataFrame(
-            [(*e[:-1], START + timedelta(minutes=e[-1])) for e in asked],
-            columns=[*keys, "event_timestamp"],
-        ),
-        "ttl": timedelta(minutes=draw(st.sampled_from([0, 30, 120]))),
+        "rows": rows,
+        "entities": entities.assign(event_timestamp=moments),
+        "ttl": draw(st.sampled_from([0, 30, 120])) * pd.Timedelta(1, unit=unit).to_pytimedelta(),
         "cut_off": draw(st.booleans()),
     }
 
@@ -120,39 +77,39 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 def retrieve(
     feast_store: FeatureStore, case: dict[str, Any], kind: type[DuckDBOfflineStore], folder: Path
 ) -> list[float | None]:
-    utc = {c: "datetime64[us, UTC]" for c in ("at", "created")}
-    rows = case["rows"].astype({**dict.fromkeys(case["keys"], "string"), **utc})
-    rows.to_parquet(folder / "values.parquet", index=False)
-    entities = case["entities"].astype(dict.fromkeys(case["keys"], "string"))
-    entities["event_timestamp"] = entities["event_timestamp"].astype("datetime64[us, UTC]")
-    entities["asked"] = range(len(entities))
-    view = view_of(str(folder / "values.parquet"), len(case["keys"]), case["ttl"])
-    job = kind.get_historical_features(
-        feast_store.config,
-        [view],
-        ["values:value"],
-        entities,
-        feast_store.registry,
-        "test",
-        filter_by_created_timestamp=case["cut_off"],
-    )
+    file = write_rows(case["rows"], folder / "values.parquet", case["keys"])
+    kinds = {**dict.fromkeys(case["keys"], "string"), "event_timestamp": UTC_TIMES}
+    entities = case["entities"].astype(kinds).assign(asked=range(len(case["entities"])))
+    view = view_of(file, case["keys"], case["ttl"])
+    job = ask(feast_store, [view], entities, kind=kind, filter_by_created_timestamp=case["cut_off"])
     result = job.to_df().sort_values("asked")
     assert list(result["asked"]) == list(range(len(entities)))
-    return [None if pd.isna(v) else v for v in result["value"]]
+    return listed(result["value"])
+
+
+def listed(column: pd.Series) -> list[float | None]:
+    return [None if pd.isna(v) else float(v) for v in column]
+
+
+def expected(case: dict[str, Any]) -> list[float | None]:
+    keys = {k: k for k in case["keys"]}
+    return [
+        newest_known(entity, case["rows"], keys, case["ttl"], case["cut_off"])
+        for entity in case["entities"].to_dict("records")
+    ]
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases())
+@given(case=cases(ties=True))
 def test_every_row_gets_the_newest_value_that_was_known(
     feast_store: FeatureStore, case: dict[str, Any]
 ) -> None:
     with TemporaryDirectory() as folder:
         found = retrieve(feast_store, case, AsofDuckDBOfflineStore, Path(folder))
-    expected = oracle(case["entities"], case["rows"], case["keys"], case["ttl"], case["cut_off"])
-    assert found == expected
+    assert found == expected(case)
 
 
-@pytest.mark.filterwarnings("ignore:.*fetch_arrow_table:DeprecationWarning")  # ibis on duckdb 2
+@stock_store
 @settings(max_examples=8, deadline=None)
 @given(case=cases())
 def test_results_equal_those_of_feasts_own_store(
@@ -164,74 +121,294 @@ def test_results_equal_those_of_feasts_own_store(
     assert ours == theirs
 
 
-def a_case(**changes: Any) -> dict[str, Any]:
-    rows = pd.DataFrame({"k0": ["a"], "at": [START], "created": [START], "value": [1.0]})
-    entities = pd.DataFrame({"k0": ["a"], "event_timestamp": [START + timedelta(minutes=30)]})
-    plain = {"keys": ["k0"], "rows": rows, "entities": entities, "ttl": timedelta(minutes=30)}
-    return {**plain, "cut_off": True, **changes}
+@st.composite
+def routes(draw: st.DrawFn) -> pd.DataFrame:
+    pair = st.tuples(ASKED_KEYS, ASKED_KEYS, MINUTES)
+    drawn = draw(st.lists(pair, min_size=1, max_size=10))
+    frame = pd.DataFrame(drawn, columns=["from key", 'to"key', "event_timestamp"])
+    frame["event_timestamp"] = START + pd.to_timedelta(frame["event_timestamp"], unit="min")
+    return frame
 
 
-def test_a_value_is_still_valid_exactly_at_its_ttl(
+@stock_store
+@pytest.mark.parametrize("full_names", [True, False])
+@settings(max_examples=8, deadline=None)
+@given(case=cases(), frame=routes())
+def test_one_view_joins_twice_under_other_names_keys_and_columns(
+    feast_store: FeatureStore, case: dict[str, Any], frame: pd.DataFrame, full_names: bool
+) -> None:
+    """Aliases, join-key maps, a field mapping, names that need quotes, with and without full."""
+    rows = case["rows"].drop(columns="k1", errors="ignore").drop_duplicates(["k0", "at", "created"])
+    maps = {"start": {"k0": "from key"}, "end": {"k0": 'to"key'}}
+    kinds = {"from key": "string", 'to"key': "string", "event_timestamp": UTC_TIMES}
+    entities = frame.astype(kinds).assign(asked=range(len(frame)))
+    with TemporaryDirectory() as folder:
+        source = rows.rename(columns={"value": "raw value"}).assign(other=-rows["value"])
+        file = write_rows(source, Path(folder) / "values.parquet")
+        features = ("value", "other")
+        view = view_of(file, ttl=case["ttl"], mapping={"raw value": "value"}, features=features)
+        # Without full names two projections of a feature would clash: each asks for another one.
+        wanted = {"start": "value", "end": "value" if full_names else "other"}
+        views = [view.with_name(alias).with_join_key_map(m) for alias, m in maps.items()]
+        refs = [f"{alias}:{feature}" for alias, feature in wanted.items()]
+        results = [
+            ask(feast_store, views, entities, refs, kind, full_feature_names=full_names)
+            .to_df()
+            .sort_values("asked", ignore_index=True)
+            for kind in (AsofDuckDBOfflineStore, DuckDBOfflineStore)
+        ]
+    pd.testing.assert_frame_equal(results[0], results[1][list(results[0])], check_dtype=False)
+    for alias, keys in maps.items():
+        name = f"{alias}__{wanted[alias]}" if full_names else wanted[alias]
+        known = [newest_known(e, rows, keys, case["ttl"], False) for e in frame.to_dict("records")]
+        sign = 1 if wanted[alias] == "value" else -1
+        assert listed(results[0][name]) == [v if v is None else v * sign for v in known]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda t: t.dt.tz_convert("America/New_York"),
+        lambda t: t.dt.tz_convert("Asia/Kolkata").astype("datetime64[ns, Asia/Kolkata]"),
+        lambda t: t.astype("datetime64[s, UTC]"),
+        lambda t: t.dt.tz_localize(None),
+        lambda t: t.map(lambda m: m.tz_convert("America/New_York").isoformat()),
+        lambda t: t.dt.strftime("%Y-%m-%d %H:%M:%S"),
+        lambda t: pd.Series([m.to_pydatetime() for m in t], dtype=object),
+    ],
+    ids=["New York", "Kolkata ns", "seconds", "naive", "text with offset", "naive text", "objects"],
+)
+def test_a_moment_is_the_same_in_every_time_zone_and_type(
+    feast_store: FeatureStore, tmp_path: Path, written: Any
+) -> None:
+    file = write_rows(values(("a", 0, 0, 1.0), ("a", 120, 120, 2.0)), tmp_path / "values.parquet")
+    # In New York the clock goes from 2 to 3 at 07:00 UTC: the moments lie on both sides of it.
+    frame = asked(("a", 0), ("a", 119), ("a", 120), ("a", 419), ("a", 421))
+    frame["event_timestamp"] = written(frame["event_timestamp"])
+    job = ask(feast_store, [view_of(file, ttl=timedelta(minutes=300))], frame)
+    result = job.to_df().sort_values("event_timestamp")
+    assert listed(result["value"]) == [1.0, 1.0, 2.0, 2.0, None]
+    assert result["event_timestamp"].iloc[0] == START
+
+
+@pytest.mark.parametrize(
+    "kind", ["datetime64[ns, UTC]", "datetime64[us]", "datetime64[ns]", "datetime64[ms, UTC]"]
+)
+def test_source_times_may_be_naive_or_in_nanoseconds(
+    feast_store: FeatureStore, tmp_path: Path, kind: str
+) -> None:
+    rows = values(("a", 0, 0, 1.0), ("a", 10, 30, 2.0))
+    naive = "UTC" not in kind
+    for column in ("at", "created"):
+        times = rows[column].dt.tz_localize(None) if naive else rows[column]
+        rows[column] = times.astype(kind)
+    rows.to_parquet(tmp_path / "values.parquet")
+    frame = asked(("a", 29), ("a", 30))
+    view = view_of(tmp_path / "values.parquet")
+    job = ask(feast_store, [view], frame, filter_by_created_timestamp=True)
+    assert listed(job.to_df().sort_values("event_timestamp")["value"]) == [1.0, 2.0]
+
+
+def test_a_value_is_valid_exactly_until_its_ttl_to_the_microsecond(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
-    assert retrieve(feast_store, a_case(), AsofDuckDBOfflineStore, tmp_path) == [1.0]
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    ttl = timedelta(seconds=1, milliseconds=500)
+    frame = pd.DataFrame(
+        {
+            "k0": ["a"] * 3,
+            "event_timestamp": [
+                START + timedelta(seconds=1, microseconds=200_000),
+                START + ttl,
+                START + ttl + timedelta(microseconds=1),
+            ],
+        }
+    )
+    result = ask(feast_store, [view_of(file, ttl=ttl)], frame).to_df()
+    assert listed(result.sort_values("event_timestamp")["value"]) == [1.0, 1.0, None]
+
+
+def test_a_ttl_longer_than_there_are_years_never_ends(
+    feast_store: FeatureStore, tmp_path: Path
+) -> None:
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    view = view_of(file, ttl=timedelta(days=1_000_000))
+    assert listed(ask(feast_store, [view], asked(("a", 10))).to_df()["value"]) == [1.0]
 
 
 def test_a_correction_made_later_is_not_shown_to_earlier_rows(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
-    rows = pd.DataFrame(
-        {
-            "k0": ["a", "a"],
-            "at": [START, START],
-            "created": [START, START + timedelta(minutes=45)],
-            "value": [1.0, 9.0],
-        }
+    rows = values(("a", 0, 0, 1.0), ("a", 0, 45, 9.0))
+    file = write_rows(rows, tmp_path / "values.parquet")
+    frame = asked(("a", 44), ("a", 45))
+    job = ask(feast_store, [view_of(file)], frame, filter_by_created_timestamp=True)
+    assert listed(job.to_df().sort_values("event_timestamp")["value"]) == [1.0, 9.0]
+
+
+@pytest.mark.parametrize(("cut_off", "found"), [(True, 1.0), (False, 2.0)])
+def test_a_row_of_unknown_creation_is_not_known_to_anyone_under_the_cut_off(
+    feast_store: FeatureStore, tmp_path: Path, cut_off: bool, found: float
+) -> None:
+    rows = values(("a", 0, 0, 1.0), ("a", 10, 10, 2.0))
+    rows.loc[1, "created"] = pd.NaT
+    file = write_rows(rows, tmp_path / "values.parquet")
+    job = ask(feast_store, [view_of(file)], asked(("a", 30)), filter_by_created_timestamp=cut_off)
+    assert listed(job.to_df()["value"]) == [found]
+
+
+def test_a_view_without_entities_gives_its_newest_value_to_every_row(
+    feast_store: FeatureStore, tmp_path: Path
+) -> None:
+    file = write_rows(values((None, 0, 0, 1.0), (None, 60, 60, 2.0)), tmp_path / "values.parquet")
+    view = view_of(file, keys=(), ttl=timedelta(minutes=30))
+    frame = asked(("a", 10), (None, 60), ("b", 45))
+    result = ask(feast_store, [view], frame).to_df().sort_values("event_timestamp")
+    assert listed(result["value"]) == [1.0, None, 2.0]
+
+
+def test_registered_views_may_map_times_and_keys_and_have_no_entity(tmp_path: Path) -> None:
+    feast = feast_in(tmp_path)
+    mapping = {"moment": "at", "made": "created", "name": "k0", "number": "value"}
+    rows = values(("a", 0, 5, 1.0), ("a", 10, 15, 2.0))
+    rows.rename(columns={new: old for old, new in mapping.items()}).to_parquet(tmp_path / "mapped")
+    mapped = view_of("mapped", mapping=mapping)
+    everyone = view_of("mapped", keys=(), mapping=mapping, name="everyone")
+    feast.apply([Entity(name="k0", value_type=ValueType.STRING), mapped, everyone])
+    job = feast.get_historical_features(
+        entity_df=asked(("a", 14), ("b", 15)),
+        features=[VALUE, "everyone:value"],
+        full_feature_names=True,
+        filter_by_created_timestamp=True,
     )
-    asked = [START + timedelta(minutes=m) for m in (44, 45)]
-    entities = pd.DataFrame({"k0": ["a", "a"], "event_timestamp": asked})
-    case = a_case(rows=rows, entities=entities, ttl=timedelta(hours=5))
-    assert retrieve(feast_store, case, AsofDuckDBOfflineStore, tmp_path) == [1.0, 9.0]
+    result = job.to_df().sort_values("event_timestamp")
+    assert listed(result["values__value"]) == [1.0, None]
+    assert listed(result["everyone__value"]) == [1.0, 2.0]
+
+
+@pytest.mark.filterwarnings("ignore:On demand feature view is an experimental:RuntimeWarning")
+def test_on_demand_features_are_computed_and_saved_with_the_others(tmp_path: Path) -> None:
+    feast = feast_in(tmp_path)
+    view = view_of(write_rows(values(("a", 0, 0, 2.0)), tmp_path / "values.parquet"))
+
+    @on_demand_feature_view(sources=[view], schema=[Field(name="twice", dtype=Float64)])
+    def doubled(rows: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"twice": rows["value"] * 2})
+
+    feast.apply([Entity(name="k0", value_type=ValueType.STRING), view, doubled])
+    job = feast.get_historical_features(
+        entity_df=asked(("a", 1), ("b", 2)), features=[VALUE, "doubled:twice"]
+    )
+    assert listed(job.to_df().sort_values("event_timestamp")["twice"]) == [4.0, None]
+    job.write_parquet(tmp_path / "out.parquet", ["event_timestamp"], 8192)
+    assert listed(pd.read_parquet(tmp_path / "out.parquet")["twice"]) == [4.0, None]
 
 
 def test_shifting_event_times_later_hides_the_values(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
-    case = a_case()
-    later = case["rows"].assign(at=case["rows"]["at"] + timedelta(hours=3))
-    assert retrieve(feast_store, a_case(rows=later), AsofDuckDBOfflineStore, tmp_path) == [None]
-
-
-def test_an_entity_frame_without_a_key_is_refused_with_its_name(
-    feast_store: FeatureStore, tmp_path: Path
-) -> None:
-    case = a_case()
-    case["rows"].to_parquet(tmp_path / "values.parquet")
-    job = AsofDuckDBOfflineStore.get_historical_features(
-        feast_store.config,
-        [view_of(str(tmp_path / "values.parquet"), 1, timedelta(0))],
-        ["values:value"],
-        case["entities"].drop(columns="k0"),
-        feast_store.registry,
-        "test",
-    )
-    with pytest.raises(FeatureStoreError, match=r"view values needs column.* k0"):
-        job.to_df()
+    later = write_rows(values(("a", 180, 0, 1.0)), tmp_path / "values.parquet")
+    assert listed(ask(feast_store, [view_of(later)], asked(("a", 30))).to_df()["value"]) == [None]
 
 
 def test_an_entity_frame_can_be_sql_and_a_result_can_stream_to_parquet(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
-    case = a_case()
-    case["rows"].to_parquet(tmp_path / "values.parquet")
-    job = AsofDuckDBOfflineStore.get_historical_features(
-        feast_store.config,
-        [view_of(str(tmp_path / "values.parquet"), 1, timedelta(0))],
-        ["values:value"],
-        "SELECT 'a' AS k0, TIMESTAMPTZ '2013-03-10 01:00:00+00' AS event_timestamp",
-        feast_store.registry,
-        "test",
-        full_feature_names=True,
-    )
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    query = """
+        WITH given AS (SELECT 'a' AS k0, TIMESTAMPTZ '2013-03-10 01:00:00+00' AS event_timestamp)
+        SELECT * FROM given -- every row"""
+    job = ask(feast_store, [view_of(file)], query, full_feature_names=True)
     job.write_parquet(tmp_path / "out.parquet", ["event_timestamp"], 8192)
     assert pd.read_parquet(tmp_path / "out.parquet")["values__value"].tolist() == [1.0]
+    assert job.metadata is not None
+    assert job.metadata.keys == ["k0"]
+    assert job.metadata.max_event_timestamp == START + timedelta(hours=1)
+
+
+def test_a_job_tells_every_statement_that_it_ran_and_always_the_same(
+    feast_store: FeatureStore, tmp_path: Path
+) -> None:
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    query = "SELECT 'a' AS k0, TIMESTAMPTZ '2013-03-10 01:00:00+00' AS event_timestamp"
+    job, again = (ask(feast_store, [view_of(file)], query) for _ in range(2))
+    job.to_arrow()
+    assert job.to_sql() == again.to_sql()
+    made = [line.split(" AS ")[0] for line in job.to_sql().split(";\n") if "CREATE" in line]
+    assert made == [
+        "CREATE TEMP VIEW asked",
+        *(f"CREATE TEMP TABLE {name}" for name in ("entities", "found_0", "matched")),
+    ]
+    assert query in job.to_sql()
+
+
+def test_batches_hold_the_whole_result(feast_store: FeatureStore, tmp_path: Path) -> None:
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    frame = asked(*[("a", minute) for minute in range(5000)])
+    with ask(feast_store, [view_of(file)], frame).open_batches(1000) as batches:
+        sizes = [batch.num_rows for batch in batches]
+    assert sum(sizes) == 5000
+    assert len(sizes) > 1
+
+
+def test_a_result_larger_than_the_memory_limit_spills_to_the_disk(tmp_path: Path) -> None:
+    feast = feast_in(tmp_path, memory_limit_mb=100, threads=1)
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    query = """
+        SELECT 'a' AS k0, TIMESTAMPTZ '2013-03-10 01:00:00+00' AS event_timestamp,
+            printf('%064d', n) AS text FROM range(1000000) AS r(n)"""
+    job = ask(feast, [view_of(file)], query)
+    job.write_parquet(tmp_path / "out.parquet", ["text"], 8192)
+    assert pd.read_parquet(tmp_path / "out.parquet", columns=["value"])["value"].sum() == 1_000_000
+
+
+@pytest.mark.parametrize("way_out", ["to_df", "to_arrow", "open_batches", "write_parquet"])
+@pytest.mark.parametrize("loss", [" LIMIT 2", " UNION ALL SELECT * FROM ({query}) WHERE k0 = 'a'"])
+def test_a_result_that_lost_or_doubled_rows_is_refused_whatever_the_way_out(
+    feast_store: FeatureStore, tmp_path: Path, way_out: str, loss: str
+) -> None:
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    job = ask(feast_store, [view_of(file)], asked(("a", 1), ("b", 1), (None, 2)))
+    honest = job.prepare
+
+    def sabotaged(con: duckdb.DuckDBPyConnection) -> Any:
+        query = honest(con)
+        return replace(query, sql=f"SELECT * FROM ({query.sql}){loss.format(query=query.sql)}")
+
+    bad, target = replace(job, prepare=sabotaged), tmp_path / "out.parquet"
+    ways: dict[str, Any] = {
+        "to_df": bad.to_df,
+        "to_arrow": bad.to_arrow,
+        "open_batches": lambda: bad.open_batches().__enter__(),
+        "write_parquet": lambda: bad.write_parquet(target, ["event_timestamp"], 8192),
+    }
+    with pytest.raises(FeatureStoreError, match="3 entity rows went into a retrieval"):
+        ways[way_out]()
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_row_that_is_swapped_for_another_is_noticed_although_the_count_is_right(
+    feast_store: FeatureStore, tmp_path: Path
+) -> None:
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    job = ask(feast_store, [view_of(file)], asked(("a", 1), ("b", 1)))
+    honest = job.prepare
+
+    def sabotaged(con: duckdb.DuckDBPyConnection) -> Any:
+        query = honest(con)
+        first = f"SELECT * FROM ({query.sql}) WHERE k0 = 'a'"
+        return replace(query, sql=f"{first} UNION ALL {first}")
+
+    with pytest.raises(FeatureStoreError, match="2 came out with 1 distinct numbers"):
+        replace(job, prepare=sabotaged).to_arrow()
+
+
+def test_a_column_that_is_said_to_be_unique_is_checked(
+    feast_store: FeatureStore, tmp_path: Path
+) -> None:
+    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
+    frame = asked(("a", 1), ("a", 2)).assign(asked=[7, 7])
+    job = ask(feast_store, [view_of(file)], frame)
+    assert job.with_unique("event_timestamp").to_arrow().num_rows == 2
+    with pytest.raises(FeatureStoreError, match="with 1 distinct values of asked"):
+        job.with_unique("asked").to_arrow()
