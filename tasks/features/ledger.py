@@ -5,6 +5,7 @@ Importing Feast takes seconds; a run that finds everything in place never needs 
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from pydantic import TypeAdapter
 
 from tasks.contracts import FeatureTables, MaterializedView, TimeWindow
 from tasks.features.config import FeatureConfig
+from tasks.features.presence import online_store_is_there
+from tasks.features.profile import profile_file
+from tasks.features.store_mark import read_mark
 from tasks.features.tables import read_query
 from tasks.settings import code_digest, content_key, digest_of, write_atomically
 
@@ -22,7 +26,7 @@ VIEWS = TypeAdapter(list[MaterializedView])
 
 def definitions_digest(repo: Path) -> str:
     """Digest of what decides the feature definitions: all Python files and the store's settings."""
-    files = [*sorted(repo.glob("*.py")), repo / "feature_store.yaml"]
+    files = [*sorted(repo.glob("*.py")), profile_file(repo)]
     return content_key([[file.name, digest_of(file)] for file in files])
 
 
@@ -48,15 +52,42 @@ def read_ledger(home: Path) -> dict[str, Any]:
 
 
 def write_ledger(
-    tables: FeatureTables, repo: Path, views: tuple[MaterializedView, ...], home: Path
+    tables: FeatureTables, repo: Path, views: tuple[MaterializedView, ...], home: Path, mark: int
 ) -> None:
-    """Record a finished materialization."""
-    record = {
+    """Record a finished materialization of a store that bears `mark`.
+
+    Of two that end at the same time with the same tables, the later watermark stays.
+    """
+    record: dict[str, Any] = {
         "version": tables.version,
         "definitions": definitions_digest(repo),
-        "views": VIEWS.dump_python(list(views), mode="json"),
+        "mark": mark,
     }
-    write_atomically(home / "feast" / "materialized.json", json.dumps(record, indent=1))
+    file = home / "feast" / "materialized.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = read_ledger(home)
+        if all(known.get(name) == value for name, value in record.items()):
+            ahead = {v.name: v.watermark for v in VIEWS.validate_python(known["views"])}
+            views = tuple(
+                view.model_copy(
+                    update={"watermark": max(view.watermark, ahead.get(view.name, view.watermark))}
+                )
+                for view in views
+            )
+        record["views"] = VIEWS.dump_python(list(views), mode="json")
+        write_atomically(file, json.dumps(record, indent=1))
+
+
+def is_filled(ledger: dict[str, Any], home: Path, repo: Path) -> bool:
+    """True where the online store is the one that the ledger speaks of, and was not emptied.
+
+    Raises:
+        TransientError: Redis does not answer.
+    """
+    mark = ledger.get("mark")
+    return mark is not None and online_store_is_there(home, repo) and read_mark(home, repo) == mark
 
 
 def online_views(
@@ -67,10 +98,10 @@ def online_views(
     views = VIEWS.validate_python(ledger.get("views", []))
     is_online = (
         bool(views)
-        and (home / "feast" / "online.db").exists()
         and ledger["version"] == tables.version
         and ledger["definitions"] == definitions_digest(repo)
         and all(view.watermark >= window.end for view in views)
+        and is_filled(ledger, home, repo)
     )
     return tuple(views) if is_online else None
 

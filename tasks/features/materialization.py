@@ -9,51 +9,62 @@ from pathlib import Path
 from feast import FeatureStore, FeatureView
 
 from tasks.contracts import FeatureTables, MaterializedView, TimeWindow
-from tasks.errors import FeatureStoreError
-from tasks.features.duck import duckdb_session, names, sql_text
+from tasks.errors import FeatureStoreError, WindowError
+from tasks.features.config import MaterializationConfig
+from tasks.features.duck import duckdb_session, names, parquet
+from tasks.features.earlier_versions import write_earlier_versions
 from tasks.features.ledger import (
     VIEWS,
     definitions_digest,
+    is_filled,
     online_views,
     read_ledger,
     write_ledger,
 )
 from tasks.features.store import apply_definitions, open_store, quiet
+from tasks.features.store_mark import new_mark, read_mark, write_mark
 from tasks.features.tables import features_folder
+from tasks.features.vector_engine import VectorComputeEngine, ViewWrite
+from tasks.features.versions import publish_services, view_digest
 from tasks.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
-
-LATENESS = timedelta(days=1)
-"""Rows may arrive this much after their window: so far back each materialization reaches again."""
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def materialize(
-    tables: FeatureTables, window: TimeWindow, home: Path, repo: Path, store: ArtifactStore
+    tables: FeatureTables,
+    window: TimeWindow,
+    home: Path,
+    repo: Path,
+    store: ArtifactStore,
+    config: MaterializationConfig = MaterializationConfig(),  # noqa: B008 (frozen)
 ) -> tuple[MaterializedView, ...]:
     """Write each view's newest values of the window online; older values never replace newer ones.
 
     Watermarks move, all together, only after every view was written, so a killed run is simply done
-    again. Nothing is done where this version of the tables is online up to the window's end.
+    again. Nothing is done where this version of the tables is online up to the window's end. Two
+    processes may do it at once: of two values the newer stays, and so does the later watermark.
 
     Raises:
-        WindowError: the window ends in the future.
-        FeatureStoreError: fewer entities are online than were to be written.
+        WindowError: the window ends in the future, is empty or reversed. Nothing was touched.
+        FeatureStoreError: fewer entities were written than there are. The watermark did not move.
+        TransientError: the online store did not answer or was locked.
     """
-    window.check_not_in_future(datetime.now(UTC))
+    _check_window(window)
     done = online_views(tables, window, home, repo)
     if done is not None:
         return done
     before = read_ledger(home)
     views = VIEWS.validate_python(before.get("views", []))
-    present = bool(views) and (home / "feast" / "online.db").exists()
+    present = bool(views) and is_filled(before, home, repo)
     feast = open_store(home, repo, features_folder(tables, store))
     apply_definitions(feast, home, repo, again=not present)
     # Other definitions, or an online store that is gone: write all of history, not this window.
     same = present and before["definitions"] == definitions_digest(repo)
-    since = window.start - LATENESS if same or not views else BEGINNING
+    overlap = window.start - timedelta(hours=config.lateness_hours)
+    since = overlap if same or not views else BEGINNING
     # A window refreshed again also changes features after it, up to what is online already.
     until = max([window.end, *(view.watermark for view in views)])
     written = tuple(
@@ -61,7 +72,14 @@ def materialize(
         for view in sorted(feast.list_feature_views(), key=lambda v: v.name)
         if view.online
     )
-    write_ledger(tables, repo, written, home)
+    last = until - timedelta(microseconds=1)
+    write_earlier_versions(feast, since, last, config.earlier_versions)
+    publish_services(feast)  # before the ledger: a run killed in between does it again
+    mark = read_mark(home, repo)
+    if mark is None:  # a store of nobody: two installations that share one keep the first mark
+        mark = new_mark()
+        write_mark(home, repo, mark)
+    write_ledger(tables, repo, written, home, mark)
     return written
 
 
@@ -75,30 +93,73 @@ def _materialize_view(
     last = until - timedelta(microseconds=1)  # Feast's end is inside, a window's is not
     with quiet():
         feast.materialize(start, last, feature_views=[view.name])
-    expected = _count_keys(feast, view, start, last)
+    in_window, in_all = _count_keys(feast, view, start, last)
+    write = _last_write(feast, view, in_window)
     count = getattr(feast._get_provider().online_store, "count_entities", None)
-    online = count(feast.config, view) if count else expected
-    if online < expected:
+    online = count(feast.config, view) if count else max(in_all, write.num_rows)
+    if min(online, write.num_rows) < in_window:
         raise FeatureStoreError(
-            f"feature view {view.name}: {online} entities are online, {expected} were to be "
-            f"written up to {until:%Y-%m-%dT%H:%MZ}. The watermark was not moved; run again"
+            f"feature view {view.name}: {write.num_rows:,} entities were written and {online:,} "
+            f"are online, expected {in_window:,} up to {until:%Y-%m-%dT%H:%MZ}. The watermark was "
+            "not moved; run again"
         )
     logger.info("materialized %s: %s entities", view.name, f"{online:,}")
-    return MaterializedView(name=view.name, watermark=until, num_entities=online)
+    return MaterializedView(
+        name=view.name,
+        watermark=until,
+        num_entities=online,
+        num_written=write.num_written,
+        num_kept=write.num_kept,
+        num_converted_by_feast=write.num_feast_cells + write.num_feast_rows * len(view.features),
+        version=view.current_version_number or 0,
+        definition=view_digest(view),
+        table=view.batch_source.path,
+    )
 
 
-def _count_keys(feast: FeatureStore, view: FeatureView, start: datetime, last: datetime) -> int:
-    offline = feast.config.offline_store
-    keys = [c.name for c in view.entity_columns]
-    source = view.batch_source
-    folder = Path(offline.tables_path) / source.path
+def _check_window(window: TimeWindow) -> None:
+    if window.end <= window.start:  # a window can be made without its own check
+        raise WindowError(
+            f"window {window} is empty or reversed; expected its start before its end. Nothing was "
+            "touched"
+        )
+    window.check_not_in_future(datetime.now(UTC))
+
+
+def _last_write(feast: FeatureStore, view: FeatureView, in_window: int) -> ViewWrite:
+    """What the engine did; with an engine that does not say, all went Feast's way."""
+    engine = feast._get_provider().batch_engine
+    if isinstance(engine, VectorComputeEngine):
+        return engine.writes[view.name]
+    return ViewWrite(
+        num_rows=in_window,
+        num_written=in_window,
+        num_feast_rows=in_window,
+        reason=f"the engine is a {type(engine).__name__}",
+    )
+
+
+def _count_keys(
+    feast: FeatureStore, view: FeatureView, start: datetime, last: datetime
+) -> tuple[int, int]:
+    """Entities with a row from `start` to `last`, and with any up to `last`, both included.
+
+    None are counted where the table is not on this machine: the engine's own count must do then.
+    """
+    offline, source = feast.config.offline_store, view.batch_source
+    named = {view_name: name for name, view_name in source.field_mapping.items()}
+    keys = [named.get(column.name, column.name) for column in view.entity_columns]
+    folder = Path(getattr(offline, "tables_path", "")) / source.path
+    if not hasattr(offline, "spill_path") or not folder.exists():
+        return 0, 0
     with duckdb_session(
         Path(offline.spill_path), memory_limit_mb=offline.memory_limit_mb, threads=offline.threads
     ) as con:
+        moment = f"{names([source.timestamp_field])}::TIMESTAMPTZ"
         row = con.execute(
-            f"SELECT count(*) FROM (SELECT DISTINCT {names(keys)} FROM read_parquet("
-            f"{sql_text(folder / '*.parquet')}) WHERE {names([source.timestamp_field])} "
-            "BETWEEN ?::TIMESTAMPTZ AND ?::TIMESTAMPTZ)",
+            "SELECT count(*) FILTER (newest >= ?::TIMESTAMPTZ), count(*) FROM "
+            f"(SELECT {names(keys)}, max({moment}) AS newest FROM {parquet(folder)} "
+            f"WHERE {moment} <= ?::TIMESTAMPTZ GROUP BY {names(keys)})",
             [start, last],
         ).fetchall()[0]
-    return int(row[0])
+    return int(row[0]), int(row[1])

@@ -1,0 +1,158 @@
+"""What a materialization reaches, what it refuses, and when it believes that it is done."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tasks.contracts import FeatureTables, MaterializedView, TimeWindow
+from tasks.errors import FeatureStoreError, WindowError
+from tasks.features.config import MaterializationConfig
+from tasks.features.ledger import online_views, read_ledger, write_ledger
+from tasks.features.materialization import materialize
+from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.features.store import apply_definitions, open_store
+from tasks.features.store_mark import read_mark
+from tests.installation import Installation
+from tests.repository import SmallRepository, days
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
+    return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=3)
+
+
+@pytest.fixture(scope="module")
+def refreshed(
+    repository: SmallRepository, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Installation, FeatureTables]:
+    installation = Installation(tmp_path_factory.mktemp("home"), repository)
+    return installation, installation.refresh(days(0, 3))
+
+
+def run(
+    installation: Installation,
+    tables: FeatureTables,
+    window: TimeWindow,
+    lateness_hours: float = 24,
+) -> dict[str, MaterializedView]:
+    views = materialize(
+        tables,
+        window,
+        installation.home,
+        installation.repository.path,
+        installation.store,
+        MaterializationConfig(lateness_hours=lateness_hours),
+    )
+    return {view.name: view for view in views}
+
+
+def weather_online(installation: Installation) -> float:
+    feast = open_store(installation.home, installation.repository.path)
+    answer = feast.get_online_features(
+        features=["weather:temp"], entity_rows=[{"origin": "JFK"}]
+    ).to_dict()
+    return float(answer["temp"][0])
+
+
+@pytest.mark.parametrize(("lateness_hours", "arrives"), [(24, True), (0, False)])
+def test_rows_that_arrive_late_are_written_within_the_overlap(
+    tmp_path: Path, lateness_hours: float, arrives: bool
+) -> None:
+    """The weather of the second day comes after that day was materialized; the third has none."""
+    installation = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=3))
+    weather = installation.repository.read("weather")
+    times = pd.to_datetime(weather["time_hour"], utc=True)
+    installation.repository.write("weather", weather[times < days(1, 1).start])
+    tables = installation.refresh(days(0, 2))
+    run(installation, tables, days(0, 2))
+    before = weather_online(installation)
+    installation.repository.write("weather", weather[times < days(2, 1).start])
+    tables = installation.refresh(days(1, 2), tables)
+    run(installation, tables, days(2, 1), lateness_hours)
+    late = weather[(times < days(2, 1).start) & (weather["origin"] == "JFK")]
+    newest = float(late.iloc[-1]["temp"])
+    assert newest != pytest.approx(before)
+    expected = newest if arrives else before
+    assert weather_online(installation) == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    installation = Installation(tmp_path / "home", refreshed[0].repository)
+    start = days(0, 1).start
+    for end in (start, start - timedelta(days=1)):
+        unchecked = TimeWindow.model_construct(start=start, end=end)
+        with pytest.raises(WindowError, match="empty or reversed; expected its start before"):
+            run(installation, refreshed[1], unchecked)
+    assert not installation.home.exists()
+
+
+def test_a_view_says_how_many_entities_were_written_and_how(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    source, tables = refreshed
+    installation = Installation(tmp_path / "home", source.repository)
+    (installation.home).mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    views = run(installation, tables, days(0, 3))
+    assert all(view.num_written == view.num_entities > 0 for view in views.values())
+    assert all(view.num_kept == view.num_converted_by_feast == 0 for view in views.values())
+    (installation.home / "feast" / "materialized.json").unlink()
+    again = run(installation, tables, days(0, 1))
+    assert sum(view.num_kept for view in again.values()) > 0
+    assert again.keys() == views.keys()
+    known = {n: v.num_entities for n, v in views.items()}
+    assert {n: v.num_entities for n, v in again.items()} == known
+
+
+def test_a_store_without_the_mark_is_filled_again_although_its_tables_are_there(
+    refreshed: tuple[Installation, FeatureTables],
+) -> None:
+    """Somebody removed the file, and an apply made its tables anew."""
+    installation, tables = refreshed
+    home, repo = installation.home, installation.repository.path
+    once = installation.materialize(tables, days(0, 3))
+    mark = read_mark(home, repo)
+    assert mark == read_ledger(home)["mark"] > 0
+    for file in (home / "feast").glob("online.db*"):
+        file.unlink()
+    apply_definitions(open_store(home, repo), home, repo, again=True)
+    assert read_mark(home, repo) is None
+    assert online_views(tables, days(2, 1), home, repo) is None
+    assert installation.materialize(tables, days(2, 1)) == once
+    assert read_mark(home, repo) not in (None, mark)
+
+
+def test_the_watermark_stays_where_entities_are_missing_after_the_write(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, tables = refreshed
+    installation = Installation(tmp_path / "home", source.repository)
+    installation.home.mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    monkeypatch.setattr(NewerWinsSqliteOnlineStore, "count_entities", lambda *_: 1)
+    with pytest.raises(FeatureStoreError, match=r"1 are online, expected .* watermark was not"):
+        run(installation, tables, days(0, 3))
+    assert read_ledger(installation.home) == {}
+
+
+def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    installation, tables = refreshed
+    repo = installation.repository.path
+    late, early = days(0, 3).end, days(0, 1).end
+    for watermark in (late, early):
+        view = MaterializedView(name="weather", watermark=watermark, num_entities=3)
+        write_ledger(tables, repo, (view,), tmp_path, mark=5)
+    assert read_ledger(tmp_path)["views"][0]["watermark"] == late.isoformat().replace("+00:00", "Z")
+    view = MaterializedView(name="weather", watermark=early, num_entities=3)
+    write_ledger(tables, repo, (view,), tmp_path, mark=6)
+    assert read_ledger(tmp_path)["views"][0]["watermark"].startswith(f"{early:%Y-%m-%dT%H:%M}")

@@ -1,0 +1,186 @@
+"""The SQLite online store: the newer value stays, readers go on, refusals are sentences."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from feast import RepoConfig
+from feast.infra.online_stores.sqlite import SqliteOnlineStore
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.protos.feast.types.Value_pb2 import Value
+from pydantic import ValidationError
+
+from tasks.errors import FeatureStoreError, StorageError, TransientError
+from tasks.features import online_store
+from tasks.features.online_store import (
+    NewerWinsSqliteOnlineStore,
+    NewerWinsSqliteOnlineStoreConfig,
+    _seconds,
+    _times,
+)
+from tests.feature_views import NOON, make_view, repo_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+OURS = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+VIEW = make_view(["number"], ["int32", "text"], created=True)
+KEY = EntityKey(join_keys=["number"], entity_values=[Value(int64_val=7)])
+MICROSECOND = timedelta(microseconds=1)
+Pair = tuple[NewerWinsSqliteOnlineStore, RepoConfig]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Pair]:
+    config = repo_config(tmp_path, {"type": OURS, "path": str(tmp_path / "online.db")})
+    made = NewerWinsSqliteOnlineStore()
+    made.update(config, [], [VIEW], [], [], False)
+    yield made, config
+    made._get_conn(config).close()
+
+
+def push(pair: Pair, number: int, event: datetime, created: datetime | None = None) -> None:
+    values = {"int32": Value(int32_val=number), "text": Value(string_val=str(number))}
+    pair[0].online_write_batch(pair[1], VIEW, [(KEY, values, event, created)], None)
+
+
+def read(pair: Pair) -> int | None:
+    ((_, values),) = pair[0].online_read(pair[1], VIEW, [KEY])
+    return None if values is None else int(values["int32"].int32_val)
+
+
+def test_an_older_push_of_the_same_second_changes_nothing(store: Pair) -> None:
+    push(store, 1, NOON + 2 * MICROSECOND)
+    push(store, 2, NOON + MICROSECOND)
+    assert read(store) == 1
+
+
+def test_of_one_moment_the_later_made_value_stays(store: Pair) -> None:
+    push(store, 1, NOON, NOON + timedelta(hours=2))
+    push(store, 2, NOON, NOON + timedelta(hours=1))
+    assert read(store) == 1
+    push(store, 3, NOON, NOON + timedelta(hours=3))
+    assert read(store) == 3
+
+
+def test_a_correction_without_a_created_time_replaces_its_equal(store: Pair) -> None:
+    push(store, 1, NOON)
+    push(store, 2, NOON)
+    assert read(store) == 2
+
+
+def test_times_of_any_zone_are_compared_as_moments(store: Pair) -> None:
+    push(store, 1, NOON)
+    push(store, 2, (NOON - timedelta(hours=1)).replace(tzinfo=None))
+    assert read(store) == 1
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_rows_that_feasts_own_store_wrote_are_compared_too(
+    store: Pair, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Feast notes a moment as local wall-clock time, whatever zone the machine is in."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        path = Path(store[1].online_store.path)
+        config = repo_config(path.parent, {"type": "sqlite", "path": str(path)})
+        theirs = SqliteOnlineStore()
+        values = {"int32": Value(int32_val=5), "text": Value(string_val="5")}
+        theirs.online_write_batch(config, VIEW, [(KEY, values, NOON, None)], None)
+        theirs._get_conn(config).close()
+        push(store, 1, NOON - timedelta(seconds=1))
+        assert read(store) == 5
+        push(store, 2, NOON + timedelta(seconds=1))
+        assert read(store) == 2
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_readers_of_the_same_process_see_nothing_before_the_commit(store: Pair) -> None:
+    push(store, 1, NOON)
+    with store[0]._writer(store[1]) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("DELETE FROM tests_v")
+        assert read(store) == 1
+        connection.execute("COMMIT")
+    assert read(store) is None
+
+
+def test_readers_are_served_while_another_process_writes(store: Pair) -> None:
+    push(store, 1, NOON)
+    with sqlite3.connect(store[1].online_store.path) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert read(store) == 1
+    other.close()
+
+
+def test_a_writer_that_waits_too_long_may_try_again(
+    store: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online_store, "LOCK_WAIT_S", 0.01)
+    with sqlite3.connect(store[1].online_store.path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TransientError, match="in use by another process"):
+            push(store, 1, NOON)
+    other.close()
+    push(store, 1, NOON)
+    assert read(store) == 1
+
+
+def test_a_view_without_a_table_is_told_to_be_applied(tmp_path: Path) -> None:
+    config = repo_config(tmp_path, {"type": OURS, "path": str(tmp_path / "other.db")})
+    empty = NewerWinsSqliteOnlineStore()
+    with pytest.raises(FeatureStoreError, match="apply the feature definitions"):
+        push((empty, config), 1, NOON)
+    empty._get_conn(config).close()
+
+
+def test_a_damaged_file_and_a_folder_that_is_none_get_a_sentence(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.db"
+    damaged.write_bytes(b"no database" * 1000)
+    folder = tmp_path / "folder.db"
+    folder.mkdir()
+    for path, kind, said in (
+        (damaged, FeatureStoreError, "remove the file to have it filled again"),
+        (folder, StorageError, "unable to open database file"),
+    ):
+        config = repo_config(tmp_path, {"type": OURS, "path": str(path)})
+        broken = NewerWinsSqliteOnlineStore()
+        with pytest.raises(kind, match=said):
+            push((broken, config), 1, NOON)
+        if broken._conn:
+            broken._conn.close()
+
+
+@pytest.mark.parametrize(
+    "option", ["vector_enabled", "text_search_enabled", "enable_openai_compatible_store"]
+)
+def test_vectors_and_texts_to_search_are_refused_at_the_door(option: str) -> None:
+    with pytest.raises(ValidationError, match="keeps no vectors and no text index"):
+        NewerWinsSqliteOnlineStoreConfig(path="x", **{option: True})
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kathmandu"])
+def test_whole_columns_of_times_are_noted_as_feast_notes_one(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Around the changes of clocks too, and before 1970."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        spring, autumn = datetime(2013, 3, 10, tzinfo=UTC), datetime(2013, 11, 3, tzinfo=UTC)
+        moments = [spring + timedelta(minutes=7 * i, microseconds=i) for i in range(250)]
+        moments += [autumn + timedelta(minutes=7 * i, microseconds=i) for i in range(250)]
+        moments += [datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)]
+        pairs = [_times(moment) for moment in moments]
+        assert _seconds(np.array([us for _, us in pairs])) == [seconds for seconds, _ in pairs]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
