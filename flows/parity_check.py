@@ -1,0 +1,25 @@
+"""Check parity: does the online store give what historical retrieval gives?"""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from tasks.contracts import ParityReport
+from tasks.features.task import compare_online_with_offline
+
+
+@flow(
+    name="parity-check",
+    flow_run_name="parity-{config.name}",
+    persist_result=True,
+    result_serializer="json",
+)
+def parity_check_flow(config: PipelineConfig) -> ParityReport:
+    """Compare a sample of entities online and offline, at the moments the online store stands for.
+
+    Args:
+        config: the use case; its training set names the feature service, `features.parity` the
+            sample.
+    """
+    return compare_online_with_offline(config.features)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from flows import __main__ as command
+from flows import parity_check
+from flows.config import read_pipeline_config
+from tasks.contracts import ParityReport, ViewParity
+from tasks.settings import PROJECT_ROOT
+
+
+def report(differing: int) -> ParityReport:
+    view = ViewParity(
+        view="weather",
+        watermark=datetime(2013, 1, 5, tzinfo=UTC),
+        num_entities=3,
+        num_values=27,
+        num_differing=differing,
+        num_null=0,
+        num_stale=0,
+        num_overtaken=0,
+    )
+    return ParityReport(
+        feature_service="service",
+        tables_version="0" * 32,
+        seed=0,
+        views=(view,),
+        examples=(),
+        verdict="different" if differing else "equal",
+        evidence=("feature view weather: 1 of 27 values differ",) if differing else (),
+    )
+
+
+@pytest.mark.parametrize(("differing", "code"), [(0, 0), (1, 1)])
+def test_the_exit_code_says_whether_online_equals_offline(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    differing: int,
+    code: int,
+) -> None:
+    config = read_pipeline_config(PROJECT_ROOT / "feature_repo")
+
+    def run(options: Any, settings: Any) -> list[str]:
+        return command._COMMANDS[options.command](config, None, settings)
+
+    monkeypatch.setattr(parity_check, "parity_check_flow", lambda config: report(differing))
+    monkeypatch.setattr(command, "_run", run)
+    assert command.main(["parity"]) == code
+    said = capsys.readouterr()
+    if differing:
+        assert "failed: FeatureStoreError" in said.err
+        assert "weather: 1 of 27 values differ" in said.err
+    else:
+        assert "27 values of 3 entities are equal online and offline" in said.out
