@@ -46,6 +46,9 @@ class SuiteOutcome(_OutcomeValue):
     table_faults: tuple[str, ...] = Field(
         description="What is wrong with the table as such; with any of these no value was judged."
     )
+    looks_like: tuple[str, ...] = Field(
+        default=(), description="Kinds of fault that the failures look like, in words."
+    )
     checks: tuple[CheckOutcome, ...]
     results: tuple[dict[str, Any], ...] = Field(
         description="The Great Expectations results, whole, one for each judged check."

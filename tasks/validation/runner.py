@@ -22,11 +22,13 @@ from tasks.contracts import (
 )
 from tasks.errors import ConfigurationError, DataContractError
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.validation.blessed import DAYS, faults_in
+from tasks.validation.diagnosis import diagnose
 from tasks.validation.expectations import Judged, compile_suite, run_checks
 from tasks.validation.outcome import CheckOutcome, Status, SuiteOutcome, read_outcome
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite
-from tasks.validation.wording import failure_in_words, observed_in_words
+from tasks.validation.wording import failure_in_words, observed_in_words, unexpected_values
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ def validate_table(
     store: ArtifactStore,
     left_undone: str,
     show: Show | None = None,
+    references: Mapping[str, TableRef] | None = None,
 ) -> ValidationResult:
     """Run a whole suite on one table and keep the full result in the store.
 
@@ -127,16 +130,20 @@ def validate_table(
         store: holds the table, and keeps results under `validations` or `failed_validations`.
         left_undone: what a failure prevents, as a sentence without its full stop.
         show: called with the outcome, good or bad, before anything is raised.
+        references: other tables, of which the suite's SQL reads those that it names.
 
     Raises:
         DataContractError: the table lacks a column, has wrong types, no or other rows than it
             claims, or breaks a critical expectation. The message says where the full result is.
         ConfigurationError: the suite is wrong.
     """
-    key = content_key(code_digest(__file__), gx.__version__, suite, table, window)
+    needed = {n: ref for n, ref in (references or {}).items() if n in suite.references}
+    key = content_key(
+        code_digest(__file__), gx.__version__, suite, table, window, sorted(needed.items())
+    )
 
     def build(folder: StagedFolder) -> ValidationResult:
-        outcome = _judge(table, suite, window, store)
+        outcome = _judge(table, suite, window, store, needed)
         if not outcome.passed:
             _refuse(outcome, key, store, left_undone, show)
         return ValidationResult(
@@ -146,6 +153,7 @@ def validate_table(
             num_rows=outcome.num_rows,
             num_expectations=outcome.num_judged,
             result=_keep(outcome, folder),
+            warnings=tuple(check.sentence for check in outcome.with_status("warned")),
         )
 
     result = store.build_once("validations", key, ValidationResult, build)
@@ -172,11 +180,11 @@ def _validate_all(
             f"feature repository. {left_undone}"
         )
     results, refusals = [], []
+    others = {table.name: table for table in tables}
     for table in tables:
+        suite = suites[table.name]
         try:
-            results.append(
-                validate_table(table, suites[table.name], window, store, left_undone, show)
-            )
+            results.append(validate_table(table, suite, window, store, left_undone, show, others))
         except DataContractError as exc:
             refusals.append(str(exc))
     if refusals:
@@ -184,9 +192,16 @@ def _validate_all(
     return tuple(results)
 
 
-def _judge(table: TableRef, suite: Suite, window: TimeWindow, store: ArtifactStore) -> SuiteOutcome:
+def _judge(
+    table: TableRef,
+    suite: Suite,
+    window: TimeWindow,
+    store: ArtifactStore,
+    references: Mapping[str, TableRef],
+) -> SuiteOutcome:
     """The outcome of a suite on a table; what the data does wrong is in it, never raised."""
     path = store.path(table.artifact)
+    others = {name: store.path(ref.artifact) for name, ref in references.items()}
     faults: list[str] = []
     judged: list[Judged] = []
     num_rows, column_types = 0, {}
@@ -197,11 +212,14 @@ def _judge(table: TableRef, suite: Suite, window: TimeWindow, store: ArtifactSto
             if num_rows != table.num_rows:
                 faults.append(f"{table.name} claims {table.num_rows} rows and has {num_rows}")
             if not faults:
-                judged = run_checks(compile_suite(suite, subject.derive()), subject, suite)
+                judged = run_checks(compile_suite(suite, subject.derive(others)), subject, suite)
                 faults = _nothing_judged(judged, num_rows)
     except DataContractError as exc:
         faults = [str(exc)]
     checks = tuple(_check_outcome(item) for item in judged)
+    broken = [item for item, check in zip(judged, checks, strict=True) if check.status == "failed"]
+    failed = [item.check for item in broken]
+    found = diagnose(path, table.name, suite, window, failed, others) if failed else None
     return SuiteOutcome(
         suite=suite.suite,
         subject=table.name,
@@ -212,9 +230,22 @@ def _judge(table: TableRef, suite: Suite, window: TimeWindow, store: ArtifactSto
         great_expectations_version=gx.__version__,
         column_types=column_types,
         table_faults=tuple(faults),
+        looks_like=(found.sentence,) if found else _pointed_to(broken),
         checks=checks,
         results=tuple(item.result for item in judged if item.result is not None),
     )
+
+
+def _pointed_to(broken: Sequence[Judged]) -> tuple[str, ...]:
+    """Kinds of fault that the failed rules themselves point to, each once."""
+    found: dict[str, None] = {}
+    for item in broken:
+        if item.check.rule.fault:
+            found[item.check.rule.fault] = None
+        elif item.check.rule.table == DAYS and item.result:
+            for verdict in unexpected_values(item.result):
+                found.update(dict.fromkeys(faults_in(str(verdict))))
+    return tuple(found)
 
 
 def _nothing_judged(judged: Sequence[Judged], num_rows: int) -> list[str]:
@@ -282,9 +313,10 @@ def _refusal(outcome: SuiteOutcome) -> str:
     sentences = [check.sentence for check in failed[:MAX_FAULTS_IN_MESSAGE]]
     if (more := len(failed) - len(sentences)) > 0:
         sentences.append(f"and {more} more")
+    looks = f" (looks like: {', or '.join(outcome.looks_like)})" if outcome.looks_like else ""
     return (
         f"suite {outcome.suite!r}: {len(failed)} of {outcome.num_judged} expectations failed on "
-        f"{about}: {'; '.join(sentences)}"
+        f"{about}{looks}: {'; '.join(sentences)}"
     )
 
 

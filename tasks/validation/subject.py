@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import duckdb
 import pandas as pd
+import pyarrow as pa
 
 from tasks.contracts import TimeWindow
 from tasks.errors import ConfigurationError, DataContractError, StorageError
+from tasks.validation.blessed import DAYS, Blessed, judge_days
 from tasks.validation.suites import SUBJECT, ColumnKind, Suite
 
 MEMORY_LIMIT = "1GB"
+SMALL_ROWS = 50_000
 NUM_EXAMPLES = 3
 
 _INTEGERS = {
@@ -22,6 +26,13 @@ _INTEGERS = {
     *("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT"),
 }
 _FLOATS = {"FLOAT", "DOUBLE"}
+_EMPTY_TYPE: dict[ColumnKind, str] = {
+    "text": "VARCHAR",
+    "integer": "BIGINT",
+    "number": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "timestamp": "TIMESTAMPTZ",
+}
 _MEANING: dict[ColumnKind, str] = {
     "text": "text",
     "integer": "whole numbers",
@@ -38,7 +49,7 @@ class Subject:
         self, con: duckdb.DuckDBPyConnection, suite: Suite, name: str, source: str
     ) -> None:
         self._con = con
-        self._suite = suite
+        self.suite = suite
         self._name = name
         self._source = source
         self.column_types = self._describe(source)
@@ -49,7 +60,7 @@ class Subject:
         """What is wrong with the table as such, before any value is looked at."""
         if not self.num_rows:
             return [f"{self._name} has no rows, expected at least one"]
-        declared = {name: kind for kind, names in self._suite.columns.items() for name in names}
+        declared = {name: kind for kind, names in self.suite.columns.items() for name in names}
         faults = []
         if missing := [name for name in declared if name not in self.column_types]:
             faults.append(
@@ -57,7 +68,7 @@ class Subject:
                 f"{', '.join(self.column_types)}"
             )
         other = [name for name in self.column_types if name not in declared]
-        if other and self._suite.other_columns == "refuse":
+        if other and self.suite.other_columns == "refuse":
             faults.append(f"column(s) {', '.join(other)} are not among those the suite allows")
         for name, kind in declared.items():
             seen = self.column_types.get(name)
@@ -65,24 +76,87 @@ class Subject:
                 faults.append(self._wrong_type(name, seen, kind))
         return faults
 
-    def derive(self) -> dict[str, set[str]]:
+    def derive(
+        self,
+        references: Mapping[str, Path] | None = None,
+        repairs: Mapping[str, str] | None = None,
+    ) -> dict[str, set[str]]:
         """Compute derived columns and aggregates; returns the columns of every table by its name.
+
+        Args:
+            references: Parquet of other tables that the suite's SQL may read.
+            repairs: column to the SQL expression that is to stand in its place.
 
         Raises:
             ConfigurationError: an expression or query of the suite is wrong.
             DataContractError: an aggregate meets a value that its query cannot work with.
         """
-        source = f"(SELECT * FROM {self._source})"
-        for name, expression in self._suite.derived.items():
-            source = f"(SELECT *, ({expression}) AS {_quoted(name)} FROM {source})"
-            self._run(f"DESCRIBE SELECT * FROM {source}", f"derived column {name!r}")
-        self._con.execute(f"CREATE TEMP VIEW {SUBJECT} AS SELECT * FROM {source}")
-        for name, query in self._suite.aggregates.items():
-            statement = f"CREATE TEMP TABLE {_quoted(name)} AS FROM ({query}) ORDER BY ALL"
+        self._refer(references or {})
+        self._derive_columns(repairs or {})
+        for name, query in self.suite.aggregates.items():
+            statement = (
+                f"CREATE OR REPLACE TEMP TABLE {_quoted(name)} AS FROM ({query}) ORDER BY ALL"
+            )
             self._run(statement, f"aggregate {name!r}")
-        tables = [SUBJECT, *self._suite.aggregates]
+        tables = [SUBJECT, *self.suite.aggregates]
+        if self.suite.blessed:
+            self._judge_days(self.suite.blessed)
+            tables.append(DAYS)
         self._columns = {table: self._describe(_quoted(table)) for table in tables}
         return {table: set(columns) for table, columns in self._columns.items()}
+
+    def _refer(self, references: Mapping[str, Path]) -> None:
+        """Make other tables readable by name: with the columns the suite needs, and no others."""
+        for name, columns in self.suite.references.items():
+            kinds = {column: kind for kind, names in columns.items() for column in names}
+            if path := references.get(name):
+                selected = ", ".join(_quoted(column) for column in kinds)
+                source = _source(self._con, path, name)
+                view = f"CREATE OR REPLACE TEMP VIEW {_quoted(name)}"
+                self._run(f"{view} AS SELECT {selected} FROM {source}", f"reference {name!r}")
+            else:
+                typed = ", ".join(f"{_quoted(c)} {_EMPTY_TYPE[k]}" for c, k in kinds.items())
+                self._run(
+                    f"CREATE OR REPLACE TEMP TABLE {_quoted(name)} ({typed})", f"reference {name!r}"
+                )
+
+    def _derive_columns(self, repairs: Mapping[str, str]) -> None:
+        """Make the subject readable with its derived columns; a wrong one is called by its name."""
+        replaced = ", ".join(f"({sql}) AS {_quoted(name)}" for name, sql in repairs.items())
+        source = f"(SELECT * {f'REPLACE ({replaced})' if replaced else ''} FROM {self._source})"
+        steps = [source]
+        for name, expression in self.suite.derived.items():
+            steps.append(f"(SELECT *, ({expression}) AS {_quoted(name)} FROM {steps[-1]})")
+        try:
+            self._keep_subject(steps[-1], "TABLE" if self.num_rows <= SMALL_ROWS else "VIEW")
+        except ConfigurationError:
+            for name, step in zip(self.suite.derived, steps[1:], strict=True):
+                self._run(f"DESCRIBE SELECT * FROM {step}", f"derived column {name!r}")
+            raise
+        except DataContractError:  # told later, with the name of the column that is asked for
+            self._keep_subject(steps[-1], "VIEW")
+
+    def _keep_subject(self, source: str, kind: str) -> None:
+        """Make the subject readable by name: a table is computed once, a view each time."""
+        statement = f"CREATE OR REPLACE TEMP {kind} {SUBJECT} AS SELECT * FROM {source}"
+        self._run(statement, "derived columns")
+
+    def _judge_days(self, blessed: Blessed) -> None:
+        """Make the table of days from the bands of the blessed window."""
+        types = self._describe(SUBJECT)
+        numeric = {name for name, kind in types.items() if is_of_kind(kind, "number")}
+        with self._mistakes_explained("blessed bands"):
+            rows = judge_days(blessed, SUBJECT, numeric, self.query)
+        names = ["period", *blessed.columns]
+        columns = list(zip(*rows, strict=True)) or [()] * len(names)
+        arrow = pa.table({n: pa.array(c, pa.string()) for n, c in zip(names, columns, strict=True)})
+        self._con.register("falaj_judged", arrow)
+        self._con.execute(f"CREATE OR REPLACE TEMP TABLE {DAYS} AS FROM falaj_judged")
+        self._con.unregister("falaj_judged")
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        """Rows of a query over the subject and its aggregates."""
+        return self._con.execute(statement).fetchall()
 
     def rows_of(self, table: str) -> int:
         """Rows of the subject or of an aggregate."""
@@ -137,7 +211,7 @@ class Subject:
             yield
         except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as exc:
             raise ConfigurationError(
-                f"suite file expectations/{self._suite.suite}.yaml, {what}: the SQL is wrong "
+                f"suite file expectations/{self.suite.suite}.yaml, {what}: the SQL is wrong "
                 f"({_reason(exc)}). Mend the file. Nothing was judged"
             ) from exc
         except (duckdb.DataError, duckdb.InvalidInputException) as exc:

@@ -26,11 +26,14 @@ from pydantic import (
 )
 
 from tasks.errors import ConfigurationError
+from tasks.validation.blessed import DAYS, Blessed, Statistic
+from tasks.validation.units import Unit
 
 SUBJECT = "subject"
 """Name under which a suite's SQL and expectations know the table that is checked."""
 
 FOLDER = "expectations"
+BLESSED_FOLDER = "blessed"
 
 ColumnKind = Literal["text", "integer", "number", "boolean", "timestamp"]
 Severity = Literal["critical", "warning"]
@@ -78,6 +81,9 @@ class Rule(_SuiteValue):
     min_rows: PositiveInt = Field(
         default=1, description="Not judged where its table has fewer rows, such as a share."
     )
+    fault: Sentence | None = Field(
+        default=None, description="What kind of fault a failure looks like, such as `frozen feed`."
+    )
 
     @model_validator(mode="after")
     def _names_its_columns_once(self) -> Self:
@@ -94,6 +100,29 @@ class Rule(_SuiteValue):
         return tuple(names)
 
 
+Columns = dict[ColumnKind, tuple[ColumnName, ...]]
+
+
+class Profiling(_SuiteValue):
+    """How a blessed window of this table is profiled."""
+
+    time_column: ColumnName | None = Field(
+        default=None, description="Places a row in a day; none for a table without history."
+    )
+    skip: tuple[ColumnName, ...] = Field(
+        default=(), description="Columns without bands, such as the parts of a date."
+    )
+    also: tuple[ColumnName, ...] = Field(
+        default=(), description="Derived columns of numbers that get bands too."
+    )
+    relations: dict[ColumnName, tuple[ColumnName, ...]] = Field(
+        default={}, description="Column to the columns that decide its value."
+    )
+    only: tuple[Statistic, ...] = Field(
+        default=(), description="Statistics that get bands; none named: all. Fewer cost less."
+    )
+
+
 class Suite(_SuiteValue):
     """What must hold for one kind of table."""
 
@@ -104,6 +133,18 @@ class Suite(_SuiteValue):
     )
     other_columns: Literal["refuse", "ignore"] = Field(
         default="refuse", description="What to do with columns that are not listed."
+    )
+    references: dict[Identifier, Columns] = Field(
+        default={},
+        description="Other tables of the same landing that its SQL may read, with the columns that "
+        "it needs. Such a table is there without rows where it was not landed.",
+    )
+    units: dict[Unit, tuple[ColumnName, ...]] = Field(
+        default={}, description="Unit to columns: lets a change of unit be called by its name."
+    )
+    profiling: Profiling = Profiling()
+    blessed: Blessed | None = Field(
+        default=None, description="What days of the blessed window were like; kept in its own file."
     )
     derived: dict[Identifier, str] = Field(
         default={}, description="Further columns as SQL expressions over those and each other."
@@ -123,13 +164,21 @@ class Suite(_SuiteValue):
             raise ValueError(f"column(s) {', '.join(twice)} are declared twice")
         if SUBJECT in self.aggregates:
             raise ValueError(f"an aggregate cannot be called {SUBJECT!r}: that is the table itself")
+        if both := sorted(({SUBJECT, DAYS} | self.aggregates.keys()) & self.references.keys()):
+            raise ValueError(
+                f"{', '.join(both)} is the name of a reference and of a table of its own"
+            )
+        measured = {name for names in self.units.values() for name in names}
+        if unknown := sorted(measured - set(declared)):
+            raise ValueError(f"units name column(s) {', '.join(unknown)}, which are not declared")
         for entry, rule in enumerate(self.expectations, start=1):
             self._check_names(entry, rule, set(every))
         return self
 
     def _check_names(self, entry: int, rule: Rule, every: set[str]) -> None:
-        if rule.table != SUBJECT and rule.table not in self.aggregates:
-            known = ", ".join([SUBJECT, *self.aggregates])
+        tables = [SUBJECT, *([DAYS] if self.blessed else []), *self.aggregates]
+        if rule.table not in tables:
+            known = ", ".join(tables)
             raise ValueError(
                 f"expectation {entry} ({rule.type}) is about table {rule.table!r}, which is not "
                 f"among {known}"
@@ -216,14 +265,56 @@ def read_suite(repo: Path, name: str) -> Suite:
         raise ConfigurationError(
             f"{where} calls itself {suite.suite!r}; expected {name!r}, the name of the file"
         )
-    return suite
+    blessed = _read_blessed(repo, name)
+    return with_blessed(suite, blessed) if blessed else suite
 
 
-class _StrictLoader(yaml.SafeLoader):
+def with_blessed(suite: Suite, blessed: Blessed) -> Suite:
+    """The hand-written suite and, after its rules, those that the blessed window gave.
+
+    Raises:
+        ConfigurationError: the blessed file speaks of columns that the suite does not know.
+    """
+    rules = Rule(
+        type="expect_column_values_to_be_null",
+        table=DAYS,
+        for_columns=tuple(blessed.columns),
+        shows=("period",),
+        says="a day is like those of the blessed window, within the stated margins",
+    )
+    fields = {name: getattr(suite, name) for name in Suite.model_fields}
+    known = {*suite.derived, *(c for names in suite.columns.values() for c in names)}
+    if unknown := sorted(blessed.needed_columns - known):
+        raise ConfigurationError(
+            f"suite file {FOLDER}/{BLESSED_FOLDER}/{suite.suite}.yaml speaks of column(s) "
+            f"{', '.join(unknown)}, which the suite does not have. Bless it again"
+        )
+    return Suite(**{**fields, "blessed": blessed, "expectations": (*suite.expectations, rules)})
+
+
+def _read_blessed(repo: Path, name: str) -> Blessed | None:
+    path = repo / FOLDER / BLESSED_FOLDER / f"{name}.yaml"
+    where = f"suite file {FOLDER}/{BLESSED_FOLDER}/{name}.yaml"
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        return Blessed.model_validate(content)
+    except FileNotFoundError:
+        return None
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"{where} is no YAML: {' '.join(str(exc).split())}") from exc
+    except ValidationError as exc:
+        raise ConfigurationError(f"{where}: {_faults(exc, content)}. Bless it again") from exc
+
+
+# The loader of libyaml reads the same language ten times faster, where it was built in.
+_SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _StrictLoader(_SafeLoader):  # type: ignore[misc, valid-type]
     """Safe YAML in which a name written twice is an error instead of a silent loss."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        mapping = super().construct_mapping(node, deep=deep)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         if len(mapping) < len(node.value):
             raise yaml.constructor.ConstructorError(
                 None, None, "a name is written twice in one mapping", node.start_mark

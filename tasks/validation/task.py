@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
+from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts import (
     FeatureSnapshot,
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from tasks.validation.outcome import SuiteOutcome
 
 TIMEOUT_S = 900
+DOCS_BUDGET_S = 3.0
 
 
 @task(
@@ -112,6 +118,37 @@ def validate_training_set(snapshot: FeatureSnapshot, suite: Suite) -> ValidatedD
     return validate_snapshot(snapshot, suite, store, show=_show)
 
 
+@task(
+    name="publish-data-docs",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    cache_policy=NO_CACHE,
+)
+def publish_data_docs() -> None:
+    """Show all kept validation results as Great Expectations' data docs, a static site.
+
+    Safe to retry: finished pages are kept, and the site is swapped in whole. Takes a few seconds
+    at most; pages that are not ready by then are made the next time.
+
+    Raises:
+        StorageError: the disk refused a write; the site is as it was. Not retried.
+    """
+    from tasks.validation.docs import build_site
+
+    settings = Settings.from_environment()
+    site = build_site(settings.store, settings.home, DOCS_BUDGET_S)
+    waiting = f", {site.num_waiting} more wait for the next time" if site.num_waiting else ""
+    create_link_artifact(
+        link=site.index.as_uri(),
+        link_text="Data docs",
+        key="data-docs",
+        description=f"{site.num_pages} validation results{waiting}",
+    )
+
+
 def _show(outcome: SuiteOutcome) -> None:
     """One table of expectations and one summary in the Prefect UI, for good and bad outcomes."""
     key = f"validation-{outcome.suite}".replace("_", "-")
@@ -140,6 +177,7 @@ def _summary(outcome: SuiteOutcome) -> str:
         f"{outcome.num_rows:,} rows, {outcome.window}. Suite `{outcome.suite}`: "
         f"{outcome.num_judged} expectations judged, {len(counts['failed'])} failed, "
         f"{len(counts['warned'])} warnings, {len(counts['skipped'])} not judged for want of rows.",
+        *(f"- **looks like**: {fault}" for fault in outcome.looks_like),
         *(f"- **refused**: {fault}" for fault in faults),
         *(f"- warning: {check.sentence}" for check in counts["warned"]),
     ]

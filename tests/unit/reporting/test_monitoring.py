@@ -1,0 +1,128 @@
+"""Features over time on the page: every view and feature, its alerts, and no name as a tag."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tasks.contracts import (
+    FeatureMonitoring,
+    MonitoredFeature,
+    MonitoredPeriod,
+    MonitoredView,
+    RunRecord,
+)
+from tasks.reporting.monitoring import feature_multiples, view_multiples
+from tasks.settings import ArtifactStore
+from tests.unit.reporting.run_records import EVIL, run_record, window
+from tests.unit.reporting.test_page import rendered
+
+YEAR = window(1, 12)
+
+
+def periods(middle: float | None) -> tuple[MonitoredPeriod, ...]:
+    return tuple(
+        MonitoredPeriod(
+            start=YEAR.start + timedelta(days=7 * n),
+            low=None if middle is None else middle - 3 - n / 10,
+            median=middle,
+            high=None if middle is None else middle + 5 + n / 7,
+            null_rate=0.1 if n % 9 else 0.4,
+            num_rows=1000 + n,
+        )
+        for n in range(52)
+    )
+
+
+def monitoring(
+    name: str = "late_rate_24h", views: int = 6, features: int = 12
+) -> FeatureMonitoring:
+    return FeatureMonitoring(
+        window=YEAR,
+        baseline=window(1, 3),
+        tables_version="5" * 32,
+        num_statistics=25_541,
+        views=tuple(
+            MonitoredView(
+                view=f"view_{n}", num_rows=133_314, num_features=16, age_hours=1.0,
+                lag_minutes=5.0, null_rate=0.11, highest_psi=0.92, psi_bound=2.03, num_alerts=n,
+                periods=periods(None), ages_hours=tuple([1.0] * 50 + [None, 30.0]),
+            )
+            for n in range(views)
+        ),
+        features=tuple(
+            MonitoredFeature(
+                view=f"view_{n % 6}", feature=f"{name}_{n}", psi=2.5 / (n + 1), ks=0.4,
+                drifted=n == 0, periods=periods(10.0 * n),
+            )
+            for n in range(features)
+        ),
+        alerts=(f"{name} of view_0 drifted in the 7 days to 2013-07-03: PSI 2.38 above 2.03",),
+        num_new_alerts=1,
+    )  # fmt: skip
+
+
+def with_monitoring(record: RunRecord, seen: FeatureMonitoring | None) -> RunRecord:
+    return record.model_copy(
+        update={"refresh": record.refresh.model_copy(update={"monitoring": seen})}
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def test_the_page_shows_views_values_and_alerts(store: ArtifactStore) -> None:
+    text, page = rendered(with_monitoring(run_record(store), monitoring()), store)
+
+    assert 'id="features"' in text
+    assert 'href="#features"' in text
+    for words in ("view_5", "late_rate_24h_11", "PSI 2.38 above 2.03", "25,541 statistics"):
+        assert words in page.words
+
+
+def test_a_run_without_monitoring_has_no_such_section(store: ArtifactStore) -> None:
+    text, _ = rendered(with_monitoring(run_record(store), None), store)
+
+    assert "#features" not in text
+
+
+def test_a_monitoring_with_nothing_in_it_can_be_shown(store: ArtifactStore) -> None:
+    nothing = monitoring(views=0, features=0)
+
+    _, page = rendered(with_monitoring(run_record(store), nothing), store)
+
+    assert "No view has a history." in page.words
+
+
+def test_names_stay_names(store: ArtifactStore) -> None:
+    text, _ = rendered(with_monitoring(run_record(store), monitoring(EVIL)), store)
+
+    assert EVIL not in text
+
+
+def test_each_feature_has_a_band_and_a_line_and_each_view_its_age() -> None:
+    drawn = str(feature_multiples(monitoring()))
+    assert drawn.count("<polygon") == drawn.count("<polyline") == 12
+
+    drawn = str(view_multiples(monitoring()))
+    assert drawn.count("<polygon") == drawn.count("<polyline") == 6
+
+
+def test_a_feature_without_known_values_draws_no_line() -> None:
+    [first, *_] = monitoring().features
+    empty = first.model_copy(update={"periods": periods(None), "psi": None})
+
+    drawn = str(feature_multiples(monitoring().model_copy(update={"features": (empty,)})))
+
+    assert "<polyline" not in drawn
+    assert "no PSI" in drawn
+
+
+def test_a_record_of_a_release_without_monitoring_still_parses(store: ArtifactStore) -> None:
+    text = run_record(store).refresh.model_dump_json(exclude={"monitoring"})
+
+    assert type(run_record(store).refresh).model_validate_json(text).monitoring is None

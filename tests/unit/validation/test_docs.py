@@ -1,0 +1,81 @@
+"""Data docs: one page a result, nothing from outside, swapped in whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import DataContractError
+from tasks.settings import ArtifactStore
+from tasks.validation.docs import build_site, without_outside
+from tasks.validation.runner import validate_table
+from tests.unit.validation.tables import WEEK, between, people, store_table, suite
+
+
+def validated(store: ArtifactStore) -> None:
+    """One result that passed and one that was refused."""
+    table = store_table(store, people())
+    validate_table(table, suite(), WEEK, store, "Nothing")
+    with pytest.raises(DataContractError):
+        validate_table(table, suite(between("age", 0, 30)), WEEK, store, "Nothing")
+
+
+def test_every_result_gets_a_page_and_the_index_leads_to_it(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    validated(store)
+
+    site = build_site(store, tmp_path / "home", budget_s=60)
+
+    assert (site.num_pages, site.num_waiting) == (2, 0)
+    index = site.index.read_text()
+    pages = re.findall(r"href='([0-9a-f]+\.html)'", index)
+    assert len(pages) == 2
+    assert index.index("refused") < index.index("passed")  # what is wrong comes first
+    refused = (site.index.parent / pages[0]).read_text()
+    assert "age has" in refused
+    assert "people" in refused
+
+
+def test_no_page_asks_another_host_for_anything(store: ArtifactStore, tmp_path: Path) -> None:
+    validated(store)
+
+    site = build_site(store, tmp_path / "home", budget_s=60)
+
+    for page in site.index.parent.glob("*.html"):
+        assert not re.search(r"(src|href)=[\"']https?://", page.read_text())
+
+
+def test_pages_that_time_does_not_allow_wait_and_finished_ones_are_kept(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    validated(store)
+    home = tmp_path / "home"
+
+    none = build_site(store, home, budget_s=-1)
+    assert (none.num_pages, none.num_waiting) == (0, 2)
+    build_site(store, home, budget_s=60)
+    kept = build_site(store, home, budget_s=-1)
+
+    assert (kept.num_pages, kept.num_waiting) == (2, 0)
+    assert len(list((home / "data_docs").glob("site-*"))) == 1
+
+
+def test_a_result_of_another_release_has_no_page(store: ArtifactStore, tmp_path: Path) -> None:
+    folder = store.root / "validations" / "old"
+    folder.mkdir(parents=True)
+    (folder / "validation.json").write_text("{}")
+
+    assert build_site(store, tmp_path / "home", budget_s=60).num_pages == 0
+
+
+def test_what_would_be_loaded_from_outside_is_taken_out() -> None:
+    page = (
+        "<link rel='x' href='https://a.example/b.css'><script src=\"https://c.example/d.js\">"
+        "</script><img src='http://e.example/f.png'><a class='g' href='https://h.example'>i</a>"
+        "<script>kept()</script>"
+    )
+
+    assert without_outside(page) == "<a class='g' >i</a><script>kept()</script>"

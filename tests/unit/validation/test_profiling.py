@@ -1,0 +1,178 @@
+"""Blessing: bands come from the clean days, and hold against days that are not like them."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks.contracts import TimeWindow
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.settings import ArtifactStore
+from tasks.validation.blessed import Blessed, faults_in
+from tasks.validation.outcome import read_outcome
+from tasks.validation.profiling import NOT_REVIEWED, bless_table, write_blessed
+from tasks.validation.runner import validate_table
+from tasks.validation.suites import FOLDER, Suite, read_suite, with_blessed
+from tests.unit.validation.tables import REPO, store_table
+
+START = datetime(2013, 3, 1, tzinfo=UTC)
+CLEAN = TimeWindow(start=START, end=START + timedelta(days=20))
+NEXT = TimeWindow(start=CLEAN.end, end=CLEAN.end + timedelta(days=3))
+
+SUITE = Suite.model_validate(
+    {
+        "suite": "meters",
+        "subject": "one reading of one meter",
+        "columns": {
+            "text": ["meter", "town"],
+            "number": ["temp", "reading", "price"],
+            "timestamp": ["at"],
+        },
+        "units": {"fahrenheit": ["temp"]},
+        "profiling": {"time_column": "at", "relations": {"price": ["town"]}},
+        "expectations": [
+            {
+                "type": "expect_column_values_to_not_be_null",
+                "kwargs": {"column": "meter"},
+                "says": "a reading is of a meter",
+            }
+        ],
+    }
+)
+
+
+def readings(window: TimeWindow, seed: int = 0) -> pd.DataFrame:
+    """Hourly readings of four meters."""
+    rng = np.random.default_rng(seed)
+    hours = pd.date_range(window.start, window.end, freq="h", inclusive="left")
+    at = np.repeat(hours, 4)
+    town = np.tile(["Nizwa", "Sur", "Sohar", "Bidiya"], len(hours))
+    tenths_celsius = np.round(rng.normal(220, 30, len(at)))
+    return pd.DataFrame(
+        {
+            "meter": np.tile(["m1", "m2", "m3", "m4"], len(hours)),
+            "town": town,
+            "temp": 32 + 0.18 * tenths_celsius,
+            "reading": np.where(rng.random(len(at)) < 0.1, np.nan, rng.gamma(2, 10, len(at))),
+            "price": pd.Series(town).map({"Nizwa": 10.0, "Sur": 12, "Sohar": 14, "Bidiya": 16}),
+            "at": pd.Series(at).astype("datetime64[us, UTC]"),
+        }
+    )
+
+
+@pytest.fixture
+def blessed(store: ArtifactStore) -> Blessed:
+    return bless_table(store_table(store, readings(CLEAN), "meters"), SUITE, CLEAN, store)
+
+
+def refusal(blessed: Blessed, store: ArtifactStore, rows: pd.DataFrame) -> str:
+    table = store_table(store, rows, "meters")
+    with pytest.raises(DataContractError) as caught:
+        validate_table(table, with_blessed(SUITE, blessed), NEXT, store, "Nothing")
+    return str(caught.value)
+
+
+def test_clean_days_after_the_blessed_ones_pass(blessed: Blessed, store: ArtifactStore) -> None:
+    table = store_table(store, readings(NEXT, seed=1), "meters")
+
+    result = validate_table(table, with_blessed(SUITE, blessed), NEXT, store, "Nothing")
+
+    outcome = read_outcome(store.path(result.result))
+    assert {check.table for check in outcome.checks} == {"subject", "blessed_days"}
+
+
+def test_the_grid_of_the_readings_and_the_relations_are_found(blessed: Blessed) -> None:
+    assert blessed.grids["temp"].step == 0.18
+    assert blessed.relations["price"].values == {
+        "Bidiya": 16.0, "Nizwa": 10.0, "Sohar": 14.0, "Sur": 12.0,
+    }  # fmt: skip
+    assert blessed.categories["town"].keys() == {"Nizwa", "Sur", "Sohar", "Bidiya"}
+    assert blessed.num_periods == 20
+    assert blessed.reviewed == NOT_REVIEWED
+
+
+def test_another_unit_is_named_by_the_repair_that_heals(
+    blessed: Blessed, store: ArtifactStore
+) -> None:
+    rows = readings(NEXT, seed=1)
+
+    message = refusal(blessed, store, rows.assign(temp=(rows["temp"] - 32) / 1.8))
+
+    assert "looks like: temp: degrees Celsius instead of Fahrenheit (taken back, all" in message
+
+
+def test_missing_and_repeated_rows_new_categories_and_nulls_are_told_apart(
+    blessed: Blessed, store: ArtifactStore
+) -> None:
+    rows = readings(NEXT, seed=1)
+    first = rows["at"] < NEXT.start + timedelta(days=1)
+    spoiled = {
+        "truncated or doubled file": rows[~(first & (rows["at"].dt.hour > 4))],
+        "new category": rows.assign(town=rows["town"].where(~first, "Muscat")),
+        "null burst": rows.assign(temp=rows["temp"].where(~first)),
+        "constant, frozen or rounded column": rows.assign(temp=rows["temp"].where(~first, 75.2)),
+        "mixed units, or rows shifted against each other": rows.assign(
+            price=rows["price"].where(~first, 99.0)
+        ),
+    }
+
+    for fault, changed in spoiled.items():
+        assert fault in refusal(blessed, store, changed)
+
+
+def test_too_few_days_cannot_be_blessed(store: ArtifactStore) -> None:
+    short = TimeWindow(start=START, end=START + timedelta(days=5))
+    table = store_table(store, readings(short), "meters")
+
+    with pytest.raises(DataContractError, match="5 whole days in 2013-03-01T00:00Z to"):
+        bless_table(table, SUITE, short, store)
+
+
+def test_a_table_that_misses_columns_cannot_be_blessed(store: ArtifactStore) -> None:
+    table = store_table(store, readings(CLEAN).drop(columns="temp"), "meters")
+
+    with pytest.raises(DataContractError, match="meters cannot be blessed: column"):
+        bless_table(table, SUITE, CLEAN, store)
+
+
+def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(REPO / FOLDER, tmp_path / FOLDER)
+    before = read_suite(REPO, "raw_weather")
+    hand_written = (tmp_path / FOLDER / "raw_weather.yaml").read_text()
+    assert before.blessed is not None
+    other = before.blessed.model_copy(update={"reviewed": "by two people"})
+
+    path = write_blessed(other, tmp_path)
+
+    assert "# Generated by" in path.read_text()
+    assert (tmp_path / FOLDER / "raw_weather.yaml").read_text() == hand_written
+    again = read_suite(tmp_path, "raw_weather")
+    assert again.blessed == other
+    assert again.expectations == before.expectations
+
+
+def test_a_blessed_file_of_other_columns_is_refused(blessed: Blessed) -> None:
+    without = SUITE.model_copy(update={"columns": {"text": ("meter",), "timestamp": ("at",)}})
+
+    with pytest.raises(ConfigurationError, match="price, reading, temp, town, which the suite"):
+        with_blessed(without, blessed)
+
+
+def test_a_verdict_tells_its_faults() -> None:
+    verdict = "null burst: share of nulls 1, blessed at most 0.03; new category: share of values 1"
+
+    assert faults_in(verdict) == ["null burst", "new category"]
+
+
+def test_every_generated_file_of_the_repository_was_reviewed() -> None:
+    for file in (REPO / FOLDER / "blessed").glob("*.yaml"):
+        blessed = read_suite(REPO, file.stem).blessed
+        assert blessed is not None
+        assert blessed.reviewed != NOT_REVIEWED
