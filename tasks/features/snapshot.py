@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 from feast import FeatureService, FeatureStore
+from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.types import String
 
 from tasks.contracts import (
@@ -21,13 +22,16 @@ from tasks.contracts import (
 from tasks.errors import ConfigurationError, DataContractError, FeatureStoreError
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.duck import duckdb_session, set_window, sql_name, sql_text
+from tasks.features.evidence import pin
 from tasks.features.ledger import SNAPSHOTS, training_set_key
 from tasks.features.store import apply_definitions, find_service, open_store
 from tasks.features.tables import features_folder, read_query, register_raw, run_query
-from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.features.versions import ServiceVersion, newest_version
+from tasks.settings import ArtifactStore, StagedFolder
 
 logger = logging.getLogger(__name__)
 
+DATA_FILE = "data.parquet"
 ROW_GROUP_ROWS = 8192
 """Small enough that ranks can share a snapshot by row group."""
 
@@ -58,23 +62,26 @@ def build_training_set(
         features = features_folder(tables, store)
         feast = open_store(home, repo, features)
         apply_definitions(feast, home, repo)
-        service = find_service(feast, spec.feature_service)
+        service = service_to_train_on(feast, spec.feature_service)
         frame = folder.path / "entities.parquet"
-        excluded, positive_rate = _write_entities(tables, window, config, repo, store, frame)
-        columns = _dataset_columns(feast, service, spec)
-        num_rows = _retrieve(feast, service, spec, frame, folder.path / "data.parquet")
+        excluded, positive_rate = write_entities(tables, window, config, repo, store, frame)
+        registered = feast.get_feature_service(service.registered_name)
+        columns = _dataset_columns(registered, spec)
+        job, num_rows = retrieve(feast, registered, spec, frame, folder.path / DATA_FILE)
+        pins = pin(feast, service, tables, window, config, repo, store, job, folder)
         frame.unlink()
         return FeatureSnapshot(
-            data=folder.artifact("data.parquet"),
+            data=folder.artifact(DATA_FILE),
             num_rows=num_rows,
             window=window,
             columns=columns,
             feature_service=service.name,
-            feature_views=_view_digests(feast, service),
+            feature_views={name: view.definition for name, view in pins.views.items()},
             tables_version=tables.version,
             label_definition=spec.label_definition,
             positive_rate=positive_rate,
             excluded=excluded,
+            pins=pins,
         )
 
     return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)
@@ -94,7 +101,7 @@ def _check_covered(tables: FeatureTables, window: TimeWindow) -> None:
         )
 
 
-def _write_entities(
+def write_entities(
     tables: FeatureTables,
     window: TimeWindow,
     config: FeatureConfig,
@@ -153,10 +160,26 @@ def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: Time
         )
 
 
-def _retrieve(
+def service_to_train_on(feast: FeatureStore, name: str) -> ServiceVersion:
+    """The newest version of a service, whether or not readers get it already.
+
+    Raises:
+        ConfigurationError: there is no such service; the sentence lists those there are.
+    """
+    version = newest_version(feast, name)
+    if version is None:
+        found = find_service(feast, name)  # raises where it is not there at all
+        raise ConfigurationError(
+            f"feature service {found.name!r} has no version; apply the feature repository with "
+            "this project's commands, which number what they apply. Nothing was read"
+        )
+    return version
+
+
+def retrieve(
     feast: FeatureStore, service: FeatureService, spec: TrainingSet, frame: Path, target: Path
-) -> int:
-    """Run Feast's retrieval into one Parquet file; return the number of rows, all accounted for."""
+) -> tuple[RetrievalJob, int]:
+    """Run Feast's retrieval into one Parquet file; return it with its rows, all accounted for."""
     job = feast.get_historical_features(
         entity_df=f"SELECT * FROM read_parquet({sql_text(frame)})",
         features=service,
@@ -175,12 +198,10 @@ def _retrieve(
             "distinct ids; expected equal numbers. The snapshot was discarded"
         )
     logger.info("retrieved %s rows of %s", f"{rows_out:,}", service.name)
-    return rows_out
+    return job, rows_out
 
 
-def _dataset_columns(
-    feast: FeatureStore, service: FeatureService, spec: TrainingSet
-) -> DatasetSchema:
+def _dataset_columns(service: FeatureService, spec: TrainingSet) -> DatasetSchema:
     """Columns of the snapshot: those of the entity frame, then each view's features in order."""
     categorical, numeric = list(spec.categorical), list(spec.numeric)
     for projection in service.feature_view_projections:
@@ -194,22 +215,3 @@ def _dataset_columns(
         categorical=tuple(categorical),
         numeric=tuple(numeric),
     )
-
-
-def _view_digests(feast: FeatureStore, service: FeatureService) -> dict[str, str]:
-    """Digest of each view's definition, without the times at which it was registered."""
-    digests = {}
-    for projection in service.feature_view_projections:
-        view = feast.get_feature_view(projection.name)
-        fields = sorted(f"{f.name}:{f.dtype}" for f in view.schema)
-        source = view.batch_source
-        digests[view.name] = content_key(
-            view.entities,
-            fields,
-            str(view.ttl),
-            source.path,
-            source.timestamp_field,
-            source.created_timestamp_column,
-            dict(source.field_mapping),
-        )
-    return digests

@@ -1,0 +1,250 @@
+"""What a run did, as steps from data to data: each says what it read and what it made.
+
+    file -> landed/<table> -> raw/<table> -> features/<table> -> views/<view>
+         -> snapshots/<service> -> models/<name>/<version> -> variants/<name>/<version>/<variant>
+
+A dataset is named once and has a version, the SHA-256 of its content (of a view: of definition and
+table), so a chain can be followed by digests. Everything is read from the contracts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+from tasks.contracts import (
+    Artifact,
+    DatasetSchema,
+    EvaluationReport,
+    FeatureRefresh,
+    FeatureSnapshot,
+    ModelVariant,
+    ModelVersionRef,
+    SourceFile,
+    TableRef,
+    TrainedModel,
+    TrainingResult,
+    ValidatedDataset,
+    ValidationResult,
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One version of one dataset."""
+
+    name: str
+    version: str
+    note: str = ""
+    namespace: str | None = None
+    """None: the installation's own."""
+    num_rows: int | None = None
+    num_bytes: int | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    artifact: Artifact | None = None
+    """Where its files are; a table's columns are read there."""
+    validation: ValidationResult | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One job that ran once on exactly these inputs."""
+
+    job: str
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    told: str
+    sql: str | None = None
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query of the feature repository and the raw tables that it reads in the end."""
+
+    text: str
+    reads: tuple[str, ...]
+
+
+def refresh_steps(refresh: FeatureRefresh, queries: Mapping[str, Query]) -> Iterator[Step]:
+    """Steps of one feature refresh.
+
+    Args:
+        refresh: what it returned.
+        queries: of each feature table, by its name.
+    """
+    vouched = {v.subject_sha256: v for v in (*refresh.rows.validations, *refresh.validations)}
+    window = str(refresh.window)
+    raw = {ref.name: _table("raw", ref) for ref in refresh.tables.raw}
+    for ref in refresh.rows.landed.tables:
+        landed = _table("landed", ref, vouched, note=window)
+        if ref.source is not None:
+            told = f"Copied the rows of {window}, typed, as they came."
+            yield Step(f"land.{ref.name}", (_file(ref.source),), (landed,), told)
+        if ref.name in raw:
+            before = refresh.tables.follows.get(ref.name)
+            changed = before and before != raw[ref.name].version
+            known = (Node(f"raw/{ref.name}", str(before)),) if changed else ()
+            told = f"Put the validated rows of {window} in the place of what was there."
+            yield Step(f"merge.{ref.name}", (landed, *known), (raw[ref.name],), told)
+    tables = {ref.name: _table("features", ref, vouched) for ref in refresh.tables.tables}
+    for name, node in tables.items():
+        query = queries.get(name)
+        read = query.reads if query else tuple(raw)
+        inputs = tuple(raw[table] for table in read if table in raw)
+        made = replace(node, validation=None)
+        told = "Computed features wherever the window's rows can be felt."
+        yield Step(f"compute.{name}", inputs, (made,), told, query.text if query else None)
+    for view in refresh.views:
+        if view.definition and view.table in tables:
+            made = _view(view.name, view.version or 0, view.definition, tables[view.table])
+            yield _view_step(view.name, tables[view.table], made)
+
+
+def training_steps(trained: TrainingResult, query: Query | None) -> Iterator[Step]:
+    """Steps of one training: the snapshot, the model version, its predictions.
+
+    Args:
+        trained: what the training returned.
+        query: of the entity frame.
+    """
+    yield from snapshot_steps(trained.dataset.snapshot, query)
+    snapshot = _snapshot(trained.dataset)
+    model = _model(trained.version, trained.model)
+    told = f"Trained on {trained.model.num_ranks} rank(s) and registered the best epoch."
+    yield Step(f"train.{trained.version.name}", (snapshot,), (model,), told)
+    yield _judge_step(trained.version, model, snapshot, trained.evaluation)
+
+
+def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[Step]:
+    """Steps that made a snapshot: its views out of their tables, then the rows themselves."""
+    if snapshot.pins is None:
+        return
+    groups: dict[str, dict[str, Node]] = {"raw": {}, "features": {}}
+    for pin in snapshot.pins.tables:
+        groups[pin.group][pin.name] = Node(
+            f"{pin.group}/{pin.name}", pin.sha256, num_rows=pin.num_rows
+        )
+    views = []
+    for name, view in snapshot.pins.views.items():
+        table = groups["features"].get(view.table)
+        if table is not None:
+            views.append(_view(name, view.version, view.definition, table))
+            yield _view_step(name, table, views[-1])
+    read = query.reads if query else tuple(groups["raw"])
+    raw = [groups["raw"][name] for name in read if name in groups["raw"]]
+    made = replace(
+        _snapshot_node(snapshot),
+        columns=_columns(snapshot.columns),
+        num_rows=snapshot.num_rows,
+        num_bytes=snapshot.data.num_bytes,
+    )
+    told = (
+        f"Retrieved {snapshot.feature_service} version {snapshot.pins.service_version} for every "
+        f"labelled row of {snapshot.window}, as known at its moment."
+    )
+    job = f"snapshot.{snapshot.feature_service}"
+    yield Step(job, (*views, *raw), (made,), told, query.text if query else None)
+
+
+def conversion_steps(
+    version: ModelVersionRef, dataset: ValidatedDataset, variants: Iterable[ModelVariant]
+) -> Iterator[Step]:
+    """Steps from a model version to each of its converted forms."""
+    model = _model(version)
+    snapshot = _snapshot(dataset)
+    for variant in variants:
+        if variant.files is None:
+            continue
+        made = Node(
+            name=f"variants/{version.name}/{version.version}/{variant.name}",
+            version=variant.files.sha256,
+            note="kept" if variant.kept else "dropped",
+            num_bytes=variant.num_bytes,
+            artifact=variant.files,
+        )
+        told = f"Converted and judged: {variant.reason}"
+        yield Step(f"convert.{variant.name}", (model, snapshot), (made,), told)
+
+
+def _view_step(name: str, table: Node, view: Node) -> Step:
+    # Refresh and training tell of the same step, so its run is the same and is told once.
+    return Step(f"feature-view.{name}", (table,), (view,), "The view as Feast reads and serves it.")
+
+
+def _judge_step(
+    version: ModelVersionRef, model: Node, snapshot: Node, evaluation: EvaluationReport
+) -> Step:
+    scored = Node(
+        name=f"predictions/{version.name}/{version.version}",
+        version=evaluation.predictions.sha256,
+        note=str(evaluation.window),
+        num_rows=evaluation.overall.num_rows,
+        num_bytes=evaluation.predictions.num_bytes,
+        artifact=evaluation.predictions,
+    )
+    told = f"Scored the test window {evaluation.window}: AUC {evaluation.overall.auc.value:.4f}."
+    return Step(f"judge.{version.name}", (model, snapshot), (scored,), told)
+
+
+def _file(source: SourceFile) -> Node:
+    parts = urlsplit(source.uri)
+    namespace = f"{parts.scheme}://{parts.netloc}" if parts.netloc else "file"
+    name = parts.path.lstrip("/") if parts.netloc else parts.path
+    return Node(name, source.sha256, namespace=namespace, num_bytes=source.num_bytes)
+
+
+def _table(
+    group: str,
+    ref: TableRef,
+    vouched: Mapping[str, ValidationResult] | None = None,
+    note: str = "",
+) -> Node:
+    digest = ref.artifact.sha256
+    return Node(
+        name=f"{group}/{ref.name}",
+        version=digest,
+        note=note,
+        num_rows=ref.num_rows,
+        num_bytes=ref.artifact.num_bytes,
+        artifact=ref.artifact,
+        validation=vouched.get(digest) if vouched else None,
+    )
+
+
+def _view(name: str, number: int, definition: str, table: Node) -> Node:
+    content = hashlib.sha256(f"{definition} {table.version}".encode()).hexdigest()
+    return Node(f"views/{name}", content, note=f"v{number}, definition {definition[:12]}")
+
+
+def _snapshot(dataset: ValidatedDataset) -> Node:
+    return replace(_snapshot_node(dataset.snapshot), validation=dataset.validation)
+
+
+def _snapshot_node(snapshot: FeatureSnapshot) -> Node:
+    pins = snapshot.pins
+    return Node(
+        name=f"snapshots/{snapshot.feature_service}",
+        version=snapshot.data.sha256,
+        note=f"version {pins.service_version}" if pins else "",
+        artifact=snapshot.data,
+    )
+
+
+def _model(version: ModelVersionRef, trained: TrainedModel | None = None) -> Node:
+    node = Node(f"models/{version.name}/{version.version}", version.program_sha256)
+    if trained is None:
+        return node
+    columns = _columns(trained.columns)
+    return replace(node, num_bytes=trained.program.num_bytes, columns=columns)
+
+
+def _columns(schema: DatasetSchema) -> tuple[tuple[str, str], ...]:
+    return (
+        (schema.row_id, "id"),
+        (schema.event_time, "timestamp"),
+        (schema.label, "label"),
+        *((name, "category") for name in schema.categorical),
+        *((name, "float") for name in schema.numeric),
+    )

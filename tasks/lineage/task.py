@@ -1,0 +1,201 @@
+"""Lineage in flows: one task at the end of a flow for its steps, hooks for the flow run itself.
+
+A lineage failure never fails a run: flows call the task with `return_state=True`, so its failure
+shows in the Prefect UI and in the log and goes no further, and Prefect logs what a hook raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect import get_client, get_run_logger, runtime, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.contracts import (
+    FeatureRefresh,
+    ModelVariant,
+    ModelVersionRef,
+    TrainingResult,
+    ValidatedDataset,
+)
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
+    from prefect.client.schemas.objects import State
+
+    from tasks.lineage.events import FlowRun
+    from tasks.lineage.steps import Step
+
+logger = logging.getLogger(__name__)
+
+# Not cached: what was told already is found in the lineage files, step by step.
+_POLICY: dict[str, Any] = {
+    "retries": NUM_RETRIES,
+    "retry_delay_seconds": RETRY_DELAYS_S,
+    "retry_jitter_factor": RETRY_JITTER,
+    "retry_condition_fn": only_transient,
+    "timeout_seconds": 120,
+    "cache_policy": NO_CACHE,
+}
+
+
+@task(name="record-refresh-lineage", task_run_name="lineage-{refresh.window.slug}", **_POLICY)
+def record_refresh(
+    refresh: FeatureRefresh, queries: Mapping[str, str], staging: Mapping[str, str], commit: str
+) -> int:
+    """Tell where the feature tables came from; returns the number of steps that were new.
+
+    Safe to retry: a step is written once.
+
+    Args:
+        refresh: what the flow returns.
+        queries: file of each feature table's query, by the table's name.
+        staging: file of each staging table's query, by the table's name.
+        commit: of the code.
+    """
+    from tasks.lineage.queries import queries_with_reads
+    from tasks.lineage.steps import refresh_steps
+
+    raw = frozenset(ref.name for ref in refresh.tables.raw)
+    found = queries_with_reads(_texts(queries), _texts(staging), raw)
+    steps = refresh_steps(refresh, found)
+    return _record(list(steps), commit)
+
+
+@task(
+    name="record-training-lineage",
+    task_run_name="lineage-{trained.version.name}-v{trained.version.version}",
+    **_POLICY,
+)
+def record_training(
+    trained: TrainingResult, entities: str, staging: Mapping[str, str], commit: str
+) -> int:
+    """Tell where the snapshot and the model version came from; returns the number of new steps.
+
+    Safe to retry: a step is written once.
+
+    Args:
+        trained: what the flow returns.
+        entities: file of the entity frame's query.
+        staging: file of each staging table's query, by the table's name.
+        commit: of the code.
+    """
+    from tasks.lineage.queries import queries_with_reads
+    from tasks.lineage.steps import training_steps
+
+    pins = trained.dataset.snapshot.pins
+    raw = frozenset(t.name for t in pins.tables if t.group == "raw") if pins else frozenset()
+    found = queries_with_reads(_texts({"entities": entities}), _texts(staging), raw)
+    return _record(list(training_steps(trained, found["entities"])), commit)
+
+
+@task(
+    name="record-conversion-lineage",
+    task_run_name="lineage-{version.name}-v{version.version}-variants",
+    **_POLICY,
+)
+def record_conversion(
+    version: ModelVersionRef,
+    dataset: ValidatedDataset,
+    variants: tuple[ModelVariant, ...],
+    commit: str,
+) -> int:
+    """Tell where the variants came from; returns the number of steps that were new.
+
+    Safe to retry: a step is written once.
+    """
+    from tasks.lineage.steps import conversion_steps
+
+    return _record(list(conversion_steps(version, dataset, variants)), commit)
+
+
+def _texts(files: Mapping[str, str]) -> dict[str, str]:
+    repo = Settings.from_environment().feature_repo
+    return {name: (repo / file).read_text(encoding="utf-8") for name, file in files.items()}
+
+
+def _record(steps: list[Step], commit: str) -> int:
+    from tasks.lineage.config import LineageSettings
+    from tasks.lineage.record import record_steps
+
+    recorded = record_steps(
+        steps,
+        _current_flow(),
+        runtime.flow_run.scheduled_start_time or datetime.now(UTC),
+        LineageSettings.from_environment(),
+        Settings.from_environment().store,
+        commit,
+    )
+    if recorded.num_waiting:
+        get_run_logger().warning(
+            "lineage: %d event(s) wait for the collector; they are in the files",
+            recorded.num_waiting,
+        )
+    return recorded.num_new
+
+
+def _current_flow() -> FlowRun:
+    from tasks.lineage.events import FlowRun
+
+    own, top = str(runtime.flow_run.id), str(runtime.flow_run.root_flow_run_id)
+    name = str(runtime.flow_run.flow_name)
+    if top == own:
+        return FlowRun(own, name)
+    with get_client(sync_client=True) as client:
+        first = client.read_flow(client.read_flow_run(UUID(top)).flow_id)
+    return FlowRun(own, name, FlowRun(top, first.name))
+
+
+def flow_started(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
+    """Hook: tell that a flow run began."""
+    _tell(flow, run, "START", None)
+
+
+def flow_completed(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
+    """Hook: tell that a flow run was completed."""
+    _tell(flow, run, "COMPLETE", None)
+
+
+def flow_failed(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
+    """Hook: tell that a flow run failed or crashed, with the sentence of its error."""
+    _tell(flow, run, "FAIL", state.message)
+
+
+def flow_cancelled(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
+    """Hook: tell that a flow run was cancelled."""
+    _tell(flow, run, "ABORT", state.message)
+
+
+def _tell(flow: Flow[..., Any], run: PrefectFlowRun, change: str, message: str | None) -> None:
+    from openlineage.client.event_v2 import RunState
+
+    from tasks.lineage.config import LineageSettings
+    from tasks.lineage.events import FlowRun, flow_event
+    from tasks.lineage.record import record_events
+
+    settings = LineageSettings.from_environment()
+    event = flow_event(
+        FlowRun(str(run.id), flow.name),
+        RunState[change],
+        settings,
+        moment=datetime.now(UTC),
+        message=message,
+    )
+    record_events([event], settings)
+
+
+RECORDED: dict[str, Any] = {
+    "on_running": [flow_started],
+    "on_completion": [flow_completed],
+    "on_failure": [flow_failed],
+    "on_crashed": [flow_failed],
+    "on_cancellation": [flow_cancelled],
+}
+"""What a flow's decorator takes to have its runs told: `@flow(..., **RECORDED)`."""

@@ -1,0 +1,176 @@
+"""Reading lineage: from any version of anything back to the raw files, by digests."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tasks.errors import ArtifactError
+from tasks.lineage.journal import Event, Journal
+
+MIN_DIGEST = 6
+MOST_EARLIER = 3
+_DIGEST = re.compile(rf"[0-9a-f]{{{MIN_DIGEST},64}}")
+
+
+@dataclass(frozen=True)
+class Data:
+    """One version of one dataset."""
+
+    namespace: str
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} @ {self.version[:12]}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How one version came to be: the job that made it, and what that read."""
+
+    data: Data
+    note: str
+    job: str | None
+    """None where no event tells of its making: a raw file, or something older than the files."""
+    run_id: str | None
+    commit: str | None
+    inputs: tuple[Data, ...]
+
+
+class Chain:
+    """Everything behind one version.
+
+    Args:
+        start: the version asked about.
+        makers: the event that made each version.
+        notes: what a person calls each version.
+    """
+
+    def __init__(
+        self, start: Data, makers: Mapping[Data, Event], notes: Mapping[Data, str]
+    ) -> None:
+        self.start = start
+        self._makers = makers
+        self._notes = notes
+
+    def origin(self, data: Data) -> Origin:
+        """How one version of the chain came to be."""
+        note = self._notes.get(data, "")
+        event = self._makers.get(data)
+        if event is None:
+            return Origin(data, note, None, None, None, ())
+        code = event["job"].get("facets", {}).get("sourceCodeLocation", {})
+        inputs = tuple(dict.fromkeys(_data(d) for d in event.get("inputs", [])))
+        run = event["run"]["runId"]
+        return Origin(data, note, event["job"]["name"], run, code.get("version"), inputs)
+
+    def __iter__(self) -> Iterator[Origin]:
+        """Each version once, nearest first."""
+        seen = {self.start}
+        queue = deque([self.start])
+        while queue:
+            origin = self.origin(queue.popleft())
+            yield origin
+            queue += [data for data in origin.inputs if data not in seen]
+            seen |= set(origin.inputs)
+
+    def sources(self) -> list[Data]:
+        """What it all began with: the raw files."""
+        return [origin.data for origin in self if not origin.inputs]
+
+
+def trace(name: str, journal: Journal) -> Chain:
+    """The chain behind one dataset.
+
+    Args:
+        name: the beginning of a digest (six characters or more), or a dataset's name or its end,
+            such as `models/flight-delay/1` or `flight-delay/1/onnx-fp32`; of several versions under
+            one name the newest is meant.
+
+    Raises:
+        ArtifactError: the files tell of no such thing, or of several.
+    """
+    makers: dict[Data, Event] = {}
+    notes: dict[Data, str] = {}
+    for event in journal.events():
+        if event.get("eventType") == "COMPLETE":
+            for dataset in (*event.get("inputs", []), *event.get("outputs", [])):
+                notes[_data(dataset)] = _note(dataset) or notes.get(_data(dataset), "")
+            for output in event.get("outputs", []):
+                makers.pop(_data(output), None)  # the newest last
+                makers[_data(output)] = event
+    return Chain(_named(name, makers), makers, notes)
+
+
+def tell(chain: Chain) -> list[str]:
+    """The chain as lines of text: what a thing was made from stands below it, further in.
+
+    Earlier versions of the same dataset stand beneath each other, and many become one line.
+    """
+    lines: list[str] = []
+    told: set[Data] = set()
+    stack = [(chain.start, "", "")]
+    while stack:
+        data, first, rest = stack.pop()
+        origin = chain.origin(data)
+        again = data in told and bool(origin.inputs)
+        told.add(data)
+        note = f"  ({origin.note})" if origin.note else ""
+        made = "  as above" if again else f"  by {origin.job}" if origin.job else ""
+        lines.append(f"{first}{data}{note}{made}")
+        if again:
+            continue
+        parts = [part for part in origin.inputs if part.name != data.name]
+        earlier = _earlier(chain, origin)
+        for shown in earlier[:MOST_EARLIER]:
+            told.add(shown.data)
+            parts += [part for part in shown.inputs if part.name != data.name]
+        if earlier:
+            more = f"{rest}{'│  ' if parts else '   '}"
+            lines.append(f"{more}after {len(earlier)} earlier version(s) of {data.name}")
+        for position, part in reversed(list(enumerate(parts))):
+            branch, beneath = ("└─ ", "   ") if position == len(parts) - 1 else ("├─ ", "│  ")
+            stack.append((part, rest + branch, rest + beneath))
+    return lines
+
+
+def _earlier(chain: Chain, origin: Origin) -> list[Origin]:
+    """Earlier versions of the same dataset, newest first."""
+    found: list[Origin] = []
+    seen = {origin.data}
+    while before := next((d for d in origin.inputs if d.name == origin.data.name), None):
+        if before in seen:
+            break
+        seen.add(before)
+        origin = chain.origin(before)
+        found.append(origin)
+    return found
+
+
+def _data(dataset: Event) -> Data:
+    version = dataset.get("facets", {}).get("version", {}).get("datasetVersion", "")
+    return Data(dataset["namespace"], dataset["name"], version)
+
+
+def _named(name: str, makers: dict[Data, Event]) -> Data:
+    if _DIGEST.fullmatch(name):
+        found = [data for data in makers if data.version.startswith(name)]
+    else:
+        ends = [data for data in makers if data.name == name or data.name.endswith(f"/{name}")]
+        newest = {data.name: data for data in ends}
+        found = list(newest.values())
+    if len(found) != 1:
+        held = ", ".join(map(str, found[:5])) or "nothing"
+        raise ArtifactError(
+            f"lineage of {name!r}: {len(found)} things are called so ({held}); give the beginning "
+            f"of one digest, at least {MIN_DIGEST} characters, or a name such as "
+            "models/<name>/<version>"
+        )
+    return found[0]
+
+
+def _note(dataset: Event) -> str:
+    return str(dataset.get("facets", {}).get("falajNote", {}).get("note", ""))
