@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run test bench lint format lock clean
+.PHONY: help setup run test test-cluster bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -31,7 +31,7 @@ exit 1
 endef
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv whole: packages, PyTorch, Horovod built for it; the others call this first
 	@$(call with_python)
@@ -41,6 +41,14 @@ run: setup ## run the whole loop once on the real data; a second call reuses fin
 
 test: setup ## run all tests
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 17 or newer
+	@$(VENV_PYTHON) -m venv .venv-cluster
+	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
+		> .venv-cluster/lib/python3.11/site-packages/falaj.pth
+	@.venv-cluster/bin/python -m pip install --quiet -r infra/cluster/requirements.in
+	@.venv-cluster/bin/python -m pytest tests/integration/test_profiles.py -k cluster \
+		-p no:unraisableexception $(PYTEST_ARGS) # py4j leaves sockets to the garbage collector
 
 bench: setup ## measure the figures that the project promises, as ratios
 	@$(VENV_PYTHON) -m infra.bench
@@ -56,12 +64,13 @@ format: setup ## format the code
 lock: ## write infra/requirements.lock from requirements.in (LOCK_ARGS=--upgrade: newer versions)
 	@$(call with_python,--lock $(LOCK_ARGS))
 
-clean: ## remove .venv and .falaj, after asking (YES=1: without)
+clean: ## remove .venv, .venv-cluster and .falaj, after asking (YES=1: without)
 	@echo "This removes, and nothing else:"; \
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
+	echo "  $(CURDIR)/.venv-cluster  that of make test-cluster"; \
 	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
 	if [ "$(YES)" != 1 ]; then \
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .falaj
+	rm -rf -- .venv .venv-cluster .falaj

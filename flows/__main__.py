@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from flows.bless_command import add_bless_command, bless_window
 from flows.embedded import (
     client_environment,
     free_port,
@@ -26,8 +27,15 @@ from flows.embedded import (
     send_what_is_left,
     wait_until_ready,
 )
+from flows.feature_commands import add_feature_commands, serve_features, show_audit
 from tasks.contracts import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError, FalajError, WindowError
+from tasks.errors import (
+    ConfigurationError,
+    DataContractError,
+    FalajError,
+    FeatureStoreError,
+    WindowError,
+)
 from tasks.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,7 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["FALAJ_FEATURE_REPO"] = str(options.repo)
     started = time.monotonic()
     try:
-        lines = _run(options, Settings.from_environment())
+        settings = Settings.from_environment()
+        if options.command in _READERS:
+            _tell(*_READERS[options.command](options, settings))
+            return 0
+        lines = _run(options, settings)
     except (ConfigurationError, DataContractError) as exc:
         return _say(f"refused: {exc}", EXIT_WRONG_INPUT)
     except FalajError as exc:
@@ -68,6 +80,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("start", help="first moment, such as 2013-01-01T05:00Z")
         command.add_argument("end", help="first moment after the window")
     commands.add_parser("train", help="train, judge and register a candidate")
+    commands.add_parser("parity", help="compare online features with offline ones")
+    verify = commands.add_parser("verify", help="make a training snapshot again from its pins")
+    verify.add_argument("snapshot", help="beginning of its digest, as the report shows it")
+    trace = commands.add_parser("trace", help="show what something was made from, to the raw files")
+    trace.add_argument("thing", help="beginning of a digest, or a name such as models/<name>/1")
+    add_feature_commands(commands)
+    add_bless_command(commands)
+    commands.add_parser("docs", help="bring the data docs of all validations up to date")
     commands.add_parser("ui", help="serve the Prefect UI of the state folder until interrupted")
     return parser
 
@@ -158,11 +178,76 @@ def _train(config: PipelineConfig, window: TimeWindow | None, settings: Settings
     return [f"{'Model':<10}{version.name} version {version.version} is the candidate"]
 
 
+def _parity(config: PipelineConfig, window: TimeWindow | None, settings: Settings) -> list[str]:
+    from flows.parity_check import parity_check_flow
+
+    report = parity_check_flow(config)
+    if report.verdict != "equal":
+        raise FeatureStoreError(
+            f"online and offline features of {report.feature_service}: {report.verdict}. "
+            f"{'. '.join(report.evidence)}. More of them are in artifact "
+            "feature-parity-differences; an online store that was emptied is filled anew by the "
+            "next refresh"
+        )
+    return [
+        f"{v.view:<20}{v.num_values:>8,} values of {v.num_entities:,} entities are equal online "
+        f"and offline at {v.watermark:%F %RZ}"
+        for v in report.views
+    ]
+
+
+def _verify(options: argparse.Namespace, settings: Settings) -> list[str]:
+    from tasks.features.verification import find_snapshot, verify_snapshot
+
+    snapshot = find_snapshot(options.snapshot, settings.store)
+    outcome = verify_snapshot(snapshot, settings.home, settings.feature_repo, settings.store)
+    if not outcome.same:
+        raise FeatureStoreError(
+            f"snapshot {snapshot.data.sha256[:12]} does not come out of its pins: "
+            f"{'; '.join(outcome.differences)}. Nothing was changed"
+        )
+    return [
+        f"{'Same':<10}{snapshot.data.sha256}",
+        f"{'Made of':<10}{snapshot.num_rows:,} rows of {snapshot.window}",
+        *(f"{'Since':<10}{remark}" for remark in outcome.remarks),
+    ]
+
+
+def _trace(options: argparse.Namespace, settings: Settings) -> list[str]:
+    from tasks.lineage.journal import Journal
+    from tasks.lineage.trace import tell, trace
+
+    chain = trace(options.thing, Journal(settings.home / "lineage"))
+    return [*tell(chain), "", *(f"{'From':<10}{d.name} {d.version}" for d in chain.sources())]
+
+
+def _bless(options: argparse.Namespace, settings: Settings) -> list[str]:
+    return bless_window(_window(options), options, settings)
+
+
+def _docs(options: argparse.Namespace, settings: Settings) -> list[str]:
+    from tasks.validation.docs import build_site
+
+    site = build_site(settings.store, settings.home, budget_s=float("inf"))
+    return [f"{'Data docs':<10}{site.index} with {site.num_pages} results"]
+
+
+_READERS: dict[str, Callable[[argparse.Namespace, Settings], list[str]]] = {
+    "verify": _verify,
+    "trace": _trace,
+    "bless": _bless,
+    "docs": _docs,
+    "audit": show_audit,
+    "serve-features": serve_features,
+}
+"""Commands that run no flow: they need no Prefect, and no run keeps them waiting."""
+
 _COMMANDS: dict[str, Callable[..., list[str]]] = {
     "run": _loop,
     "refresh": _refresh,
     "drift": _drift,
     "train": _train,
+    "parity": _parity,
 }
 
 

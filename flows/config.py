@@ -14,6 +14,7 @@ from tasks.drift.config import DriftConfig
 from tasks.errors import ConfigurationError
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.features.config import FeatureConfig
+from tasks.monitoring.config import MonitoringConfig
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.training.config import TrainingConfig
 
@@ -31,6 +32,7 @@ class PipelineConfig(BaseModel):
     splits: DataSplits = Field(description="Windows for training, validation and test.")
     current: TimeWindow = Field(description="Window that the drift check looks at.")
     features: FeatureConfig
+    monitoring: MonitoringConfig = MonitoringConfig()
     training: TrainingConfig = TrainingConfig()
     yardstick: YardstickConfig = YardstickConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -53,6 +55,21 @@ class PipelineConfig(BaseModel):
                     f"({self.window}); widen the one or narrow the other"
                 )
         return self
+
+    @property
+    def feature_queries(self) -> dict[str, str]:
+        """Feature table to the file of its query."""
+        return {table.name: table.sql for table in self.features.feature_tables}
+
+    @property
+    def staging_queries(self) -> dict[str, str]:
+        """Staging table to the file of its query."""
+        return {query.name: query.sql for query in self.features.staging}
+
+    @property
+    def view_keys(self) -> dict[str, tuple[str, ...]]:
+        """Feature table with history to its entity keys."""
+        return {t.name: t.entity_keys for t in self.features.feature_tables if not t.static}
 
     @property
     def row_suites(self) -> dict[str, str]:

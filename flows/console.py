@@ -24,6 +24,8 @@ class WorthALine(logging.Filter):
         "Beginning flow run",
         "Beginning subflow run",
         "Encountered exception during execution",
+        "Running hook ",
+        "Hook '",
     )
 
     def filter(self, record: logging.LogRecord) -> bool:

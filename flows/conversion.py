@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
+from flows.provenance import code_commit
 from tasks.contracts import ModelVariant, ModelVersionRef, ValidatedDataset
 from tasks.conversion.task import (
     convert_to_onnx,
@@ -12,6 +13,7 @@ from tasks.conversion.task import (
     judge_variants,
     quantize_to_int8,
 )
+from tasks.lineage.task import RECORDED, record_conversion
 from tasks.registry.task import attach_variants, fetch_version
 
 
@@ -20,6 +22,7 @@ from tasks.registry.task import attach_variants, fetch_version
     flow_run_name="convert-{version.name}-v{version.version}",
     persist_result=True,
     result_serializer="json",
+    **RECORDED,
 )
 def conversion_flow(
     version: ModelVersionRef, dataset: ValidatedDataset, config: PipelineConfig
@@ -39,4 +42,5 @@ def conversion_flow(
         program, (onnx, openvino, int8), dataset, config.splits, config.conversion
     )
     attach_variants(version, variants)
+    record_conversion(version, dataset, variants, code_commit(), return_state=True)
     return variants

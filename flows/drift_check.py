@@ -9,6 +9,7 @@ from tasks.contracts import DriftReport, TimeWindow
 from tasks.drift.task import check_drift
 from tasks.evaluation.task import score_model_window
 from tasks.features.task import build_training_set
+from tasks.lineage.task import RECORDED
 from tasks.registry.task import fetch_champion
 from tasks.settings import Settings
 from tasks.validation.suites import read_suite
@@ -20,6 +21,7 @@ from tasks.validation.task import validate_training_set
     flow_run_name="drift-{config.name}-{window.slug}",
     persist_result=True,
     result_serializer="json",
+    **RECORDED,
 )
 def drift_check_flow(window: TimeWindow, config: PipelineConfig) -> DriftReport:
     """Say how the window differs from the training reference, and what that asks for.

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.errors import ConfigurationError, TransientError, refused_writes_explained
-from tasks.settings import PROJECT_ROOT
+from tasks.settings import PRIVATE_MODE, PROJECT_ROOT
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15
@@ -51,7 +51,7 @@ def only_run(home: Path) -> Iterator[None]:
         ConfigurationError: another run holds it.
     """
     with refused_writes_explained(home):
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)
         lock = (home / "run.lock").open("a+")
     with lock:
         try:

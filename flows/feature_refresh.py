@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
+from flows.provenance import code_commit
 from tasks.contracts import FeatureRefresh, TimeWindow
 from tasks.features.task import (
     build_feature_tables,
@@ -12,6 +13,8 @@ from tasks.features.task import (
     materialize_features,
     publish_feature_tables,
 )
+from tasks.lineage.task import RECORDED, record_refresh
+from tasks.monitoring.task import monitor_features
 from tasks.settings import Settings
 from tasks.validation.suites import read_suites
 from tasks.validation.task import validate_feature_tables, validate_landed_rows
@@ -22,6 +25,7 @@ from tasks.validation.task import validate_feature_tables, validate_landed_rows
     flow_run_name="refresh-{config.name}-{window.slug}",
     persist_result=True,
     result_serializer="json",
+    **RECORDED,
 )
 def feature_refresh_flow(window: TimeWindow, config: PipelineConfig) -> FeatureRefresh:
     """Make the window's features known, offline and online.
@@ -38,7 +42,16 @@ def feature_refresh_flow(window: TimeWindow, config: PipelineConfig) -> FeatureR
     built = build_feature_tables(rows, config.features)
     validations = validate_feature_tables(built, window, table_suites)
     tables = publish_feature_tables(built, validations)
-    views = materialize_features(tables, window)
-    return FeatureRefresh(
-        window=window, rows=rows, tables=tables, validations=validations, views=views
+    views = materialize_features(tables, window, config.features.materialization)
+    monitoring = monitor_features(tables, window, config.view_keys, config.monitoring)
+    refresh = FeatureRefresh(
+        window=window,
+        rows=rows,
+        tables=tables,
+        validations=validations,
+        views=views,
+        monitoring=monitoring,
     )
+    queries, staging = config.feature_queries, config.staging_queries
+    record_refresh(refresh, queries, staging, code_commit(), return_state=True)
+    return refresh

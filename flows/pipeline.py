@@ -15,8 +15,10 @@ from flows.provenance import code_commit, host_facts
 from flows.stages import StageClock
 from flows.training import training_flow
 from tasks.contracts import RunRecord
+from tasks.lineage.task import RECORDED
 from tasks.reporting.task import publish_report, show_pictures
 from tasks.settings import Settings
+from tasks.validation.task import publish_data_docs
 
 
 @flow(
@@ -24,6 +26,7 @@ from tasks.settings import Settings
     flow_run_name="loop-{config.name}-{config.window.slug}",
     persist_result=True,
     result_serializer="json",
+    **RECORDED,
 )
 def pipeline_flow(config: PipelineConfig) -> RunRecord:
     """Run every stage on the embedded default and write the run report.
@@ -63,6 +66,7 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
         drift=drift,
         stages=tuple(clock.stages),
     )
+    publish_data_docs()
     publish_report(record)
     show_pictures(record)
     return record

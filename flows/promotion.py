@@ -12,6 +12,7 @@ from tasks.contracts import (
     PromotionDecision,
     ValidatedDataset,
 )
+from tasks.lineage.task import RECORDED
 from tasks.registry.task import promote_candidate
 
 
@@ -20,6 +21,7 @@ from tasks.registry.task import promote_candidate
     flow_run_name="promote-{candidate.name}-v{candidate.version}",
     persist_result=True,
     result_serializer="json",
+    **RECORDED,
 )
 def promotion_flow(
     candidate: ModelVersionRef,

@@ -9,6 +9,7 @@ from flows.provenance import code_commit
 from tasks.contracts import TrainingResult
 from tasks.evaluation.task import fit_yardstick, judge_candidate
 from tasks.features.task import build_training_set
+from tasks.lineage.task import RECORDED, record_training
 from tasks.registry.task import find_rival, register_candidate
 from tasks.settings import Settings
 from tasks.training.task import train_distributed
@@ -21,6 +22,7 @@ from tasks.validation.task import validate_training_set
     flow_run_name="train-{config.name}-{config.splits.train.slug}",
     persist_result=True,
     result_serializer="json",
+    **RECORDED,
 )
 def training_flow(config: PipelineConfig) -> TrainingResult:
     """Train on the use case's splits and register the result as the candidate.
@@ -35,5 +37,9 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     yardstick = fit_yardstick(dataset, config.splits, config.yardstick)
     rival = find_rival(model, config.registry)
     evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation)
-    version = register_candidate(model, evaluation, dataset, config.registry, code_commit())
-    return TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)
+    commit = code_commit()
+    version = register_candidate(model, evaluation, dataset, config.registry, commit)
+    trained = TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)
+    entities, staging = config.features.training_set.sql, config.staging_queries
+    record_training(trained, entities, staging, commit, return_state=True)
+    return trained

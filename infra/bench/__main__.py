@@ -1,7 +1,10 @@
 """`make bench`: every figure of README, measured in one run, as a ratio or against its bound.
 
-Three loops run in state folders of their own: through Prefect, again on the same state, and as
-plain functions. Exit code 1 where a figure misses its bound.
+    python -m infra.bench [loop] [features]
+
+`loop`: three loops in state folders of their own, through Prefect, again on the same state, and as
+plain functions. `features`: the feature store's own parts against Feast's and against plain DuckDB
+and Redis. Both without an argument. Exit code 1 where a figure misses its bound.
 """
 
 from __future__ import annotations
@@ -10,109 +13,152 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from sklearn.metrics import roc_auc_score
 
+from flows.config import PipelineConfig, read_pipeline_config
+from infra.bench.false_alarms import count_false_alarms
+from infra.bench.figures import Figure, at_least, at_most
+from infra.bench.materialization import compare_materialization
 from infra.bench.measure import Cost, run_measured
-from infra.bench.retrieval import compare_retrieval
+from infra.bench.online_read import compare_online_reads
+from infra.bench.retrieval import retrieval_figures
 from tasks.contracts import RunRecord
 from tasks.settings import Settings
 
 GIB = 2**30
+PARTS = ("loop", "features")
+NUM_KEYS = 336_776
+"""Entities in the materialization figures: one a flight."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure and the bound it must keep."""
-
-    name: str
-    value: float
-    bound: float
-    at_least: bool
-    evidence: str
-
-    @property
-    def holds(self) -> bool:
-        """True where the figure keeps its bound."""
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
-
-    def line(self) -> str:
-        """The figure as one line of the table."""
-        sign = ">=" if self.at_least else "<="
-        state = "ok  " if self.holds else "MISS"
-        return (
-            f"{state}  {self.name:<44}{self.value:>9.3f}  {sign} {self.bound:<8g} {self.evidence}"
-        )
-
-
-def main() -> int:
+def main(parts: list[str]) -> int:
     """Measure, print the table, and say by the exit code whether all figures hold."""
+    if unknown := sorted(set(parts) - set(PARTS)):
+        sys.stderr.write(f"no part {', '.join(unknown)}; there are: {', '.join(PARTS)}\n")
+        return 2
     with tempfile.TemporaryDirectory(prefix="falaj-bench-") as scratch:
-        folder = Path(scratch)
-        log = folder / "log.txt"
-        home, plain_home = folder / "prefect", folder / "plain"
-        _say("the whole loop on a new state folder")
-        first = run_measured(["-m", "flows", "--home", str(home), "run"], log)
-        _say("the same again, with nothing changed")
-        second = run_measured(["-m", "flows", "--home", str(home), "run"], log)
-        _say("the same functions on a new state folder, without Prefect")
-        plain = run_measured(["-m", "infra.bench.plain", str(plain_home)], log)
-        os.environ["FALAJ_HOME"] = str(home)
-        settings = Settings.from_environment()
-        facts = json.loads((settings.reports / "latest" / "report.json").read_text())
-        record = RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields})
-        _say("historical retrieval, through Feast and in plain DuckDB, in turn")
-        figures = [
-            *_loop_figures(first, second, plain),
-            *_model_figures(record, settings),
-            *_retrieval_figures(settings),
-        ]
+        figures = _measure(Path(scratch), parts or list(PARTS))
     sys.stdout.write("\n" + "\n".join(figure.line() for figure in figures) + "\n")
     return 0 if all(figure.holds for figure in figures) else 1
 
 
-def _loop_figures(first: Cost, second: Cost, plain: Cost) -> list[Figure]:
+def _measure(folder: Path, parts: list[str]) -> list[Figure]:
+    log, home = folder / "log.txt", folder / "prefect"
+    _say("the whole loop on a new state folder")
+    first = run_measured(["-m", "flows", "--home", str(home), "run"], log)
+    os.environ["FALAJ_HOME"] = str(home)
+    settings = Settings.from_environment()
+    figures = _loop_figures(folder, first, settings) if "loop" in parts else []
+    return figures + (_feature_figures(settings) if "features" in parts else [])
+
+
+def _loop_figures(folder: Path, first: Cost, settings: Settings) -> list[Figure]:
+    log = folder / "log.txt"
+    _say("the same again, with nothing changed")
+    second = run_measured(["-m", "flows", "--home", str(settings.home), "run"], log)
+    _say("the same functions on a new state folder, without Prefect")
+    plain = run_measured(["-m", "infra.bench.plain", str(folder / "plain")], log)
     seconds = f"{first.wall_s:.0f} s with Prefect, {plain.wall_s:.0f} s without"
     return [
-        Figure("loop, minutes", first.wall_s / 60, 6, False, f"{first.wall_s:.0f} s"),
-        Figure("loop, peak memory GiB", first.peak_bytes / GIB, 6, False, "whole process tree"),
-        Figure("second run, seconds", second.wall_s, 30, False, "nothing changed"),
-        Figure("orchestration, share", first.wall_s / plain.wall_s - 1, 0.1, False, seconds),
+        at_most("loop, minutes", first.wall_s / 60, 6, f"{first.wall_s:.0f} s"),
+        at_most("loop, peak memory GiB", first.peak_bytes / GIB, 6, "whole process tree"),
+        at_most("second run, seconds", second.wall_s, 30, "nothing changed"),
+        at_most("orchestration, share", first.wall_s / plain.wall_s - 1, 0.1, seconds),
+        *_model_figures(settings),
     ]
 
 
-def _model_figures(record: RunRecord, settings: Settings) -> list[Figure]:
+def _model_figures(settings: Settings) -> list[Figure]:
+    facts = json.loads((settings.reports / "latest" / "report.json").read_text())
+    record = RunRecord.model_validate(
+        {k: v for k, v in facts.items() if k in RunRecord.model_fields}
+    )
     rows = pd.read_parquet(settings.store.path(record.evaluation.predictions))
     label = rows[record.dataset.snapshot.columns.label]
     ours = float(roc_auc_score(label, rows["score"]))
     theirs = float(roc_auc_score(label, rows["yardstick_score"]))
-    at_one = [
+    ratio, name = min(
         (at.ratio_to_eager, variant.name)
         for variant in record.variants
         if variant.kept
         for at in variant.latencies
         if at.batch_rows == 1
-    ]
-    best, name = min(at_one)
+    )
     return [
-        Figure("AUC of the test months", ours, 0.745, True, f"on {len(rows):,} stored scores"),
-        Figure("AUC minus gradient boosting", ours - theirs, -0.005, True, f"it has {theirs:.4f}"),
-        Figure("best variant to PyTorch eager, batch 1", best, 0.5, False, name),
+        at_least("AUC of the test months", ours, 0.745, f"on {len(rows):,} stored scores"),
+        at_least("AUC minus gradient boosting", ours - theirs, -0.005, f"it has {theirs:.4f}"),
+        at_most("best variant to PyTorch eager, batch 1", ratio, 0.5, name),
     ]
 
 
-def _retrieval_figures(settings: Settings) -> list[Figure]:
-    from flows.config import read_pipeline_config
-
+def _feature_figures(settings: Settings) -> list[Figure]:
     config = read_pipeline_config(settings.feature_repo)
-    feast_s, plain_s, differing = compare_retrieval(config, settings)
-    seconds = f"{feast_s:.1f} s to {plain_s:.1f} s"
+    _say("historical retrieval: the plug-in, plain DuckDB and Feast's DuckDB store, in turn")
+    retrieval = retrieval_figures(config, settings)
+    _say("materialization to Redis and SQLite: the engine and Feast's own, in turn")
+    materialization = _materialization_figures()
+    _say("online reads from Redis: the reader, raw HMGET and Feast's SDK, in turn")
+    reads = [
+        figure
+        for at in compare_online_reads(config, settings)
+        for figure in (
+            at_most(
+                f"online read of {at.num_entities} to raw HMGET, p50",
+                at.ours_ms / at.raw_ms,
+                3,
+                f"{at.ours_ms:.2f} ms; Feast's SDK {at.feast_ms / at.raw_ms:.1f}",
+            ),
+            at_most("values that differ from Feast's", float(at.num_differing), 0, "all features"),
+        )
+    ]
+    _say("false alarms: every suite on every day of the year")
+    return [*retrieval, *materialization, *reads, *_alarm_figures(config, settings)]
+
+
+def _materialization_figures() -> list[Figure]:
+    rates = compare_materialization(NUM_KEYS, rounds=1)
+    differing = rates.differing_hashes + rates.differing_rows
     return [
-        Figure("retrieval by Feast to plain ASOF join", feast_s / plain_s, 3, False, seconds),
-        Figure("rows that differ between the two", float(differing), 0, False, "all columns"),
+        at_least(
+            "rows/s to Redis, engine to Feast's own",
+            rates.vector_redis / rates.feast_redis,
+            8,
+            f"{rates.vector_redis:,.0f} to {rates.feast_redis:,.0f}, newer wins",
+        ),
+        at_least(
+            "rows/s to Redis, engine to raw HSET",
+            rates.vector_redis / rates.raw_redis,
+            0.5,
+            f"raw pipeline {rates.raw_redis:,.0f}",
+        ),
+        at_least(
+            "rows/s to SQLite, engine to Feast's own",
+            rates.vector_sqlite / rates.feast_sqlite,
+            3,
+            f"{rates.vector_sqlite:,.0f} to {rates.feast_sqlite:,.0f}",
+        ),
+        at_most("stored bytes that differ from Feast's", float(differing), 0, "all entities"),
+    ]
+
+
+def _alarm_figures(config: PipelineConfig, settings: Settings) -> list[Figure]:
+    found = count_false_alarms(config, settings)
+    return [
+        at_most(
+            "daily windows with a false alarm, share",
+            found.rate,
+            0.01,
+            f"{found.days} of {found.num_days} days, {found.judged:,} judgements",
+        ),
+        at_most(
+            "the same after the blessed window, share",
+            found.later_rate,
+            0.01,
+            f"{found.later} of {found.num_later} days",
+        ),
     ]
 
 
@@ -122,4 +168,4 @@ def _say(what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

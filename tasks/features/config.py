@@ -10,7 +10,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     model_validator,
 )
@@ -110,6 +112,104 @@ class TrainingSet(_Config):
     )
 
 
+class MaterializationConfig(_Config):
+    """How far each materialization reaches back."""
+
+    lateness_hours: float = Field(
+        default=24.0,
+        ge=0,
+        le=24 * 366,
+        description="Rows may arrive this many hours after their window: so far back, before its "
+        "start, each materialization writes again.",
+    )
+    earlier_versions: NonNegativeInt = Field(
+        default=1,
+        le=100,
+        description="So many versions of each service before its newest are written too, for "
+        "models that still read them.",
+    )
+
+
+class ViewPolicy(_Config):
+    """What an online read does with a view's value that is too old, or was never written."""
+
+    stale: Literal["null", "serve", "refuse"] = Field(
+        default="null",
+        description="A value older than its view's TTL: left blank, as in training (null), given "
+        "and marked (serve), or the whole read fails (refuse).",
+    )
+    missing: Literal["null", "refuse"] = Field(
+        default="null",
+        description="An entity that was never written or has a null key: left blank, or the whole "
+        "read fails.",
+    )
+
+
+class OnlineConfig(_Config):
+    """How features are read online: freshness, patience with the store, what is measured."""
+
+    policy: ViewPolicy = Field(default=ViewPolicy(), description="For views not named below.")
+    view_policies: dict[str, ViewPolicy] = Field(
+        default={}, description="Feature view to its own policy."
+    )
+    clock_tolerance_s: NonNegativeFloat = Field(
+        default=5.0,
+        description="Seconds by which a value may lie after the moment of the read; more, and it "
+        "is from the future and treated as stale.",
+    )
+    timeout_s: PositiveFloat = Field(
+        default=0.5, description="Seconds that connecting, or one answer of the store, may take."
+    )
+    max_connections: PositiveInt = Field(
+        default=16, description="Connections to the store, and so reads at one time."
+    )
+    first_pause_s: PositiveFloat = Field(
+        default=0.2, description="Seconds without a new attempt after the store failed once."
+    )
+    longest_pause_s: PositiveFloat = Field(
+        default=10.0, description="The pause doubles with each failure up to this many seconds."
+    )
+    age_bounds_s: tuple[PositiveFloat, ...] = Field(
+        default=(60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86400, 2 * 86400, 7 * 86400, 28 * 86400),
+        min_length=1,
+        description="Upper bounds, in seconds, of the classes in which ages are counted.",
+    )
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Self:
+        if list(self.age_bounds_s) != sorted(set(self.age_bounds_s)):
+            raise ValueError(f"age_bounds_s {self.age_bounds_s} do not rise; put them in order")
+        if self.longest_pause_s < self.first_pause_s:
+            raise ValueError(
+                f"longest_pause_s={self.longest_pause_s} is less than first_pause_s="
+                f"{self.first_pause_s}"
+            )
+        return self
+
+
+class ParityConfig(_Config):
+    """How online values are compared with historical retrieval."""
+
+    entities_per_view: PositiveInt = Field(
+        default=500, description="Entities drawn of each view; all where there are fewer."
+    )
+    seed: NonNegativeInt = Field(default=0, description="Which entities are drawn.")
+    max_examples: NonNegativeInt = Field(
+        default=20, description="Differences that are told one by one; all are counted."
+    )
+
+
+class SkewConfig(_Config):
+    """When logged serving features count as different from later historical retrieval."""
+
+    max_differing_share: float = Field(
+        default=0.0, ge=0, le=1, description="Share of a feature's logged values that may differ."
+    )
+    batch_rows: PositiveInt = Field(
+        default=50_000, description="Logged rows that are compared at one time."
+    )
+
+
 class FeatureConfig(_Config):
     """Everything the feature stages need to know about one use case."""
 
@@ -119,6 +219,10 @@ class FeatureConfig(_Config):
     training_set: TrainingSet
     memory_limit_mb: PositiveInt = Field(default=3000, description="DuckDB may hold this much.")
     threads: PositiveInt = Field(default=2, description="DuckDB threads.")
+    materialization: MaterializationConfig = MaterializationConfig()
+    online: OnlineConfig = OnlineConfig()
+    parity: ParityConfig = ParityConfig()
+    skew: SkewConfig = SkewConfig()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

@@ -15,11 +15,18 @@ from urllib.parse import urlsplit
 
 import duckdb
 
-from tasks.contracts import LandedRows, TableRef, TimeWindow
+from tasks.contracts import LandedRows, SourceFile, TableRef, TimeWindow
 from tasks.errors import ConfigurationError, DataContractError
 from tasks.features.config import FeatureConfig, RawTable
 from tasks.features.duck import duckdb_session, names, sql_name, sql_text
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.settings import (
+    ArtifactStore,
+    StagedFolder,
+    code_digest,
+    content_key,
+    digest_of,
+    size_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +131,10 @@ def _land_table(
         )
     logger.info("landed %s rows of %s", f"{num_rows:,}", table.name)
     return TableRef(
-        name=table.name, artifact=folder.artifact(f"{table.name}.parquet"), num_rows=num_rows
+        name=table.name,
+        artifact=folder.artifact(f"{table.name}.parquet"),
+        num_rows=num_rows,
+        source=SourceFile(uri=table.uri, sha256=digest_of(source), num_bytes=size_of(source)),
     )
 
 

@@ -6,64 +6,86 @@ import importlib
 import io
 import json
 import logging
-import os
-import string
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any, TypeAlias
 
-import yaml
 from feast import Entity, FeatureService, FeatureStore, FeatureView
 from feast.data_source import DataSource
 from feast.errors import FeatureServiceNotFoundException
+from feast.permissions.permission import Permission
 from feast.repo_config import RepoConfig
+from pydantic import ValidationError
+from sqlalchemy.exc import OperationalError
 
-from tasks.errors import ConfigurationError, refused_writes_explained
+from tasks.errors import ConfigurationError, TransientError
+from tasks.features.guarded_store import GuardedFeatureStore
 from tasks.features.ledger import definitions_digest, read_json
-from tasks.settings import write_atomically
+from tasks.features.profile import profile_file, read_profile
+from tasks.features.versions import apply_service_versions, is_kept, number_views
+from tasks.settings import private_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
-LOSSY_STORES = {"dask", "file", None}
+Definition: TypeAlias = Entity | DataSource | FeatureView | FeatureService | Permission
 
 
-def open_store(home: Path, repo: Path, tables_path: Path | None = None) -> FeatureStore:
-    """Open the feature store that `feature_store.yaml` describes.
+def open_store(
+    home: Path,
+    repo: Path,
+    tables_path: Path | None = None,
+    auth: Mapping[str, Any] | None = None,
+) -> GuardedFeatureStore:
+    """Open the feature store that the chosen profile describes.
 
     Args:
         home: state folder, `${FALAJ_HOME}` in the file.
         repo: feature repository.
         tables_path: read feature tables here, pinning one version; None for the published one.
+        auth: how servers know their callers, Feast's section `auth`; None where nobody is served.
 
     Raises:
-        ConfigurationError: the file is missing or wrong, or names a store that loses rows.
+        ConfigurationError: the file is missing or wrong, asks for something unsafe, or is of
+            another project than the state folder.
+        TransientError: the registry cannot be reached.
     """
-    file = repo / "feature_store.yaml"
-    try:
-        text = string.Template(file.read_text()).safe_substitute(
-            {**os.environ, "FALAJ_HOME": str(home)}
-        )
-        described = yaml.safe_load(text)
-        offline = described.get("offline_store") or {}
-    except (OSError, yaml.YAMLError, AttributeError) as exc:
-        raise ConfigurationError(
-            f"{file.name} cannot be read ({exc}); expected Feast's YAML"
-        ) from exc
-    if offline.get("type") in LOSSY_STORES:
-        raise ConfigurationError(
-            f"{file.name} names offline store {offline.get('type') or 'dask (the default)'}, which "
-            "drops entity rows without a word; use "
-            "tasks.features.asof_store.AsofDuckDBOfflineStore"
-        )
+    described = read_profile(home, repo)
+    _check_owner(home, described["project"])
     if tables_path:
-        offline["tables_path"] = str(tables_path)
-    with refused_writes_explained(home / "feast"):
-        (home / "feast").mkdir(parents=True, exist_ok=True)
-    return FeatureStore(config=RepoConfig(**described, repo_path=repo))
+        described["offline_store"]["tables_path"] = str(tables_path)
+    if auth:
+        described["auth"] = dict(auth)
+    private_folder(home / "feast")
+    try:
+        return GuardedFeatureStore(RepoConfig(**described, repo_path=repo), home)
+    except ValidationError as exc:  # its own text would show passwords
+        faults = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_input=False)
+        )
+        raise ConfigurationError(
+            f"{profile_file(repo).name} is refused by Feast: {faults}. Nothing was opened"
+        ) from None
+    except OperationalError as exc:
+        raise TransientError(
+            f"the registry of {profile_file(repo).name} cannot be reached ({exc.orig}); start it "
+            "or mend its address. Nothing was opened"
+        ) from exc
 
 
-def apply_definitions(store: FeatureStore, home: Path, repo: Path, *, again: bool = False) -> None:
+def _check_owner(home: Path, project: str) -> None:
+    owner = read_json(home / "feast" / "applied.json").get("project", project)
+    if owner != project:
+        raise ConfigurationError(
+            f"state folder {home} belongs to project {owner}, and the feature repository is of "
+            f"project {project}; set FALAJ_HOME to a folder of its own. Nothing was opened"
+        )
+
+
+def apply_definitions(
+    store: GuardedFeatureStore, home: Path, repo: Path, *, again: bool = False
+) -> None:
     """Make the registry say what the repository says, and the online store have its tables.
 
     Nothing is done where the same definitions were applied before, unless asked to do it `again`.
@@ -73,32 +95,43 @@ def apply_definitions(store: FeatureStore, home: Path, repo: Path, *, again: boo
     if read_json(mark).get("definitions") == digest and store.list_feature_views() and not again:
         return
     objects = load_definitions(repo)
+    services = [o for o in objects if isinstance(o, FeatureService)]
+    rest = [o for o in objects if not isinstance(o, FeatureService)]
+    with store.single_writer(), quiet():
+        number_views(store, [o for o in objects if isinstance(o, FeatureView)])
+        store.apply(rest, objects_to_delete=_undefined(store, objects), partial=False)
+        apply_service_versions(store, services)
+    write_atomically(mark, json.dumps({"definitions": digest, "project": store.project}))
+    logger.info("applied %d feature definitions", len(objects))
+
+
+def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definition]:
+    """What is registered and no longer defined, except what a kept version still reads."""
     kept = {(type(o).__name__, o.name) for o in objects}
     registered = [
         *store.list_feature_services(),
         *store.list_feature_views(),
         *store.list_data_sources(),
         *store.list_entities(),
+        *store.list_permissions(),
     ]
-    stale = [
+    return [
         o
         for o in registered
-        if (type(o).__name__, o.name) not in kept and not o.name.startswith("__")
+        if (type(o).__name__, o.name) not in kept
+        and not o.name.startswith("__")
+        and not is_kept(store, o)
     ]
-    with quiet():
-        store.apply(objects, objects_to_delete=stale, partial=False)
-    write_atomically(mark, json.dumps({"definitions": digest}))
-    logger.info("applied %d feature definitions", len(objects))
 
 
-def load_definitions(repo: Path) -> list[Entity | DataSource | FeatureView | FeatureService]:
+def load_definitions(repo: Path) -> list[Definition]:
     """Feast objects of every module at the top of the repository, each once.
 
     Modules are imported by their bare names, as Feast does it, and forgotten afterwards, so that
     another repository may have modules of the same names.
     """
-    kinds = (Entity, DataSource, FeatureView, FeatureService)
-    found: dict[int, Entity | DataSource | FeatureView | FeatureService] = {}
+    kinds = (Entity, DataSource, FeatureView, FeatureService, Permission)
+    found: dict[int, Definition] = {}
     bare_names = [file.stem for file in sorted(repo.glob("*.py"))]
     sys.path.insert(0, str(repo))
     try:

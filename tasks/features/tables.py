@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 EMPTY = FeatureTables(version="0" * 32, raw=(), tables=(), sources={})
 STATIC_FILE = "static.parquet"
 LINK = Path("feature_tables") / "current"
+TABLES = "tables"
 RAW = "raw"
 FEATURES = "features"
 
@@ -107,9 +108,10 @@ def build_feature_tables(
             raw=raw,
             tables=tables,
             sources={**base.sources, name: source},
+            follows={ref.name: ref.artifact.sha256 for ref in base.raw},
         )
 
-    return store.build_once("tables", key, FeatureTables, build)
+    return store.build_once(TABLES, key, FeatureTables, build)
 
 
 def publish_tables(

@@ -5,17 +5,20 @@ from __future__ import annotations
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
 from tasks.contracts import (
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
     MaterializedView,
+    ParityReport,
     TimeWindow,
     ValidatedRows,
     ValidationResult,
 )
-from tasks.features.config import FeatureConfig
+from tasks.features.audit import on_behalf_of
+from tasks.features.config import FeatureConfig, MaterializationConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
 
@@ -123,7 +126,11 @@ def publish_feature_tables(
     timeout_seconds=3600,
     cache_policy=NO_CACHE,
 )
-def materialize_features(tables: FeatureTables, window: TimeWindow) -> tuple[MaterializedView, ...]:
+def materialize_features(
+    tables: FeatureTables,
+    window: TimeWindow,
+    config: MaterializationConfig = MaterializationConfig(),  # noqa: B008 (frozen)
+) -> tuple[MaterializedView, ...]:
     """Bring the online store up to the end of the window.
 
     Safe to retry: older values never replace newer ones, and watermarks move last.
@@ -135,11 +142,21 @@ def materialize_features(tables: FeatureTables, window: TimeWindow) -> tuple[Mat
     if views is None:
         from tasks.features.materialization import materialize
 
-        views = materialize(tables, window, settings.home, settings.feature_repo, settings.store)
+        with on_behalf_of(flow_run.id):
+            views = materialize(
+                tables, window, settings.home, settings.feature_repo, settings.store, config
+            )
     create_table_artifact(
         key="materialized-views",
         table=[
-            {"view": v.name, "entities": v.num_entities, "watermark": v.watermark.isoformat()}
+            {
+                "view": v.name,
+                "entities": v.num_entities,
+                "written": v.num_written,
+                "kept, as new or newer": v.num_kept,
+                "values converted by Feast": v.num_converted_by_feast,
+                "watermark": v.watermark.isoformat(),
+            }
             for v in views
         ],
         description=f"Online store up to {window.end:%Y-%m-%dT%H:%MZ}",
@@ -176,7 +193,8 @@ def build_training_set(window: TimeWindow, config: FeatureConfig) -> FeatureSnap
     if snapshot is None:
         from tasks.features.snapshot import build_training_set as build
 
-        snapshot = build(tables, window, config, home, repo, store)
+        with on_behalf_of(flow_run.id):
+            snapshot = build(tables, window, config, home, repo, store)
     create_table_artifact(
         key="training-set",
         table=[
@@ -187,3 +205,66 @@ def build_training_set(window: TimeWindow, config: FeatureConfig) -> FeatureSnap
         f"{snapshot.positive_rate:.1%} with label 1: {snapshot.label_definition}",
     )
     return snapshot
+
+
+@task(
+    name="compare-online-with-offline",
+    task_run_name="parity-{config.training_set.feature_service}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=1800,
+    cache_policy=NO_CACHE,
+)
+def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
+    """Ask a sample of entities online and offline at the same moments, and compare bit by bit.
+
+    Safe to retry: it only reads. Not cached: an online store changes without any input changing.
+
+    Raises:
+        FeatureStoreError: the published tables are not the ones that are online. Not retried.
+    """
+    from tasks.features.parity import check_parity
+    from tasks.features.tables import current_tables
+
+    settings = Settings.from_environment()
+    tables = current_tables(settings.home)
+    with on_behalf_of(flow_run.id):
+        report = check_parity(tables, config, settings.home, settings.feature_repo, settings.store)
+    create_table_artifact(
+        key="feature-parity",
+        table=[
+            {
+                "view": v.view,
+                "watermark": v.watermark.isoformat(),
+                "entities": v.num_entities,
+                "values": v.num_values,
+                "differing": v.num_differing,
+                "null on both sides": v.num_null,
+                "entities too old": v.num_stale,
+                "entities overtaken": v.num_overtaken,
+            }
+            for v in report.views
+        ],
+        description=" ".join([f"Online and offline: {report.verdict}.", *report.evidence]),
+    )
+    if report.examples:
+        create_table_artifact(
+            key="feature-parity-differences",
+            table=[
+                {
+                    "view": e.view,
+                    "feature": e.feature,
+                    "entity": ", ".join(f"{name} {value}" for name, value in e.entity.items()),
+                    "online": e.online,
+                    "offline": e.offline,
+                    "online event time": str(e.online_event_time),
+                    "offline event time": str(e.offline_event_time),
+                    "asked at": e.moment.isoformat(),
+                }
+                for e in report.examples
+            ],
+            description="Values that are not the same online and offline",
+        )
+    return report

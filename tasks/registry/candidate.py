@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from tasks.contracts import (
     EvaluationReport,
+    FeatureSnapshot,
     Metric,
     MetricSet,
     ModelVersionRef,
@@ -134,6 +135,7 @@ def _register(
         SNAPSHOT_TAG: trained.snapshot_sha256,
         "code_commit": code_commit,
         "feature_service": snapshot.feature_service,
+        **pin_tags(snapshot),
     }
     run_name = f"{snapshot.feature_service}-{trained.program.sha256[:8]}"
     run = registry.start_run(config.experiment, run_name, tags)
@@ -152,6 +154,26 @@ def _register(
     return registry.add_version(config.model_name, run, {**tags, MANIFEST_TAG: manifest}, described)
 
 
+def pin_tags(snapshot: FeatureSnapshot) -> dict[str, str]:
+    """What the training snapshot was made from, so that the registry alone can say it."""
+    pins = snapshot.pins
+    if pins is None:
+        return {}
+    return {
+        "feature_service_version": str(pins.service_version),
+        "feature_service_definition": pins.service_definition,
+        "feature_registry": pins.registry,
+        "tables_version": snapshot.tables_version,
+        "entity_sql": pins.entity_sql,
+        "retrieval_sql": pins.retrieval_sql,
+        "evidence_sha256": pins.evidence.sha256,
+        **{
+            f"feature_view.{_taggable(name)}": f"v{view.version} {view.definition}"
+            for name, view in pins.views.items()
+        },
+    }
+
+
 def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Parameters of a run: nested names joined by dots, values as they are or as JSON.
 
@@ -159,12 +181,16 @@ def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """
     flat: dict[str, str] = {}
     for key, value in config.items():
-        name = prefix + re.sub(r"[^\w\-. /:]", "_", str(key))
+        name = prefix + _taggable(str(key))
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{name}.")
         else:
             flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
     return flat
+
+
+def _taggable(name: str) -> str:
+    return re.sub(r"[^\w\-. /:]", "_", name)
 
 
 def _epoch_metrics(trained: TrainedModel) -> Iterator[MetricPoint]:

@@ -17,6 +17,7 @@ from tasks.contracts import (
     ModelVariant,
     ModelVersionRef,
     PairedComparison,
+    SnapshotPins,
     TimeWindow,
     TrainedModel,
 )
@@ -84,6 +85,9 @@ class ModelManifest(Contract):
     feature_service: str
     feature_views: dict[str, str]
     tables_version: str
+    pins: SnapshotPins | None = Field(
+        default=None, description="What the snapshot was made from; None in earlier releases."
+    )
     label_definition: str
     training_config: dict[str, object]
     best_epoch: NonNegativeInt
@@ -149,6 +153,7 @@ def describe_model(
         feature_service=snapshot.feature_service,
         feature_views=snapshot.feature_views,
         tables_version=snapshot.tables_version,
+        pins=snapshot.pins,
         label_definition=snapshot.label_definition,
         training_config=trained.config,
         best_epoch=trained.best_epoch,

@@ -182,6 +182,29 @@ def suites(record: RunRecord) -> tuple[ValidationResult, ...]:
     return tuple({(r.suite, r.subject, r.subject_sha256): r for r in results}.values())
 
 
+def warnings(record: RunRecord) -> list[tuple[str, str]]:
+    """Suite and sentence of every warning of this run."""
+    return [(result.suite, sentence) for result in suites(record) for sentence in result.warnings]
+
+
+def monitoring_told(record: RunRecord) -> str:
+    """The section of features over time in a paragraph."""
+    seen = record.refresh.monitoring
+    if seen is None:
+        return "Features were not monitored in this run."
+    text = (
+        f"{plural(seen.num_statistics, 'statistic')} of {plural(len(seen.views), 'feature view')} "
+        f"are kept for the days of {days(seen.window)}."
+    )
+    if seen.baseline is None:
+        return f"{text} There is no baseline, so nothing was judged."
+    return (
+        f"{text} Against {days(seen.baseline)} they gave {plural(len(seen.alerts), 'alert')}. "
+        "Drift is measured over whole weeks, and counts from what the baseline's own weeks "
+        "differ by: most of it is the season."
+    )
+
+
 def data_told(record: RunRecord) -> str:
     """The data section in a paragraph."""
     snapshot, passed = record.dataset.snapshot, suites(record)

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from tasks.contracts import CurvePoint, FeatureDrift, Metric, RunRecord, SliceMetrics
 from tasks.reporting.charts import Mark, Series, calibration_chart, curve_chart, line_chart
 from tasks.reporting.facts import comparisons, features_by_drift, next_step, slices_by_column
+from tasks.reporting.lineage import columns, lineage_chart, lineage_chart_upright
 from tasks.reporting.loop import (
     MOST_STAGES_IN_A_ROW,
     loop_chart,
@@ -17,6 +18,7 @@ from tasks.reporting.loop import (
     time_bar,
     windows_chart,
 )
+from tasks.reporting.monitoring import feature_multiples, view_multiples
 from tasks.reporting.quantities import (
     count,
     decimal,
@@ -56,6 +58,24 @@ def loop(record: RunRecord) -> tuple[Markup, ...]:
     if not 1 <= len(record.stages) <= MOST_STAGES_IN_A_ROW:
         return (upright,)
     return loop_chart(record.stages, next_step(record)), upright, time_bar(record.stages)
+
+
+def lineage(record: RunRecord) -> tuple[Markup, Markup]:
+    """Where the variants came from, lying and upright; the page shows what fits."""
+    parts = columns(record)
+    return lineage_chart(parts), lineage_chart_upright(parts)
+
+
+def feature_values(record: RunRecord) -> Markup | None:
+    """Values of the monitored features over time; None where nothing was monitored."""
+    seen = record.refresh.monitoring
+    return feature_multiples(seen) if seen and seen.features else None
+
+
+def view_health(record: RunRecord) -> Markup | None:
+    """Nulls and age of the monitored views over time; None where nothing was monitored."""
+    seen = record.refresh.monitoring
+    return view_multiples(seen) if seen and seen.views else None
 
 
 def windows(record: RunRecord) -> Markup:
@@ -253,5 +273,7 @@ def gallery(record: RunRecord) -> dict[str, Markup]:
         "learning-curve": losses(record),
         "drift": drift(record),
         "latency": latencies(record),
+        "lineage": lineage_chart(columns(record)),
+        "features": feature_values(record),
     }
     return {key: drawing for key, drawing in pictures.items() if drawing is not None}

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,45 +15,16 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureSnapshot, FeatureTables, TimeWindow
+from tasks.contracts import FeatureTables, TimeWindow
 from tasks.errors import ConfigurationError, DataContractError, WindowError
-from tasks.features.landing import land_raw_rows
-from tasks.features.materialization import materialize
-from tasks.features.snapshot import build_training_set
 from tasks.features.store import find_service, open_store
-from tasks.features.tables import EMPTY, build_feature_tables, features_folder
-from tasks.settings import PROJECT_ROOT, ArtifactStore
-from tests.repository import SmallRepository, days, vouched
+from tasks.features.tables import features_folder
+from tasks.features.versions import without_pins
+from tasks.settings import PROJECT_ROOT
+from tests.installation import Installation
+from tests.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
-
-
-@dataclass
-class Installation:
-    """A state folder with a small feature repository."""
-
-    home: Path
-    repository: SmallRepository
-
-    @property
-    def store(self) -> ArtifactStore:
-        return ArtifactStore(self.home / "artifacts")
-
-    def refresh(self, window: TimeWindow, base: FeatureTables = EMPTY) -> FeatureTables:
-        config, path = self.repository.config, self.repository.path
-        landed = land_raw_rows(window, config, path, self.store)
-        return build_feature_tables(vouched(landed), base, config, path, self.store)
-
-    def materialize(self, tables: FeatureTables, window: TimeWindow) -> dict[str, int]:
-        views = materialize(tables, window, self.home, self.repository.path, self.store)
-        return {view.name: view.num_entities for view in views}
-
-    def snapshot(self, tables: FeatureTables, window: TimeWindow) -> FeatureSnapshot:
-        config, path = self.repository.config, self.repository.path
-        return build_training_set(tables, window, config, self.home, path, self.store)
-
-    def rows(self, snapshot: FeatureSnapshot) -> pd.DataFrame:
-        return pd.read_parquet(self.store.path(snapshot.data))
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +146,7 @@ def test_online_and_offline_give_the_same_values_at_the_same_moment(
     online = feast.get_online_features(
         features=service, entity_rows=keys.to_dict("records"), full_feature_names=True
     ).to_df()
+    online = online.rename(columns=without_pins)
     names = [c for c in online if "__" in c and not c.startswith("plane_history")]
     left = offline.sort_values("asked")[names].reset_index(drop=True)
     # Expired values are null offline; online they stay until something newer comes.

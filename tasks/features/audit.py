@@ -1,0 +1,233 @@
+"""The audit trail of the feature store: who did what to which features, in a chain of lines.
+
+One JSON line an act, appended to `features-<year>-<month>.jsonl` by any number of processes. Each
+line carries the digest of the line before it, over file borders, and `head.json` that of the last
+one, so a line that was changed, removed or put in between is noticed. Whoever may write the folder
+can still make a whole new chain: send the lines, or the head's digest now and then, to a place of
+its own. Lines name views, services, windows and counts, never a key or a value of a row.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import refused_writes_explained
+from tasks.settings import private_folder, write_atomically
+
+BEGINNING = "0" * 64
+"""What the first line names as the one before it."""
+
+FILE_MODE = 0o600
+FLOW_RUN: ContextVar[str | None] = ContextVar("falaj_flow_run", default=None)
+"""Id of the flow run on whose behalf this process works; a task sets it."""
+
+
+@dataclass(frozen=True)
+class AuditLine:
+    """One line as it stands in the file."""
+
+    file: str
+    number: int
+    text: bytes
+
+    @property
+    def digest(self) -> str:
+        """What the next line names."""
+        return hashlib.sha256(self.text).hexdigest()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What it says; empty where the line was cut off or spoilt."""
+        try:
+            content = json.loads(self.text)
+        except ValueError:
+            return {}
+        return content if isinstance(content, dict) else {}
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """Whether the chain is whole."""
+
+    num_lines: int
+    head: str
+    faults: tuple[str, ...]
+
+
+class AuditTrail:
+    """Audit lines in one folder, which only its owner may enter."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def recorded(self, action: str, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Write a line when the block ends, with its outcome and duration.
+
+        Yields the facts, to which the block may add. A trail that cannot be written refuses the act
+        before it begins.
+
+        Raises:
+            StorageError: the disk refused the line.
+        """
+        with self._writing():
+            pass
+        started = time.monotonic()
+        outcome = "ok"
+        try:
+            yield facts
+        except BaseException as exc:
+            outcome = f"failed: {type(exc).__name__}"
+            raise
+        finally:
+            seconds = round(time.monotonic() - started, 3)
+            self.append(action, outcome=outcome, seconds=seconds, **facts)
+
+    def append(self, action: str, **facts: Any) -> None:
+        """Append one line, whole, behind the last one of whatever process wrote it."""
+        now = datetime.now(UTC)
+        with self._writing():
+            line = {
+                "time": now.isoformat(timespec="microseconds"),
+                "action": action,
+                **{name: fact for name, fact in facts.items() if fact is not None},
+                "who": facts.get("who") or process_identity(),
+                "previous": self._last_digest(),
+            }
+            text = json.dumps(line, default=str, separators=(",", ":")).encode()
+            self._write(self.folder / f"features-{now:%Y-%m}.jsonl", text)
+            head = {"digest": hashlib.sha256(text).hexdigest(), "time": line["time"]}
+            write_atomically(self.folder / "head.json", json.dumps(head))
+
+    def lines(self) -> Iterator[AuditLine]:
+        """All lines, oldest first."""
+        for file in self._files():
+            for number, text in enumerate(_lines_of(file), start=1):
+                yield AuditLine(file.name, number, text)
+
+    def verify(self) -> AuditVerdict:
+        """Follow the chain from the first line to the head.
+
+        A process that was killed between a line and the head leaves the head one line behind;
+        that is no fault.
+        """
+        faults: list[str] = []
+        digests = [BEGINNING]
+        for line in self.lines():
+            named = line.content.get("previous")
+            if named is None:
+                faults.append(f"{line.file} line {line.number} is cut off or is no audit line")
+            elif named != digests[-1]:
+                faults.append(
+                    f"{line.file} line {line.number} does not follow the line before it: one was "
+                    "changed, removed or put in between"
+                )
+            digests.append(line.digest)
+        head = _read_head(self.folder)
+        if head is None and len(digests) > 1:
+            faults.append("head.json is missing or spoilt: the newest lines cannot be vouched for")
+        elif head is not None and head not in digests[-2:]:
+            faults.append("the newest lines are missing: the head names a line that is not there")
+        return AuditVerdict(len(digests) - 1, digests[-1], tuple(faults))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the trail; also finds out that it cannot be written, before anything is done."""
+        with refused_writes_explained(self.folder):
+            private_folder(self.folder)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _write(self, file: Path, text: bytes) -> None:
+        with refused_writes_explained(file):
+            torn = _is_torn(file)  # the end of a line that a power cut left begins no new one
+            descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FILE_MODE)
+            try:
+                os.write(descriptor, b"\n" * torn + text + b"\n")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("features-*.jsonl"))
+
+    def _last_digest(self) -> str:
+        for file in reversed(self._files()):
+            if last := _last_line(file):
+                return hashlib.sha256(last).hexdigest()
+        return BEGINNING
+
+
+def process_identity() -> dict[str, Any]:
+    """Who works outside a server: the operating system's user, host and process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        user = str(os.getuid())
+    return {"user": user, "host": socket.gethostname(), "process": os.getpid()}
+
+
+def flow_run_id() -> str | None:
+    """Id of the flow run that this process belongs to, if any."""
+    return FLOW_RUN.get() or os.environ.get("PREFECT__FLOW_RUN_ID") or None
+
+
+@contextmanager
+def on_behalf_of(flow_run: str | None) -> Iterator[None]:
+    """Audit lines inside the block carry this flow run's id."""
+    token = FLOW_RUN.set(flow_run)
+    try:
+        yield
+    finally:
+        FLOW_RUN.reset(token)
+
+
+def _read_head(folder: Path) -> str | None:
+    try:
+        head = json.loads((folder / "head.json").read_text())
+        return str(head["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _lines_of(file: Path) -> list[bytes]:
+    return file.read_bytes().removesuffix(b"\n").split(b"\n")
+
+
+def _is_torn(file: Path) -> bool:
+    if not file.exists() or not file.stat().st_size:
+        return False
+    with file.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) != b"\n"
+
+
+def _last_line(file: Path) -> bytes:
+    """The last line, found from the end: the file may be long."""
+    block = 8192
+    with file.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        while True:
+            start = max(0, size - block)
+            stream.seek(start)
+            lines = stream.read().rstrip(b"\n").split(b"\n")
+            if len(lines) > 1 or start == 0:
+                return lines[-1]
+            block *= 2

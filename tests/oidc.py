@@ -1,0 +1,95 @@
+"""An OIDC issuer for tests: discovery and keys over HTTP on loopback, tokens signed with RS256."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+
+AUDIENCE = "feast"
+KEY_ID = "key-1"
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """A running issuer; its tokens say what they are told to."""
+
+    url: str
+    key: RSAPrivateKey
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes our servers accept its tokens."""
+        return {
+            "FALAJ_OIDC_DISCOVERY_URL": f"{self.url}/.well-known/openid-configuration",
+            "FALAJ_OIDC_AUDIENCE": AUDIENCE,
+            "FALAJ_OIDC_ISSUER": self.url,
+        }
+
+    def token(self, *roles: str, key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
+        """A token with these roles; claims that are None are left out."""
+        now = int(time.time())
+        content = {
+            "iss": self.url,
+            "aud": AUDIENCE,
+            "sub": "-".join(["somebody", *roles]),
+            "iat": now,
+            "exp": now + 600,
+            "roles": list(roles),
+            **claims,
+        }
+        content = {name: value for name, value in content.items() if value is not None}
+        signing = self.key if key is None else key
+        return jwt.encode(content, signing, algorithm=algorithm, headers={"kid": KEY_ID})
+
+
+def new_key() -> RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+@contextmanager
+def issuer() -> Iterator[Issuer]:
+    """Start an issuer with a new key."""
+    key = new_key()
+    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    keys = {"keys": [{**public, "kid": KEY_ID, "use": "sig", "alg": "RS256"}]}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            here = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
+            documents = {
+                "/.well-known/openid-configuration": {
+                    "issuer": here,
+                    "jwks_uri": f"{here}/keys",
+                    "token_endpoint": f"{here}/token",
+                    "authorization_endpoint": f"{here}/authorize",
+                },
+                "/keys": keys,
+            }
+            document = documents.get(self.path)
+            self.send_response(200 if document else 404)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(document).encode())
+
+        def log_message(self, *arguments: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield Issuer(f"http://127.0.0.1:{server.server_port}", key)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

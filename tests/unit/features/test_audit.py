@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import StorageError
+from tasks.features.audit import AuditTrail, flow_run_id, on_behalf_of
+from tasks.settings import PROJECT_ROOT
+
+APPEND = """
+import sys
+from pathlib import Path
+from tasks.features.audit import AuditTrail
+trail = AuditTrail(Path(sys.argv[1]))
+for number in range(int(sys.argv[2])):
+    trail.append("push", number=number, outcome="ok")
+"""
+
+
+@pytest.fixture
+def trail(tmp_path: Path) -> AuditTrail:
+    return AuditTrail(tmp_path / "audit")
+
+
+def the_file(trail: AuditTrail) -> Path:
+    (file,) = trail.folder.glob("features-*.jsonl")
+    return file
+
+
+def with_lines(trail: AuditTrail, count: int) -> list[bytes]:
+    for number in range(count):
+        trail.append("push", number=number, outcome="ok")
+    return the_file(trail).read_bytes().splitlines(keepends=True)
+
+
+def test_an_untouched_trail_is_whole(trail: AuditTrail) -> None:
+    lines = with_lines(trail, 5)
+    verdict = trail.verify()
+    assert (verdict.num_lines, verdict.faults) == (5, ())
+    assert [json.loads(line)["number"] for line in lines] == [0, 1, 2, 3, 4]
+
+
+def test_a_trail_that_was_never_written_is_whole(trail: AuditTrail) -> None:
+    assert trail.verify().faults == ()
+    assert not trail.folder.exists()
+
+
+@pytest.mark.parametrize("removed", [0, 2, 4])
+def test_a_removed_line_is_noticed(trail: AuditTrail, removed: int) -> None:
+    lines = with_lines(trail, 5)
+    del lines[removed]
+    the_file(trail).write_bytes(b"".join(lines))
+    assert trail.verify().faults
+
+
+def test_a_changed_line_is_noticed(trail: AuditTrail) -> None:
+    lines = with_lines(trail, 5)
+    lines[2] = lines[2].replace(b'"number":2', b'"number":7')
+    the_file(trail).write_bytes(b"".join(lines))
+    assert "line 4 does not follow" in trail.verify().faults[0]
+
+
+def test_a_changed_last_line_is_noticed(trail: AuditTrail) -> None:
+    lines = with_lines(trail, 5)
+    lines[4] = lines[4].replace(b'"number":4', b'"number":7')
+    the_file(trail).write_bytes(b"".join(lines))
+    assert trail.verify().faults == (
+        "the newest lines are missing: the head names a line that is not there",
+    )
+
+
+def test_lines_that_changed_places_are_noticed(trail: AuditTrail) -> None:
+    lines = with_lines(trail, 5)
+    lines[1], lines[2] = lines[2], lines[1]
+    the_file(trail).write_bytes(b"".join(lines))
+    assert trail.verify().faults
+
+
+def test_a_removed_file_or_head_is_noticed(trail: AuditTrail) -> None:
+    with_lines(trail, 3)
+    (trail.folder / "head.json").unlink()
+    assert "head.json is missing" in trail.verify().faults[0]
+    trail.append("push", outcome="ok")
+    the_file(trail).unlink()
+    assert "newest lines are missing" in trail.verify().faults[0]
+
+
+def test_the_chain_goes_on_in_the_next_month_and_a_missing_month_is_noticed(
+    trail: AuditTrail,
+) -> None:
+    with_lines(trail, 3)
+    earlier = the_file(trail).rename(trail.folder / "features-2013-01.jsonl")
+    trail.append("push", outcome="ok")
+    assert trail.verify().faults == ()
+    assert trail.verify().num_lines == 4
+    shutil.move(earlier, trail.folder / "elsewhere")
+    assert "does not follow the line before it" in trail.verify().faults[0]
+
+
+def test_a_process_killed_between_line_and_head_leaves_no_fault(trail: AuditTrail) -> None:
+    with_lines(trail, 3)
+    head = (trail.folder / "head.json").read_text()
+    trail.append("push", outcome="ok")
+    (trail.folder / "head.json").write_text(head)
+    assert trail.verify().faults == ()
+
+
+def test_a_line_that_a_power_cut_tore_is_told_and_spoils_no_later_one(trail: AuditTrail) -> None:
+    with_lines(trail, 2)
+    with the_file(trail).open("ab") as stream:
+        stream.write(b'{"time":"2013-')
+    trail.append("push", outcome="ok")
+    assert trail.verify().faults == (
+        f"{the_file(trail).name} line 3 is cut off or is no audit line",
+    )
+
+
+def test_processes_that_append_at_once_keep_one_chain(trail: AuditTrail) -> None:
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", APPEND, str(trail.folder), "50"],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+        )
+        for _ in range(4)
+    ]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0, 0]
+    assert trail.verify().faults == ()
+    assert trail.verify().num_lines == 200
+    assert len({line.content["who"]["process"] for line in trail.lines()}) == 4
+
+
+def test_only_the_owner_may_read_the_trail(trail: AuditTrail) -> None:
+    trail.folder.mkdir(mode=0o755)
+    trail.append("push", outcome="ok")
+    assert trail.folder.stat().st_mode & 0o777 == 0o700
+    assert the_file(trail).stat().st_mode & 0o777 == 0o600
+
+
+def test_an_act_that_fails_is_recorded_with_its_kind_of_error_and_not_its_text(
+    trail: AuditTrail,
+) -> None:
+    def fail() -> None:
+        with trail.recorded("historical-read", subject={"views": ["weather"]}):
+            raise ValueError("tail number N14228")
+
+    with pytest.raises(ValueError, match="N14228"):
+        fail()
+    (line,) = trail.lines()
+    assert line.content["outcome"] == "failed: ValueError"
+    assert b"N14228" not in line.text
+
+
+def test_what_cannot_be_recorded_is_not_done(trail: AuditTrail) -> None:
+    trail.folder.parent.mkdir(exist_ok=True)
+    trail.folder.write_text("a file where the folder should be")
+    done = []
+    with pytest.raises((StorageError, FileExistsError)), trail.recorded("push"):
+        done.append("push")
+    assert not done
+
+
+def test_lines_carry_the_flow_run_on_whose_behalf_they_are_written() -> None:
+    with on_behalf_of("6f8c"):
+        assert flow_run_id() == "6f8c"
+    assert flow_run_id() is None

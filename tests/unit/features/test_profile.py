@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.errors import ConfigurationError
+from tasks.features.profile import profile_file, read_profile
+from tasks.settings import PROJECT_ROOT
+
+REDIS = "127.0.0.1:6379"
+REGISTRY = "postgresql+psycopg://feast:secret@127.0.0.1/feast"
+ENVIRONMENT = {"FALAJ_REDIS": REDIS, "FALAJ_REGISTRY_URL": REGISTRY}
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """The profiles of the project, in a folder to spoil."""
+    folder = tmp_path / "feature_repo"
+    shutil.copytree(PROJECT_ROOT / "feature_repo" / "profiles", folder / "profiles")
+    shutil.copy(PROJECT_ROOT / "feature_repo" / "feature_store.yaml", folder)
+    return folder
+
+
+def change(file: Path, path: str, value: Any) -> None:
+    """Set `a.b.c` of a YAML file, or remove it where the value is None."""
+    described = yaml.safe_load(file.read_text())
+    *sections, last = path.split(".")
+    part = described
+    for section in sections:
+        part = part[section]
+    if value is None:
+        part.pop(last, None)
+    else:
+        part[last] = value
+    file.write_text(yaml.safe_dump(described))
+
+
+def read(repo: Path, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    return read_profile(repo.parent / "home", repo, environment or ENVIRONMENT)
+
+
+@pytest.mark.parametrize("profile", ["local", "file", "server", "cluster"])
+def test_each_profile_of_the_project_passes_its_own_guards(
+    repo: Path, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", profile)
+    environment = {**ENVIRONMENT, "FALAJ_TABLES_URI": "s3a://bucket/tables"}
+    assert read(repo, environment)["project"] == "flights"
+
+
+def test_profiles_differ_in_their_stores_alone(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = read(repo)
+    for profile, stores in {
+        "file": {"registry"},
+        "server": {"registry", "online_store", "batch_engine"},
+    }.items():
+        monkeypatch.setenv("FALAJ_PROFILE", profile)
+        other = read(repo)
+        assert {key for key in local | other if local.get(key) != other.get(key)} <= stores
+
+
+def test_an_unknown_profile_is_answered_with_those_there_are(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", "../server")
+    with pytest.raises(ConfigurationError, match=r"'\.\./server'.*local, cluster, file, server"):
+        profile_file(repo)
+
+
+def test_missing_variables_are_all_named_before_anything_is_opened(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", "server")
+    with pytest.raises(
+        ConfigurationError, match="variables FALAJ_REDIS, FALAJ_REGISTRY_URL, which are not set"
+    ):
+        read(repo, {"FALAJ_REDIS": ""})
+    assert not (repo.parent / "home").exists()
+
+
+def test_a_value_of_the_environment_cannot_add_settings(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", "server")
+    password = "a: b # c\nskip_dedup: true $HOME ${PATH}"
+    described = read(repo, {**ENVIRONMENT, "FALAJ_REDIS": f"{REDIS},password={password}"})
+    assert described["online_store"]["connection_string"] == f"{REDIS},password={password}"
+    assert "skip_dedup" not in described["online_store"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "dask",
+        "file",
+        None,
+        "feast.infra.offline_stores.dask.DaskOfflineStore",
+        "feast.infra.offline_stores.file.FileOfflineStore",
+        "somebody.else.MyDaskOfflineStore",
+    ],
+)
+def test_a_store_that_loses_rows_is_refused_by_any_name(repo: Path, kind: str | None) -> None:
+    change(repo / "feature_store.yaml", "offline_store.type", kind)
+    with pytest.raises(ConfigurationError, match="drops entity rows"):
+        read(repo)
+
+
+def test_a_missing_offline_store_is_refused_because_the_default_loses_rows(repo: Path) -> None:
+    change(repo / "feature_store.yaml", "offline_store", None)
+    with pytest.raises(ConfigurationError, match=r"dask \(the default\)"):
+        read(repo)
+
+
+def test_a_store_that_loses_rows_is_refused_inside_another(repo: Path) -> None:
+    stores = [{"type": "dask", "conf": {}}]
+    change(repo / "feature_store.yaml", "offline_store", {"type": "hybrid", "stores": stores})
+    with pytest.raises(ConfigurationError, match="names offline store dask"):
+        read(repo)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("registry.serve_features_while_materializing", False, "must be true"),
+        ("registry.serve_features_while_materializing", None, "must be true"),
+        ("registry.serve_while_materializing", True, "unknown key serve_while_materializing in"),
+        ("registry.registry_type", "snowflake.registry", "expected sql"),
+        ("registry", "data/registry.db", "section registry is missing"),
+        ("registry.registry_type", "file", "rewrites its only copy in place"),
+        ("materialisation", {"pull_latest_features": True}, "unknown key materialisation"),
+        ("materialization.pull_latest_features", None, "pulls the whole range"),
+        ("materialization.online_write_batch_size", None, "is None, expected 1 to 100,000"),
+        ("materialization.online_write_batch_size", 10**9, "expected 1 to 100,000"),
+        ("materialization.batch_size", 10, "unknown key batch_size in materialization"),
+        ("entity_key_serialization_version", 2, "is 2, expected 3"),
+        ("entity_key_serialization_version", None, "is None, expected 3"),
+        ("online_store.skip_dedup", True, "older value overwrite a newer one"),
+        ("online_store.type", "sqlite", "older value overwrite a newer one"),
+        ("provider", "local", "writes no audit"),
+        ("audit", None, "section audit is missing"),
+        ("audit.path", None, "nothing would be audited"),
+        ("project", None, "project is missing"),
+        ("flags", {"alpha_features": True}, "unknown key flags"),
+    ],
+)
+def test_an_unsafe_setting_is_refused_with_a_reason(
+    repo: Path, path: str, value: Any, said: str
+) -> None:
+    change(repo / "feature_store.yaml", path, value)
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        read(repo)
+    assert "Nothing was opened" in str(raised.value)
+
+
+@pytest.mark.parametrize("mode", [None, "sync"])
+def test_a_registry_over_the_network_must_not_reload_inside_a_request(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", "server")
+    change(repo / "profiles" / "server.yaml", "registry.cache_mode", mode)
+    with pytest.raises(ConfigurationError, match="cache_mode must be thread"):
+        read(repo)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql+psycopg://u:secret@db.example/feast", "sslmode unset"),
+        ("postgresql://u:secret@db.example/feast?sslmode=disable", "sslmode disable"),
+        ("postgresql+psycopg://u:secret@db.example/feast?sslmode=prefer", "sslmode prefer"),
+        ("postgresql+psycopg://u:secret@/feast?host=db.example", "on db.example"),
+        ("postgresql+psycopg://u:secret@localhost.evil.example/feast", "localhost.evil.example"),
+    ],
+)
+def test_postgres_must_be_encrypted_unless_it_is_on_this_machine(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str
+) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", "server")
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        read(repo, {**ENVIRONMENT, "FALAJ_REGISTRY_URL": url})
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("redis", "said"),
+    [
+        ("cache.example:6379,password=secret", "without ssl=true"),
+        ("cache.example:6379,ssl=True,password=secret", "without ssl=true"),
+        ("cache.example:6379,ssl=true", "without a password"),
+        ("cache.example:6379,ssl=true,ssl_cert_reqs=none,password=secret", "not check the cert"),
+        ("127.0.0.1:6379,cache.example:6379,password=secret", "Redis on cache.example"),
+        ("127.0.0.1:6379,pasword=secret", "unknown option pasword"),
+        ("127.0.0.1:6379,password=sec,ret", "must hold no comma"),
+        ("127.0.0.1", "host:port"),
+        ("[::1]:6379", "knows no IPv6"),
+        ("password=secret", "host:port"),
+    ],
+)
+def test_redis_must_be_encrypted_and_closed_unless_it_is_on_this_machine(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, redis: str, said: str
+) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", "server")
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        read(repo, {**ENVIRONMENT, "FALAJ_REDIS": redis})
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "redis", ["cache.example:6379,ssl=true,username=feast,password=secret", "localhost:6379,db=1"]
+)
+def test_redis_over_tls_or_on_this_machine_is_accepted(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, redis: str
+) -> None:
+    monkeypatch.setenv("FALAJ_PROFILE", "server")
+    url = "postgresql+psycopg://u:secret@db.example/feast?sslmode=verify-full"
+    described = read(repo, {"FALAJ_REDIS": redis, "FALAJ_REGISTRY_URL": url})
+    assert described["registry"]["path"] == url
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "- 1", "\x00"])
+def test_a_file_that_is_no_settings_is_refused(repo: Path, text: str) -> None:
+    (repo / "feature_store.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"feature_store\.yaml"):
+        read(repo)
