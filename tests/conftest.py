@@ -7,6 +7,11 @@ import logging
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine draws slowly; that says nothing about the code.
+settings.register_profile("falaj", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("falaj")
 
 
 def _silence_exit() -> None:
