@@ -18,8 +18,8 @@ def without_prefect() -> None:
     import prefect.artifacts
     import prefect.logging
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.fn(*args, **kwargs)
+    def call(self: Any, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)  # with `return_state` nobody looks at the result
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
