@@ -106,8 +106,11 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
             import flows.pipeline  # noqa: F401  (takes seconds: do it while the server starts)
 
             if not settings.store.root.exists():  # a first run will need these too
-                import tasks.features.materialization
-                import tasks.validation.runner  # noqa: F401
+                # Feast turns on warnings that the import of Great Expectations would then give.
+                import tasks.validation.runner
+
+                # isort: split
+                import tasks.features.materialization  # noqa: F401
         wait_until_ready(server, settings.home, port)
         if options.command == "ui":
             _tell(f"Prefect UI at http://127.0.0.1:{port} - Ctrl-C ends it")

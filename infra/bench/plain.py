@@ -27,8 +27,8 @@ def without_prefect() -> None:
     def logger(*args: Any, **kwargs: Any) -> logging.Logger:
         return logging.getLogger("plain")
 
-    prefect.Task.__call__ = call  # type: ignore[method-assign]
-    prefect.Flow.__call__ = call  # type: ignore[method-assign]
+    prefect.Task.__call__ = call  # type: ignore[method-assign, assignment]
+    prefect.Flow.__call__ = call  # type: ignore[method-assign, assignment]
     for name in ("table", "markdown", "image", "link", "progress"):
         setattr(prefect.artifacts, f"create_{name}_artifact", nothing)
     prefect.artifacts.update_progress_artifact = nothing  # type: ignore[assignment]
