@@ -38,8 +38,12 @@ def without_prefect() -> None:
 def main(home: str) -> None:
     """Run the loop once, plain, on the state folder `home`."""
     import os
+    import uuid
 
     os.environ["FALAJ_HOME"] = home
+    for name in ("ID", "ROOT_FLOW_RUN_ID"):  # lineage names the flow run that a step belongs to
+        os.environ[f"PREFECT__RUNTIME__FLOW_RUN__{name}"] = str(uuid.UUID(int=1))
+    os.environ["PREFECT__RUNTIME__FLOW_RUN__FLOW_NAME"] = "plain"
     without_prefect()
     from flows.config import read_pipeline_config
     from flows.pipeline import pipeline_flow
