@@ -28,7 +28,7 @@ from flows.embedded import (
     wait_until_ready,
 )
 from flows.feature_commands import add_feature_commands, serve_features, show_audit
-from tasks.contracts import TimeWindow
+from tasks.contracts import TimeWindow, ViewParity
 from tasks.errors import (
     ConfigurationError,
     DataContractError,
@@ -186,17 +186,23 @@ def _parity(config: PipelineConfig, window: TimeWindow | None, settings: Setting
 
     report = parity_check_flow(config)
     if report.verdict != "equal":
+        more = "More of them are in artifact feature-parity-differences; " * bool(report.examples)
         raise FeatureStoreError(
             f"online and offline features of {report.feature_service}: {report.verdict}. "
-            f"{'. '.join(report.evidence)}. More of them are in artifact "
-            "feature-parity-differences; an online store that was emptied is filled anew by the "
-            "next refresh"
+            f"{'. '.join(report.evidence)}. {more}an online store that was emptied is filled anew "
+            "by the next refresh"
         )
-    return [
-        f"{v.view:<20}{v.num_values:>8,} values of {v.num_entities:,} entities are equal online "
-        f"and offline at {v.watermark:%F %RZ}"
-        for v in report.views
-    ]
+    return [_parity_line(view) for view in report.views]
+
+
+def _parity_line(view: ViewParity) -> str:
+    has_values = view.num_values > view.num_null
+    verdict = "equal online and offline" if has_values else "nothing to compare"
+    return (
+        f"{view.view:<20}{verdict} at {view.watermark:%F %RZ}: {view.num_values:,} values of "
+        f"{view.num_entities:,} entities compared, {view.num_null:,} of them null on both sides; "
+        f"{view.num_stale:,} entities too old by then"
+    )
 
 
 def _verify(options: argparse.Namespace, settings: Settings) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.feature_servers import PORTS, feature_servers, wait_for_any
-from tasks.errors import DataContractError, TransientError
+from tasks.errors import ConfigurationError, DataContractError, TransientError
 from tasks.features.audit import AuditLine, AuditTrail
 from tasks.settings import Settings
 
@@ -29,7 +29,11 @@ def add_feature_commands(commands: Any) -> None:
     audit.add_argument("--verify", action="store_true", help="follow the chain of lines, only")
     audit.add_argument("--json", action="store_true", help="whole lines, as they are stored")
     audit.add_argument(
-        "--last", type=int, default=SHOWN_LINES, metavar="N", help=f"lines shown ({SHOWN_LINES})"
+        "--last",
+        type=_at_least_one,
+        default=SHOWN_LINES,
+        metavar="N",
+        help=f"lines shown ({SHOWN_LINES})",
     )
 
 
@@ -58,26 +62,64 @@ def serve_features(options: argparse.Namespace, settings: Settings) -> list[str]
 def show_audit(options: argparse.Namespace, settings: Settings) -> list[str]:
     """The newest lines of the audit trail, and whether its chain is whole.
 
+    The lines of a broken chain are shown too, before it is refused.
+
     Raises:
-        DataContractError: a line was changed, removed or put in between.
+        ConfigurationError: there is no state folder.
+        DataContractError: a line was changed, removed or put in between, or all of them are gone.
     """
     trail = AuditTrail(settings.home / "audit")
     verdict = trail.verify()
+    if not verdict.num_lines:
+        _check_never_used(trail, settings.home)
+    lines = [] if options.verify else list(trail.lines())[-options.last :]
+    shown = [_as_stored(line) if options.json else _told(line) for line in lines]
     if verdict.faults:
+        sys.stdout.writelines(f"{line}\n" for line in shown)
+        sys.stdout.flush()
         raise DataContractError(
             f"the audit trail in {trail.folder} is not whole: {'; '.join(verdict.faults)}. "
             f"{verdict.num_lines:,} lines were read"
         )
-    lines = [] if options.verify else list(trail.lines())[-options.last :]
-    shown = [line.text.decode() if options.json else _told(line) for line in lines]
     if options.json:
         return shown
     return [*shown, f"{'Whole':<10}{verdict.num_lines:,} lines, the last one is {verdict.head}"]
 
 
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} lines cannot be shown; expected 1 or more")
+    return number
+
+
+def _check_never_used(trail: AuditTrail, home: Path) -> None:
+    """A trail without a line is whole only where nothing was done that it would tell."""
+    if not home.is_dir():
+        raise ConfigurationError(
+            f"there is no state folder {home}; name one with --home or FALAJ_HOME"
+        )
+    if (home / "feast" / "applied.json").exists():
+        raise DataContractError(
+            f"the audit trail in {trail.folder} is gone: it has no lines, but definitions were "
+            f"applied to the feature store in {home / 'feast'}, which writes some. Look for it in "
+            "the copies of the state folder; the next act begins a new trail"
+        )
+
+
+def _as_stored(line: AuditLine) -> str:
+    return line.text.decode(errors="backslashreplace")
+
+
 def _told(line: AuditLine) -> str:
     """One line for people: when, what, on what, how it ended, who."""
-    act = line.content
+    try:
+        return _act_told(line.content)
+    except (KeyError, TypeError, AttributeError, ValueError):  # it was spoilt
+        return f"{line.file} line {line.number} is no audit line: {line.text[:200]!r}"
+
+
+def _act_told(act: dict[str, Any]) -> str:
     who = act.get("who", {})
     name = who.get("subject") or who.get("user") or "nobody"
     roles = f" ({', '.join(who['roles'])})" if who.get("roles") else ""

@@ -7,6 +7,7 @@ what was left undone. Library exceptions are turned into these at a room's edge.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,7 @@ class PromotionRefusedError(RegistryError):
 
 
 _PERMANENT_WRITE_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
+_NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 
 
 @contextmanager
@@ -77,10 +79,20 @@ def refused_writes_explained(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno not in _PERMANENT_WRITE_ERRORS:
+        if exc.errno not in _PERMANENT_WRITE_ERRORS and not _cannot_be_made(target, exc):
             raise
         raise StorageError(
             f"{target}: the disk refused a write ({exc.strerror}); expected a writable folder with "
             "free space. Nothing half written is visible; free space or mend the permissions and "
             "run again, finished stages are kept"
         ) from exc
+
+
+def _cannot_be_made(target: Path, exc: OSError) -> bool:
+    """True where `target` or a folder above it is a file, or lies where nothing can be made.
+
+    The same error about any other path is one of reading, and passes on as it is.
+    """
+    if exc.errno not in _NO_SUCH_PLACE or not isinstance(exc.filename, str | os.PathLike):
+        return False
+    return target.is_relative_to(Path(exc.filename))

@@ -28,7 +28,7 @@ from feast.repo_config import RepoConfig
 from feast.utils import compute_non_entity_date_range
 from pydantic import Field, PositiveInt
 
-from tasks.errors import ConfigurationError, FeatureStoreError
+from tasks.errors import ConfigurationError, FeatureStoreError, WindowError
 from tasks.features.asof_entities import (
     EntityRows,
     NaiveTimes,
@@ -102,6 +102,7 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
 
         Raises:
             ConfigurationError: naive times are to be refused, but Feast hides them.
+            WindowError: the dates are reversed.
             FeatureStoreError: a view lacks its keys; all else is said when the job runs.
         """
         _check_naive_times(config, entity_df)
@@ -112,7 +113,7 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
             joins=[ViewJoin.of(view, feature_refs, full_feature_names) for view in feature_views],
             given=entity_df
             if entity_df is not None
-            else compute_non_entity_date_range(feature_views, start_date, end_date),
+            else _range_of(feature_views, start_date, end_date),
             cut_off=filter_by_created_timestamp,
             refs=feature_refs,
         )
@@ -254,6 +255,19 @@ def _check_naive_times(config: RepoConfig, entity_df: pd.DataFrame | str | None)
             "the offline store is to refuse times without a time zone, but Feast makes them UTC "
             "before it sees them; set coerce_tz_aware: false in feature_store.yaml"
         )
+
+
+def _range_of(
+    views: list[FeatureView], start: datetime | None, end: datetime | None
+) -> tuple[datetime, datetime]:
+    """First and last event time of a retrieval without an entity frame."""
+    first, last = compute_non_entity_date_range(views, start, end)
+    if first > last:
+        raise WindowError(
+            f"retrieval from {first.isoformat()} to {last.isoformat()} is reversed; expected "
+            "start_date at or before end_date, which is now where it is not given. Nothing was read"
+        )
+    return first, last
 
 
 def _columns(keys: Sequence[str], features: Sequence[str], times: Sequence[str]) -> str:

@@ -2,9 +2,11 @@
 
 One JSON line an act, appended to `features-<year>-<month>.jsonl` by any number of processes. Each
 line carries the digest of the line before it, over file borders, and `head.json` that of the last
-one, so a line that was changed, removed or put in between is noticed. Whoever may write the folder
-can still make a whole new chain: send the lines, or the head's digest now and then, to a place of
-its own. Lines name views, services, windows and counts, never a key or a value of a row.
+one, so a line that was changed, removed or put in between is noticed. The next line never heals
+what was broken: where the newest line is not the one that the head names, it names the head's.
+Whoever may write the folder can still make a whole new chain: send the lines, or the head's digest
+now and then, to a place of its own. Lines name views, services, windows and counts, never a key or
+a value of a row.
 """
 
 from __future__ import annotations
@@ -100,17 +102,17 @@ class AuditTrail:
         """Append one line, whole, behind the last one of whatever process wrote it."""
         now = datetime.now(UTC)
         with self._writing():
+            previous = self._previous()
             line = {
                 "time": now.isoformat(timespec="microseconds"),
                 "action": action,
                 **{name: fact for name, fact in facts.items() if fact is not None},
                 "who": facts.get("who") or process_identity(),
-                "previous": self._last_digest(),
+                "previous": previous,
             }
             text = json.dumps(line, default=str, separators=(",", ":")).encode()
             self._write(self.folder / f"features-{now:%Y-%m}.jsonl", text)
-            head = {"digest": hashlib.sha256(text).hexdigest(), "time": line["time"]}
-            write_atomically(self.folder / "head.json", json.dumps(head))
+            self._move_head(hashlib.sha256(text).hexdigest())
 
     def lines(self) -> Iterator[AuditLine]:
         """All lines, oldest first."""
@@ -122,8 +124,12 @@ class AuditTrail:
         """Follow the chain from the first line to the head.
 
         A process that was killed between a line and the head leaves the head one line behind;
-        that is no fault.
+        that is no fault. Acts of other processes wait meanwhile.
         """
+        with self._reading():
+            return self._follow()
+
+    def _follow(self) -> AuditVerdict:
         faults: list[str] = []
         digests = [BEGINNING]
         for line in self.lines():
@@ -155,24 +161,54 @@ class AuditTrail:
         finally:
             os.close(descriptor)
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Keep writers out, where there was one: lines and head belong together."""
+        try:
+            lock = (self.folder / "lock").open("rb")
+        except FileNotFoundError:
+            yield
+            return
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield
+
     def _write(self, file: Path, text: bytes) -> None:
         with refused_writes_explained(file):
             torn = _is_torn(file)  # the end of a line that a power cut left begins no new one
             descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FILE_MODE)
             try:
-                os.write(descriptor, b"\n" * torn + text + b"\n")
-                os.fsync(descriptor)
+                _write_whole(descriptor, b"\n" * torn + text + b"\n")
             finally:
                 os.close(descriptor)
 
+    def _move_head(self, digest: str) -> None:
+        head = {"digest": digest, "time": datetime.now(UTC).isoformat(timespec="microseconds")}
+        write_atomically(self.folder / "head.json", json.dumps(head))
+
+    def _previous(self) -> str:
+        """What the next line names: the newest line, where the head vouches for it.
+
+        The head may be one line behind (see `verify`). Otherwise lines were changed or removed
+        since the last act, and naming what is left would make the chain whole again.
+        """
+        newest, head = self._newest_digests(), _read_head(self.folder)
+        if head is None and newest == [BEGINNING]:
+            self._move_head(BEGINNING)  # so that lines without a head are always a fault
+            head = BEGINNING
+        return newest[-1] if head in newest else head or BEGINNING
+
+    def _newest_digests(self) -> list[str]:
+        """Digests of the last line and the one before it, the last one last."""
+        lines: list[bytes] = []
+        for file in reversed(self._files()):
+            lines = _last_lines(file, 2 - len(lines)) + lines
+            if len(lines) == 2:
+                break
+        return [BEGINNING, *(hashlib.sha256(line).hexdigest() for line in lines)][-2:]
+
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("features-*.jsonl"))
-
-    def _last_digest(self) -> str:
-        for file in reversed(self._files()):
-            if last := _last_line(file):
-                return hashlib.sha256(last).hexdigest()
-        return BEGINNING
 
 
 def process_identity() -> dict[str, Any]:
@@ -208,7 +244,21 @@ def _read_head(folder: Path) -> str | None:
 
 
 def _lines_of(file: Path) -> list[bytes]:
-    return file.read_bytes().removesuffix(b"\n").split(b"\n")
+    content = file.read_bytes()  # a disk that was full may have left an empty file
+    return content.removesuffix(b"\n").split(b"\n") if content else []
+
+
+def _write_whole(descriptor: int, content: bytes) -> None:
+    """Append all of `content` or nothing: a disk that fills takes the beginning of a write."""
+    size = os.fstat(descriptor).st_size
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
 
 
 def _is_torn(file: Path) -> bool:
@@ -219,8 +269,8 @@ def _is_torn(file: Path) -> bool:
         return stream.read(1) != b"\n"
 
 
-def _last_line(file: Path) -> bytes:
-    """The last line, found from the end: the file may be long."""
+def _last_lines(file: Path, count: int) -> list[bytes]:
+    """The last lines, found from the end: the file may be long."""
     block = 8192
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
@@ -228,6 +278,6 @@ def _last_line(file: Path) -> bytes:
             start = max(0, size - block)
             stream.seek(start)
             lines = stream.read().rstrip(b"\n").split(b"\n")
-            if len(lines) > 1 or start == 0:
-                return lines[-1]
+            if len(lines) > count or start == 0:
+                return [line for line in lines[-count:] if line]
             block *= 2

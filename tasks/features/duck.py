@@ -10,7 +10,9 @@ from tempfile import TemporaryDirectory
 import duckdb
 
 from tasks.contracts import TimeWindow
-from tasks.errors import StorageError
+from tasks.errors import ArtifactError, StorageError
+
+ABSENT = "No files found that match the pattern"
 
 
 @contextmanager
@@ -20,6 +22,7 @@ def duckdb_session(
     """A private in-memory database in UTC that spills under `spill_parent` when memory is short.
 
     Raises:
+        ArtifactError: files that a query reads are gone.
         StorageError: the disk refused a write.
     """
     spill_parent.mkdir(parents=True, exist_ok=True)
@@ -32,10 +35,30 @@ def duckdb_session(
         try:
             yield con
         except duckdb.IOException as exc:
+            reason = first_line(exc)
+            if ABSENT in reason:
+                pattern = reason.split(ABSENT)[1].strip()
+                raise ArtifactError(
+                    f"there is no file {pattern}; expected the Parquet files of a table there. "
+                    "Nothing was read; put the folder back from a copy, or run the refresh of its "
+                    "windows again"
+                ) from exc
             raise StorageError(
-                f"{spill_parent}: DuckDB could not read or write a file ({exc}); expected a "
+                f"{spill_parent}: DuckDB could not read or write a file ({reason}); expected a "
                 "writable folder with free space. Nothing half written is visible; run again"
             ) from exc
+
+
+def first_line(exc: duckdb.Error) -> str:
+    """What DuckDB says, without the text of the query that follows."""
+    return str(exc).split("\n", 1)[0]
+
+
+def is_damage(exc: duckdb.Error) -> bool:
+    """Whether a plain read of Parquet failed because a file is not what was once written."""
+    unclassified = type(exc) is duckdb.Error  # the header of a page that is none
+    cut_short = "Could not read enough bytes" in str(exc)
+    return isinstance(exc, duckdb.InvalidInputException) or unclassified or cut_short
 
 
 def set_window(con: duckdb.DuckDBPyConnection, window: TimeWindow) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import zipfile
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import duckdb
 
 from tasks.contracts import LandedRows, SourceFile, TableRef, TimeWindow
-from tasks.errors import ConfigurationError, DataContractError
+from tasks.errors import ConfigurationError, DataContractError, WindowError
 from tasks.features.config import FeatureConfig, RawTable
 from tasks.features.duck import duckdb_session, names, sql_name, sql_text
 from tasks.settings import (
@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 3
 
+MAX_YEARS = 20
+"""Longest window. Tables are made month by month, so a mistyped year would keep a run for days."""
+
 
 def land_raw_rows(
     window: TimeWindow, config: FeatureConfig, repo: Path, store: ArtifactStore
@@ -45,12 +48,14 @@ def land_raw_rows(
         store: where the Parquet files go.
 
     Raises:
-        WindowError: the window ends in the future. Nothing is touched.
+        WindowError: the window ends in the future, or is longer than `MAX_YEARS`. Nothing is
+            touched.
         ConfigurationError: a source cannot be found.
         DataContractError: a column is missing, a value has the wrong type, a time has no zone, or
             the window holds no rows of a table with history.
     """
     window.check_not_in_future(datetime.now(UTC))
+    _check_length(window)
     sources = {table.name: locate_source(table, repo) for table in config.raw_tables}
     key = content_key(
         code_digest(__file__), window, list(config.raw_tables), list(sources.values())
@@ -67,6 +72,14 @@ def land_raw_rows(
         return LandedRows(window=window, tables=tables)
 
     return store.build_once("landed", key, LandedRows, build)
+
+
+def _check_length(window: TimeWindow) -> None:
+    if window.end - window.start > timedelta(days=366 * MAX_YEARS):
+        raise WindowError(
+            f"window {window} is longer than {MAX_YEARS} years; check the years, or refresh longer "
+            "history in parts. Nothing was touched"
+        )
 
 
 def locate_source(table: RawTable, repo: Path) -> Path:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import fcntl
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError, model_validator
 
-from tasks.contracts import FeatureTables, MaterializedView, TimeWindow
+from tasks.contracts import Contract, FeatureTables, MaterializedView, TimeWindow
 from tasks.features.config import FeatureConfig
 from tasks.features.presence import online_store_is_there
 from tasks.features.profile import profile_file
@@ -22,6 +22,21 @@ from tasks.settings import code_digest, content_key, digest_of, write_atomically
 
 SNAPSHOTS = "snapshots"
 VIEWS = TypeAdapter(list[MaterializedView])
+
+
+class Ledger(Contract):
+    """Which tables and definitions were materialized, and each view's watermark."""
+
+    version: str
+    definitions: str
+    mark: int
+    views: tuple[MaterializedView, ...]
+
+    @model_validator(mode="after")
+    def _tells_moments(self) -> Self:
+        if any(view.watermark.tzinfo is None for view in self.views):
+            raise ValueError("a watermark has no time zone")
+        return self
 
 
 def definitions_digest(repo: Path) -> str:
@@ -46,9 +61,18 @@ def training_set_key(
     )
 
 
+def load_ledger(home: Path) -> Ledger | None:
+    """The ledger; None where it is absent, was cut off, or does not say all that it must."""
+    try:
+        return Ledger.model_validate(read_json(home / "feast" / "materialized.json"))
+    except ValidationError:
+        return None
+
+
 def read_ledger(home: Path) -> dict[str, Any]:
-    """Which tables and definitions were materialized, and each view's watermark."""
-    return read_json(home / "feast" / "materialized.json")
+    """The ledger as plain JSON values; empty where there is none that can be believed."""
+    ledger = load_ledger(home)
+    return ledger.model_dump(mode="json") if ledger else {}
 
 
 def write_ledger(
@@ -58,58 +82,59 @@ def write_ledger(
 
     Of two that end at the same time with the same tables, the later watermark stays.
     """
-    record: dict[str, Any] = {
-        "version": tables.version,
-        "definitions": definitions_digest(repo),
-        "mark": mark,
-    }
+    new = Ledger(
+        version=tables.version, definitions=definitions_digest(repo), mark=mark, views=views
+    )
     file = home / "feast" / "materialized.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = read_ledger(home)
-        if all(known.get(name) == value for name, value in record.items()):
-            ahead = {v.name: v.watermark for v in VIEWS.validate_python(known["views"])}
-            views = tuple(
-                view.model_copy(
-                    update={"watermark": max(view.watermark, ahead.get(view.name, view.watermark))}
-                )
-                for view in views
-            )
-        record["views"] = VIEWS.dump_python(list(views), mode="json")
-        write_atomically(file, json.dumps(record, indent=1))
+        known = load_ledger(home)
+        if known and known.model_copy(update={"views": views}) == new:
+            new = new.model_copy(update={"views": _not_behind(views, known.views)})
+        write_atomically(file, new.model_dump_json(indent=1))
 
 
-def is_filled(ledger: dict[str, Any], home: Path, repo: Path) -> bool:
+def _not_behind(
+    views: tuple[MaterializedView, ...], known: tuple[MaterializedView, ...]
+) -> tuple[MaterializedView, ...]:
+    ahead = {view.name: view.watermark for view in known}
+    return tuple(
+        view.model_copy(
+            update={"watermark": max(view.watermark, ahead.get(view.name, view.watermark))}
+        )
+        for view in views
+    )
+
+
+def is_filled(ledger: Ledger, home: Path, repo: Path) -> bool:
     """True where the online store is the one that the ledger speaks of, and was not emptied.
 
     Raises:
         TransientError: Redis does not answer.
     """
-    mark = ledger.get("mark")
-    return mark is not None and online_store_is_there(home, repo) and read_mark(home, repo) == mark
+    return online_store_is_there(home, repo) and read_mark(home, repo) == ledger.mark
 
 
 def online_views(
     tables: FeatureTables, window: TimeWindow, home: Path, repo: Path
 ) -> tuple[MaterializedView, ...] | None:
     """The views, where these tables are online up to the window's end; None where they are not."""
-    ledger = read_ledger(home)
-    views = VIEWS.validate_python(ledger.get("views", []))
+    ledger = load_ledger(home)
     is_online = (
-        bool(views)
-        and ledger["version"] == tables.version
-        and ledger["definitions"] == definitions_digest(repo)
-        and all(view.watermark >= window.end for view in views)
+        ledger is not None
+        and ledger.version == tables.version
+        and ledger.definitions == definitions_digest(repo)
+        and all(view.watermark >= window.end for view in ledger.views)
         and is_filled(ledger, home, repo)
     )
-    return tuple(views) if is_online else None
+    return ledger.views if ledger and is_online else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Content of a small JSON file; empty where it is absent or was cut off."""
+    """Content of a small JSON file; empty where it is absent, cut off, or no JSON at all."""
     try:
         content = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -14,11 +14,11 @@ from tasks.features.config import MaterializationConfig
 from tasks.features.duck import duckdb_session, names, parquet
 from tasks.features.earlier_versions import write_earlier_versions
 from tasks.features.ledger import (
-    VIEWS,
+    Ledger,
     definitions_digest,
     is_filled,
+    load_ledger,
     online_views,
-    read_ledger,
     write_ledger,
 )
 from tasks.features.store import apply_definitions, open_store, quiet
@@ -47,6 +47,10 @@ def materialize(
     again. Nothing is done where this version of the tables is online up to the window's end. Two
     processes may do it at once: of two values the newer stays, and so does the later watermark.
 
+    Without a ledger that speaks of this very store (it was lost or damaged, or the store is new,
+    emptied or another's), all of history is written. The end is then the window's, or that of all
+    landed rows where the store bears a mark: it was filled before, nobody knows how far.
+
     Raises:
         WindowError: the window ends in the future, is empty or reversed. Nothing was touched.
         FeatureStoreError: fewer entities were written than there are. The watermark did not move.
@@ -56,17 +60,14 @@ def materialize(
     done = online_views(tables, window, home, repo)
     if done is not None:
         return done
-    before = read_ledger(home)
-    views = VIEWS.validate_python(before.get("views", []))
-    present = bool(views) and is_filled(before, home, repo)
+    ledger, mark = load_ledger(home), read_mark(home, repo)
+    present = ledger is not None and is_filled(ledger, home, repo)
     feast = open_store(home, repo, features_folder(tables, store))
     apply_definitions(feast, home, repo, again=not present)
-    # Other definitions, or an online store that is gone: write all of history, not this window.
-    same = present and before["definitions"] == definitions_digest(repo)
-    overlap = window.start - timedelta(hours=config.lateness_hours)
-    since = overlap if same or not views else BEGINNING
-    # A window refreshed again also changes features after it, up to what is online already.
-    until = max([window.end, *(view.watermark for view in views)])
+    # Other definitions, or an online store of which nothing is known: not this window alone.
+    same = present and ledger is not None and ledger.definitions == definitions_digest(repo)
+    since = window.start - timedelta(hours=config.lateness_hours) if same else BEGINNING
+    until = _reach(tables, window, ledger, mark)
     written = tuple(
         _materialize_view(feast, view, since, until)
         for view in sorted(feast.list_feature_views(), key=lambda v: v.name)
@@ -81,6 +82,20 @@ def materialize(
         write_mark(home, repo, mark)
     write_ledger(tables, repo, written, home, mark)
     return written
+
+
+def _reach(
+    tables: FeatureTables, window: TimeWindow, ledger: Ledger | None, mark: int | None
+) -> datetime:
+    """The moment up to which to write, so that nothing online is newer than the watermark.
+
+    A window refreshed again also changes features after it, up to what is online already. A store
+    filled under a mark that the ledger does not tell may hold all that ever landed.
+    """
+    ends = [window.end, *(view.watermark for view in (ledger.views if ledger else ()))]
+    if mark is not None and (ledger is None or ledger.mark != mark):
+        ends += [datetime.fromisoformat(name.split("/")[1]) for name in tables.sources]
+    return max(ends)
 
 
 def _materialize_view(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from feast import FeatureStore
 from feast.infra.key_encoding_utils import deserialize_entity_key
 from feast.type_map import feast_value_type_to_python_type
 
-from tasks.errors import TransientError
+from tasks.errors import FeatureStoreError, TransientError
 from tasks.features.config import OnlineConfig
 from tasks.features.online_plan import KeyGroup, ReadPlan
 
@@ -78,6 +79,30 @@ class Breaker:
         self._failures = 0
         self._closed_until = 0.0
         self._reason = ""
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """One request: let through or refused, and what came of it noted.
+
+        An answer that cannot be used, a `FeatureStoreError`, is an answer: the store is there. A
+        request that ended without having asked gives its turn back; the next may go at once.
+
+        Raises:
+            TransientError: the store failed moments ago.
+        """
+        self.check()
+        noted = self._failures
+        try:
+            yield
+        except FeatureStoreError:
+            self.succeeded()
+            raise
+        except BaseException:
+            with self._lock:
+                if self._failures == noted:  # else `failed` has set the pause
+                    self._closed_until = self._clock()
+            raise
+        self.succeeded()
 
     def check(self) -> None:
         """Let a request through, or say that the store is away without asking it.
@@ -231,8 +256,19 @@ def microseconds(moment: datetime) -> int:
 
 
 def key_values(packed: bytes, version: int) -> dict[str, Any]:
-    """Join keys and values of a serialized entity key."""
-    key = deserialize_entity_key(packed, version)
+    """Join keys and values of a serialized entity key.
+
+    Raises:
+        FeatureStoreError: it is none.
+    """
+    try:
+        key = deserialize_entity_key(packed, version)
+    except (struct.error, ValueError, IndexError, TypeError) as exc:
+        raise FeatureStoreError(
+            f"the online store holds a key that is no entity key of Feast ({exc}); it is damaged, "
+            "or something else writes to it. Nothing was read; remove what it holds of this "
+            "project and run the feature refresh, which fills it again"
+        ) from exc
     values = map(feast_value_type_to_python_type, key.entity_values)
     return dict(zip(key.join_keys, values, strict=True))
 

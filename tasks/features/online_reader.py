@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from feast import FeatureService, FeatureStore
 from feast.infra.online_stores.redis import RedisOnlineStoreConfig
 from feast.infra.online_stores.sqlite import SqliteOnlineStore, SqliteOnlineStoreConfig
@@ -36,7 +37,7 @@ from tasks.features.online_values import (
     value_decoder,
 )
 
-Request = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+Request = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | pd.DataFrame
 Moment = datetime | Sequence[datetime] | None
 
 
@@ -84,8 +85,8 @@ class OnlineReader:
         """Features of the requested rows, as known at `now`.
 
         Args:
-            entities: key columns by name, or one dictionary of keys a row; other columns are
-                ignored. A key that is null (None, NaN) has no features.
+            entities: key columns by name, as a mapping or a data frame, or one dictionary of keys a
+                row; other columns are ignored. A key that is null (None, NaN) has no features.
             now: moment at which ages count: of all rows, or one a row. None is the wall clock; a
                 replay gives its own.
 
@@ -140,14 +141,17 @@ class OnlineReader:
 
     def _check_request(self, entities: Request) -> tuple[Mapping[str, Sequence[Any]], int]:
         needed = self.plan.request_columns
+        if isinstance(entities, pd.DataFrame):
+            return _columns_of_frame(entities, needed), len(entities)
         if not isinstance(entities, Mapping):
-            return _columns_of(entities, needed), len(entities)
+            return _columns_of(entities, needed)
         if missing := [name for name in needed if name not in entities]:
             raise _lacking(missing, list(entities))
-        if single := [name for name in needed if isinstance(entities[name], str | bytes)]:
+        if single := [name for name in needed if not _is_list(entities[name])]:
             raise DataContractError(
-                f"key column {', '.join(single)} of the request is one text, expected a list of "
-                "keys, one a row. Nothing was read"
+                f"key column {', '.join(single)} of the request is one "
+                f"{type(entities[single[0]]).__name__}, expected a list of keys, one a row. "
+                "Nothing was read"
             )
         lengths = {name: len(entities[name]) for name in needed or entities}
         if len(set(lengths.values())) > 1:
@@ -281,12 +285,44 @@ def open_backend(store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> O
 
 def _columns_of(
     rows: Sequence[Mapping[str, Any]], needed: Mapping[str, Any]
-) -> dict[str, list[Any]]:
+) -> tuple[dict[str, list[Any]], int]:
     try:
-        return {name: [row[name] for row in rows] for name in needed}
+        num_rows = len(rows)
+        return {name: [row[name] for row in rows] for name in needed}, num_rows
     except KeyError as exc:
         bad = next(row for row in rows if exc.args[0] not in row)
         raise _lacking([exc.args[0]], list(bad)) from exc
+    except (TypeError, IndexError) as exc:
+        found: Any = rows
+        if _is_list(rows):
+            found = next((row for row in rows if not isinstance(row, Mapping)), rows)
+        raise DataContractError(
+            f"a request was given as, or holds, {type(found).__name__}; expected key columns by "
+            "name, a data frame, or a list with one dictionary of keys a row. Nothing was read"
+        ) from exc
+
+
+def _columns_of_frame(frame: pd.DataFrame, needed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    names = list(frame.columns)
+    if missing := [name for name in needed if name not in names]:
+        raise _lacking(missing, names)
+    if double := [name for name in needed if names.count(name) > 1]:
+        raise DataContractError(
+            f"the request has more than one key column {', '.join(double)}; expected each once. "
+            "Nothing was read"
+        )
+    return {name: frame[name].tolist() for name in needed}
+
+
+def _is_list(column: Any) -> bool:
+    """Whether it has one entry a row; a text has a length too, but is one value."""
+    if isinstance(column, str | bytes | Mapping):
+        return False
+    try:
+        len(column)
+    except TypeError:
+        return False
+    return True
 
 
 def _lacking(missing: list[str], present: list[str]) -> DataContractError:

@@ -92,14 +92,12 @@ class RedisBackend:
         pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", head) + b"*" + self._project
         field = f"_ts:{self._plan.views[view].stored_name}"
         found: list[dict[str, Any]] = []
-        try:
+        with self._breaker.attempt(), self._explained():
             scanned = self._client.scan_iter(match=pattern, count=1000)
             for key in itertools.islice(scanned, 100 * count):
                 if len(found) < count and self._client.hexists(key, field):
                     packed = key.removesuffix(self._project)
                     found.append(key_values(packed, self._plan.key_version))
-        except AWAY as exc:
-            raise self._breaker.failed(exc) from exc
         return found
 
     def close(self) -> None:
@@ -109,20 +107,24 @@ class RedisBackend:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """A connection that is ready to send; errors become ours.
-
-        Raises:
-            TransientError: the server is away, or too slow.
-            FeatureStoreError: it refuses the command.
-        """
-        self._breaker.check()
+        """A connection that is ready to send; errors become ours, as `_explained` says them."""
         if self._owner != os.getpid():  # sockets must not be shared with the parent process
             self._owner = os.getpid()
             self._pool = Pool(self._connections.make_connection, _disconnect, self._config)
+        with self._breaker.attempt(), self._explained(), self._pool.lend() as connection:
+            _make_ready(connection)
+            yield connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the client become ours.
+
+        Raises:
+            TransientError: the server is away, or too slow.
+            FeatureStoreError: it refuses the user or the command.
+        """
         try:
-            with self._pool.lend() as connection:
-                _make_ready(connection)
-                yield connection
+            yield
         except redis.AuthenticationError as exc:
             raise FeatureStoreError(
                 f"Redis refuses the user or password of online_store.connection_string ({exc}). "
@@ -131,12 +133,10 @@ class RedisBackend:
         except AWAY as exc:
             raise self._breaker.failed(exc) from exc
         except redis.RedisError as exc:
-            self._breaker.succeeded()  # it answered
             raise FeatureStoreError(
                 f"Redis refuses to read features: {exc}. Nothing was read; check that the keys of "
                 "this project are hashes that Feast wrote, and that the user may read them"
             ) from exc
-        self._breaker.succeeded()
 
 
 class _Command:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -67,11 +68,43 @@ class SqliteBackend:
             [encode(key) for key in distinct]
             for encode, distinct in zip(self._encoders, keys, strict=True)
         ]
-        self._breaker.check()
+        with self._opened() as opened:
+            return self._read(opened, packed)
+
+    def moment(self, cell: int) -> int:
+        """See `OnlineBackend`."""
+        return cell
+
+    def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
+        """See `OnlineBackend`; evenly spread over all keys in their order."""
+        table = sql_name(f"{self.plan.project}_{self.plan.views[view].stored_name}")
+        with self._opened() as opened:
+            found = opened.connection.execute(
+                f"SELECT DISTINCT entity_key FROM {table} ORDER BY entity_key"
+            ).fetchall()
+        some = found[:: max(len(found) // count, 1)][:count]
+        return [key_values(key, self.plan.key_version) for (key,) in some]
+
+    def close(self) -> None:
+        """See `OnlineBackend`."""
+        self._pool.close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[_OpenFile]:
+        """The file, ready to be read; errors become ours.
+
+        Raises:
+            TransientError: it is locked, or cannot be opened.
+            FeatureStoreError: it is absent, damaged, or lacks a view.
+        """
+        with self._breaker.attempt(), self._explained(), self._pool.lend() as opened:
+            self._follow_file(opened)
+            yield opened
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            with self._pool.lend() as opened:
-                self._follow_file(opened)
-                found = self._read(opened, packed)
+            yield
         except FileNotFoundError as exc:
             raise FeatureStoreError(
                 f"the online store {self._path.name} does not exist; run the feature refresh, "
@@ -89,27 +122,6 @@ class SqliteBackend:
                 f"the online store {self._path.name} is damaged or no SQLite file ({exc}); remove "
                 "it and run the feature refresh, which fills it again. Nothing was read"
             ) from exc
-        self._breaker.succeeded()
-        return found
-
-    def moment(self, cell: int) -> int:
-        """See `OnlineBackend`."""
-        return cell
-
-    def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
-        """See `OnlineBackend`; evenly spread over all keys in their order."""
-        table = sql_name(f"{self.plan.project}_{self.plan.views[view].stored_name}")
-        with self._pool.lend() as opened:
-            self._follow_file(opened)
-            found = opened.connection.execute(
-                f"SELECT DISTINCT entity_key FROM {table} ORDER BY entity_key"
-            ).fetchall()
-        some = found[:: max(len(found) // count, 1)][:count]
-        return [key_values(key, self.plan.key_version) for (key,) in some]
-
-    def close(self) -> None:
-        """See `OnlineBackend`."""
-        self._pool.close()
 
     def _open(self) -> _OpenFile:
         inode = self._inode()

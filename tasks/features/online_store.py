@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow.compute as pc
+from feast.entity import Entity
 from feast.feature_view import FeatureView
 from feast.infra.key_encoding_utils import serialize_entity_key
 from feast.infra.online_stores.helpers import extract_text_and_num
@@ -73,6 +74,30 @@ class NewerWinsSqliteOnlineStoreConfig(SqliteOnlineStoreConfig):
 
 class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
     """One SQLite file in which a batch is written whole or not at all, beside its readers."""
+
+    def update(
+        self,
+        config: RepoConfig,
+        tables_to_delete: Sequence[FeatureView],
+        tables_to_keep: Sequence[FeatureView],
+        entities_to_delete: Sequence[Entity],
+        entities_to_keep: Sequence[Entity],
+        partial: bool,
+    ) -> None:
+        """Make the views' tables, and drop those of views that are gone.
+
+        Raises:
+            FeatureStoreError: the file is damaged. Others as for `write_rows`.
+        """
+        with self._explained(config):
+            super().update(
+                config,
+                tables_to_delete,
+                tables_to_keep,
+                entities_to_delete,
+                entities_to_keep,
+                partial,
+            )
 
     def online_write_batch(
         self,
@@ -135,23 +160,37 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
     def count_entities(self, config: RepoConfig, table: FeatureView) -> int:
         """Number of entities that have a value of this view online."""
         name = _quote_id(_table_id_of(config, table))
-        connection = self._get_conn(config)
-        row = connection.execute(f"SELECT count(DISTINCT entity_key) FROM {name}").fetchone()
+        with self._explained(config):
+            connection = self._get_conn(config)
+            row = connection.execute(f"SELECT count(DISTINCT entity_key) FROM {name}").fetchone()
         return int(row[0])
 
     def _get_conn(self, config: RepoConfig) -> sqlite3.Connection:
         """The connection of readers; it never holds a transaction open."""
+        self._conn: sqlite3.Connection | None
         opened = self._conn is not None
         connection: sqlite3.Connection = super()._get_conn(config)
         if not opened:
-            connection.execute(f"PRAGMA busy_timeout = {LOCK_WAIT_S * 1000}")
-            connection.execute("PRAGMA journal_mode = WAL")  # a writer shuts no reader out
+            try:
+                connection.execute(f"PRAGMA busy_timeout = {LOCK_WAIT_S * 1000}")
+                connection.execute("PRAGMA journal_mode = WAL")  # a writer shuts no reader out
+            except sqlite3.DatabaseError:
+                connection.close()
+                self._conn = None  # else the next call would take it for a good one
+                raise
         return connection
+
+    @contextmanager
+    def _explained(self, config: RepoConfig) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as exc:
+            raise _explained(exc, self._get_db_path(config)) from exc
 
     @contextmanager
     def _writer(self, config: RepoConfig) -> Iterator[sqlite3.Connection]:
         """A connection of its own: readers in this process must not see rows before the commit."""
-        try:
+        with self._explained(config):
             self._get_conn(config)  # makes the file
             with closing(
                 sqlite3.connect(
@@ -162,8 +201,6 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
                 connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
                 connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
                 yield connection
-        except sqlite3.DatabaseError as exc:
-            raise _explained(exc) from exc
 
 
 def _upsert(
@@ -286,7 +323,7 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _explained(exc: sqlite3.DatabaseError) -> Exception:
+def _explained(exc: sqlite3.DatabaseError, file: str) -> Exception:
     said = str(exc)
     undone = "Nothing of this batch was written"
     if "locked" in said or "busy" in said:
@@ -306,5 +343,5 @@ def _explained(exc: sqlite3.DatabaseError) -> Exception:
         )
     return FeatureStoreError(
         f"the online store refused a write ({exc}); expected a whole SQLite file with Feast's "
-        f"tables. {undone}; remove the file to have it filled again"
+        f"tables. {undone}; remove {file} and refresh, which fills it again"
     )

@@ -15,6 +15,13 @@ Where every row of a view is created equally long after its event this holds for
 that arrived so late that a newer one, at or after W, was known before it has no such moment; its
 entity is counted as overtaken and not compared.
 
+At that moment a row may be older than its view's TTL, as where a feed ended long before W: both
+sides must then be blank, which says nothing about the value that is stored. Such an entity is
+counted as stale and asked a second time, at the moment at which its row became known. That row is
+still the newest before W, so both sides must give it. Where it became known only after its TTL, no
+moment shows it. A view of which only nulls could be compared is not said to be equal: there was
+nothing to compare.
+
 Entities are drawn, seeded, from the keys that have a row before the watermark, and from those that
 are online without one: of these both sides must have nothing. Compared are all features of the view
 they were drawn from, through the feature service that readers get. Values are compared in the type
@@ -30,6 +37,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -38,8 +46,9 @@ from feast.value_type import ValueType
 from numpy.typing import NDArray
 
 from tasks.contracts import FeatureTables, ParityDifference, ParityReport, ViewParity
-from tasks.errors import FeatureStoreError
+from tasks.errors import ArtifactError, FeatureStoreError
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig
+from tasks.features.duck import first_line, is_damage
 from tasks.features.equality import as_text, equal_values, retrieved_column
 from tasks.features.ledger import VIEWS, read_ledger
 from tasks.features.online_answer import Freshness, OnlineAnswer
@@ -90,7 +99,9 @@ def check_parity(
         store: artifact store that holds the tables.
 
     Raises:
-        FeatureStoreError: nothing is materialized, or other tables are; retrieval lost rows.
+        FeatureStoreError: nothing is materialized, or other tables are; retrieval lost rows; the
+            online store is damaged.
+        ArtifactError: files of the tables are gone or damaged.
         TransientError: the online store is away.
     """
     watermarks = _watermarks(tables, home)
@@ -147,19 +158,31 @@ def _ask(
     frame[ROW] = np.arange(len(drawn), dtype=np.int64)
     if not drawn:
         return online, pa.table({ROW: pa.array([], pa.int64())})
-    offline = feast.get_historical_features(
-        entity_df=frame,
-        features=service,
-        full_feature_names=True,
-        filter_by_created_timestamp=True,
-    ).to_arrow()
-    offline = offline.sort_by(ROW)
+    offline = _retrieve(feast, service, frame).sort_by(ROW)
     if offline.column(ROW).to_pylist() != list(range(len(drawn))):
         raise FeatureStoreError(
             f"retrieval of {service.name}: {len(drawn)} rows went in, {offline.num_rows} came out; "
             "expected each once. Nothing was compared"
         )
     return online, offline
+
+
+def _retrieve(feast: FeatureStore, service: FeatureService, frame: pd.DataFrame) -> pa.Table:
+    try:
+        return feast.get_historical_features(
+            entity_df=frame,
+            features=service,
+            full_feature_names=True,
+            filter_by_created_timestamp=True,
+        ).to_arrow()
+    except FeatureStoreError as exc:
+        if isinstance(exc.__cause__, duckdb.Error) and is_damage(exc.__cause__):
+            raise ArtifactError(
+                f"a feature table is damaged: {first_line(exc.__cause__)}. Nothing was compared; "
+                "put the file back from a copy, or run the refresh of its windows again in an "
+                "empty state folder"
+            ) from exc
+        raise
 
 
 def _compare(
@@ -173,10 +196,12 @@ def _compare(
     """Fill in the tallies; return the first differences of each view, one after the other."""
     examples: list[list[ParityDifference]] = []
     of_view = np.array([entity.view for entity in drawn], np.intp)
+    is_first = np.array([not entity.again for entity in drawn], np.bool_)
     for position, (view, tally) in enumerate(zip(reader.plan.views, tallies, strict=True)):
         rows = np.flatnonzero(of_view == position)
-        tally.entities = rows.size
-        tally.stale = int((online.state[position, rows] == Freshness.STALE).sum())
+        firsts = rows[is_first[rows]]
+        tally.entities = firsts.size
+        tally.stale = int((online.state[position, firsts] == Freshness.STALE).sum())
         found: list[ParityDifference] = []
         for feature in view.features if rows.size else ():
             left = _take(online.columns[feature.output], rows)
@@ -250,7 +275,7 @@ def _report(
     if any(view.num_differing for view in views):
         verdict = "different"
     else:
-        verdict = "equal" if any(view.num_values for view in views) else "nothing compared"
+        verdict = "equal" if any(map(_has_values, views)) else "nothing compared"
     report = ParityReport(
         feature_service=reader.plan.service,
         tables_version=tables.version,
@@ -258,10 +283,26 @@ def _report(
         views=views,
         examples=tuple(examples),
         verdict=verdict,
-        evidence=tuple(_sentence(view, examples) for view in views if view.num_differing),
+        evidence=(
+            *(_sentence(view, examples) for view in views if view.num_differing),
+            *(_nothing_to_compare(view) for view in views if not _has_values(view)),
+        ),
     )
     logger.info("parity of %s: %s", report.feature_service, verdict)
     return report
+
+
+def _has_values(view: ViewParity) -> bool:
+    """Whether a value was compared that is not null on both sides."""
+    return view.num_values > view.num_null
+
+
+def _nothing_to_compare(view: ViewParity) -> str:
+    return (
+        f"feature view {view.view}: nothing to compare at {view.watermark:%Y-%m-%dT%H:%MZ}, all "
+        f"{view.num_values} values of {view.num_entities} entities are null on both sides; "
+        f"{view.num_stale} entities were too old and {view.num_overtaken} overtaken"
+    )
 
 
 def _sentence(view: ViewParity, examples: list[ParityDifference]) -> str:

@@ -11,9 +11,9 @@ import duckdb
 from feast import FeatureStore
 from feast.feature_view import DUMMY_ENTITY_ID
 
-from tasks.errors import FeatureStoreError
+from tasks.errors import ArtifactError, FeatureStoreError
 from tasks.features.config import FeatureConfig
-from tasks.features.duck import duckdb_session, parquet, sql_name
+from tasks.features.duck import duckdb_session, first_line, is_damage, parquet, sql_name
 from tasks.features.online_plan import KeyGroup, PlannedView
 from tasks.features.online_reader import OnlineReader
 
@@ -29,12 +29,14 @@ class DrawnEntity:
         key: column of a request to value.
         event_time: of its newest row before the watermark; None where it has none.
         moment: when to ask.
+        again: asked before at a later moment, at which its row was too old.
     """
 
     view: int
     key: dict[str, Any]
     event_time: datetime | None
     moment: datetime
+    again: bool = False
 
 
 def draw_entities(
@@ -53,6 +55,7 @@ def draw_entities(
 
     Raises:
         FeatureStoreError: a view of the service was never materialized.
+        ArtifactError: files of a table are gone or damaged.
     """
     drawn: list[DrawnEntity] = []
     overtaken = []
@@ -68,8 +71,18 @@ def draw_entities(
                     "materialized; run the feature refresh. Nothing was compared"
                 )
             group = next(g for g in reader.plan.groups if position in g.views)
-            _read_newest(con, view, group, Path(offline.tables_path), watermark)
-            found, passed = _with_rows(con, position, group, watermark, config)
+            table = (Path(offline.tables_path) / view.definition.batch_source.path).resolve()
+            try:
+                _read_newest(con, view, group, table, watermark)
+            except duckdb.Error as exc:
+                if not is_damage(exc):
+                    raise
+                raise ArtifactError(
+                    f"the table of feature view {view.name} is damaged: {first_line(exc)}. Nothing "
+                    f"was compared; put {table} back from a copy, or run the refresh of its "
+                    "windows again in an empty state folder"
+                ) from exc
+            found, passed = _with_rows(con, position, view, group, watermark, config)
             drawn += found
             drawn += _without_rows(con, reader, position, group, watermark, config)
             overtaken.append(passed)
@@ -80,7 +93,7 @@ def _read_newest(
     con: duckdb.DuckDBPyConnection,
     view: PlannedView,
     group: KeyGroup,
-    tables_path: Path,
+    table: Path,
     watermark: datetime,
 ) -> None:
     """Make table `newest`: for each key its row before the watermark, and what comes after it.
@@ -106,7 +119,7 @@ def _read_newest(
         "FILTER (event < $watermark::TIMESTAMPTZ) AS newest, "
         "min(greatest(event, created)) FILTER (event >= $watermark::TIMESTAMPTZ) AS overtaken "
         f"FROM (SELECT {''.join(f'{k}, ' for k in keys)}{event} AS event, {created} AS created "
-        f"FROM {parquet((tables_path / source.path).resolve())}) WHERE {nulls} {grouped}) "
+        f"FROM {parquet(table)}) WHERE {nulls} {grouped}) "
         "WHERE newest IS NOT NULL",
         {"watermark": watermark},
     )
@@ -115,23 +128,33 @@ def _read_newest(
 def _with_rows(
     con: duckdb.DuckDBPyConnection,
     position: int,
+    view: PlannedView,
     group: KeyGroup,
     watermark: datetime,
     config: FeatureConfig,
 ) -> tuple[list[DrawnEntity], int]:
-    """Entities that have a row, drawn by the seed, and how many of those were overtaken."""
+    """Entities that have a row, drawn by the seed, and how many of those were overtaken.
+
+    One whose row is too old at its moment is asked a second time, at the moment at which the row
+    became known: it is still the newest before the watermark, and its values can be seen.
+    """
     lot = "".join(f", {name}::VARCHAR" for name in _key_names(group))
     found = con.execute(
         f"SELECT * FROM newest ORDER BY md5(concat_ws(' ', {config.parity.seed}{lot})) "
         f"LIMIT {config.parity.entities_per_view}"
     ).fetchall()
-    drawn = []
+    drawn: list[DrawnEntity] = []
+    passed = 0
     for *key, event_time, known, overtaken_at in found:
         moment = max(watermark - INSTANT, known)
-        if overtaken_at is None or overtaken_at > moment:
-            columns = dict(zip(group.columns, key, strict=bool(key)))
-            drawn.append(DrawnEntity(position, columns, event_time, moment))
-    return drawn, len(found) - len(drawn)
+        if overtaken_at is not None and overtaken_at <= moment:
+            passed += 1
+            continue
+        columns = dict(zip(group.columns, key, strict=bool(key)))
+        drawn.append(DrawnEntity(position, columns, event_time, moment))
+        if view.ttl and known - event_time <= view.ttl < moment - event_time:
+            drawn.append(DrawnEntity(position, columns, event_time, known, again=True))
+    return drawn, passed
 
 
 def _without_rows(

@@ -18,9 +18,9 @@ from feast.errors import FeatureServiceNotFoundException
 from feast.permissions.permission import Permission
 from feast.repo_config import RepoConfig
 from pydantic import ValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
-from tasks.errors import ConfigurationError, TransientError
+from tasks.errors import ConfigurationError, FeatureStoreError, TransientError
 from tasks.features.guarded_store import GuardedFeatureStore
 from tasks.features.ledger import definitions_digest, read_json
 from tasks.features.profile import profile_file, read_profile
@@ -49,6 +49,7 @@ def open_store(
     Raises:
         ConfigurationError: the file is missing or wrong, asks for something unsafe, or is of
             another project than the state folder.
+        FeatureStoreError: the registry is damaged.
         TransientError: the registry cannot be reached.
     """
     described = read_profile(home, repo)
@@ -72,6 +73,21 @@ def open_store(
             f"the registry of {profile_file(repo).name} cannot be reached ({exc.orig}); start it "
             "or mend its address. Nothing was opened"
         ) from exc
+    except DatabaseError as exc:
+        raise FeatureStoreError(_damaged(described["registry"], exc)) from exc
+
+
+def _damaged(registry: Mapping[str, Any], exc: DatabaseError) -> str:
+    file = str(registry.get("path", "")).removeprefix("sqlite:///")
+    place, remedy = (
+        ("the registry", "mend it or restore it from a backup")
+        if "://" in file  # of a server, and may hold a password
+        else (f"the registry {file}", "remove this file and refresh, which applies them again")
+    )
+    return (
+        f"{place} cannot be read ({exc.orig}); expected a whole database with the feature "
+        f"definitions; {remedy}. Nothing was opened"
+    )
 
 
 def _check_owner(home: Path, project: str) -> None:

@@ -73,7 +73,8 @@ def _ask_redis(online: dict[str, Any], command: str, *arguments: object) -> Any:
 def _read_sqlite(path: Path) -> int | None:
     """The file's `user_version`; 0 in a file that nobody marked."""
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        address = path.absolute().as_uri() + "?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as connection:
             found = connection.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.DatabaseError:
         return None

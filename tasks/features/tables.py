@@ -19,6 +19,7 @@ from pathlib import Path
 
 import duckdb
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from tasks.contracts import (
     FeatureTables,
@@ -27,7 +28,12 @@ from tasks.contracts import (
     ValidatedRows,
     ValidationResult,
 )
-from tasks.errors import ConfigurationError, DataContractError, refused_writes_explained
+from tasks.errors import (
+    ArtifactError,
+    ConfigurationError,
+    DataContractError,
+    refused_writes_explained,
+)
 from tasks.features.config import FeatureConfig, FeatureTable, StagingQuery
 from tasks.features.duck import (
     duckdb_session,
@@ -50,12 +56,22 @@ FEATURES = "features"
 
 
 def current_tables(home: Path) -> FeatureTables:
-    """The published version, or `EMPTY` where none is published yet."""
-    try:
-        text = (published_path(home).parent / "value.json").read_text()
-    except FileNotFoundError:
+    """The published version, or `EMPTY` where none is published yet.
+
+    Raises:
+        ArtifactError: a version is published, but what describes it is gone or damaged.
+    """
+    if not (home / LINK).is_symlink():
         return EMPTY
-    return FeatureTables.model_validate_json(text)
+    file = published_path(home).parent / "value.json"
+    try:
+        return FeatureTables.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, ValidationError) as exc:
+        raise ArtifactError(
+            f"{file} is {'gone' if isinstance(exc, OSError) else 'damaged'}; expected the "
+            "description of the published feature tables. Restore it from a backup, or remove "
+            f"{home / LINK} and refresh all windows again. Nothing was changed"
+        ) from exc
 
 
 def published_path(home: Path) -> Path:

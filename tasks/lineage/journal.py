@@ -49,7 +49,7 @@ class Journal:
     def known_runs(self) -> frozenset[str]:
         """Ids of the steps that are wholly written."""
         try:
-            return frozenset((self.folder / RUNS).read_text().split())
+            return frozenset((self.folder / RUNS).read_text(errors="replace").split())
         except FileNotFoundError:
             return frozenset()
 
@@ -62,24 +62,15 @@ class Journal:
             self._append(RUNS, runs)
 
     def events(self) -> Iterator[Event]:
-        """All events, oldest first. A line that was cut off is passed over with a warning."""
+        """All events, oldest first. Spoilt lines are passed over; a warning counts them."""
         for file in sorted(self.folder.glob(PATTERN)):
-            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-                try:
-                    event = json.loads(line)
-                except json.JSONDecodeError:
-                    logger.warning("%s, line %d is cut off or spoilt", file.name, number)
-                    continue
-                yield event
+            yield from _events_in(file)
 
     @property
     def outbox(self) -> list[Event]:
         """Events that a collector has not taken yet."""
-        try:
-            lines = (self.folder / OUTBOX).read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in lines]
+        file = self.folder / OUTBOX
+        return list(_events_in(file)) if file.exists() else []
 
     def keep_in_outbox(self, events: Sequence[Event]) -> None:
         """Replace what waits for the collector."""
@@ -97,6 +88,27 @@ class Journal:
             stream.write(whole.encode())
             stream.flush()
             os.fsync(stream.fileno())
+
+
+def _events_in(file: Path) -> Iterator[Event]:
+    """Events of one file. A line that was cut off, or is no JSON object, is none."""
+    spoilt: list[int] = []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            event = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            event = None
+        if isinstance(event, dict):
+            yield event
+        else:
+            spoilt.append(number)
+    if spoilt:
+        logger.warning(
+            "%s: %d line(s) are cut off or spoilt and were passed over, the first is line %d",
+            file.name,
+            len(spoilt),
+            spoilt[0],
+        )
 
 
 def _ends_a_line(stream: Any) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from tasks.errors import ArtifactError
-from tasks.lineage.journal import Event, Journal
+from tasks.lineage.journal import Journal
+
+logger = logging.getLogger(__name__)
 
 MIN_DIGEST = 6
 MOST_EARLIER = 3
@@ -40,6 +46,47 @@ class Origin:
     inputs: tuple[Data, ...]
 
 
+class Dataset(BaseModel):
+    """What is read of an event's dataset; other fields may be there."""
+
+    namespace: str
+    name: str
+    facets: dict[str, dict[str, Any]] = {}
+
+    @property
+    def data(self) -> Data:
+        """The version that is meant."""
+        version = self.facets.get("version", {}).get("datasetVersion", "")
+        return Data(self.namespace, self.name, str(version))
+
+    @property
+    def note(self) -> str:
+        """What a person calls this version."""
+        return str(self.facets.get("falajNote", {}).get("note", ""))
+
+
+class Job(BaseModel):
+    """What is read of an event's job."""
+
+    name: str
+    facets: dict[str, dict[str, Any]] = {}
+
+
+class Run(BaseModel):
+    """What is read of an event's run."""
+
+    runId: str  # noqa: N815  (OpenLineage's name)
+
+
+class Completed(BaseModel):
+    """An event that tells of something made."""
+
+    job: Job
+    run: Run
+    inputs: tuple[Dataset, ...] = ()
+    outputs: tuple[Dataset, ...] = ()
+
+
 class Chain:
     """Everything behind one version.
 
@@ -50,7 +97,7 @@ class Chain:
     """
 
     def __init__(
-        self, start: Data, makers: Mapping[Data, Event], notes: Mapping[Data, str]
+        self, start: Data, makers: Mapping[Data, Completed], notes: Mapping[Data, str]
     ) -> None:
         self.start = start
         self._makers = makers
@@ -62,10 +109,9 @@ class Chain:
         event = self._makers.get(data)
         if event is None:
             return Origin(data, note, None, None, None, ())
-        code = event["job"].get("facets", {}).get("sourceCodeLocation", {})
-        inputs = tuple(dict.fromkeys(_data(d) for d in event.get("inputs", [])))
-        run = event["run"]["runId"]
-        return Origin(data, note, event["job"]["name"], run, code.get("version"), inputs)
+        commit = event.job.facets.get("sourceCodeLocation", {}).get("version")
+        inputs = tuple(dict.fromkeys(dataset.data for dataset in event.inputs))
+        return Origin(data, note, event.job.name, event.run.runId, commit, inputs)
 
     def __iter__(self) -> Iterator[Origin]:
         """Each version once, nearest first."""
@@ -93,15 +139,14 @@ def trace(name: str, journal: Journal) -> Chain:
     Raises:
         ArtifactError: the files tell of no such thing, or of several.
     """
-    makers: dict[Data, Event] = {}
+    makers: dict[Data, Completed] = {}
     notes: dict[Data, str] = {}
-    for event in journal.events():
-        if event.get("eventType") == "COMPLETE":
-            for dataset in (*event.get("inputs", []), *event.get("outputs", [])):
-                notes[_data(dataset)] = _note(dataset) or notes.get(_data(dataset), "")
-            for output in event.get("outputs", []):
-                makers.pop(_data(output), None)  # the newest last
-                makers[_data(output)] = event
+    for event in _completed(journal):
+        for dataset in (*event.inputs, *event.outputs):
+            notes[dataset.data] = dataset.note or notes.get(dataset.data, "")
+        for output in event.outputs:
+            makers.pop(output.data, None)  # the newest last
+            makers[output.data] = event
     return Chain(_named(name, makers), makers, notes)
 
 
@@ -150,12 +195,24 @@ def _earlier(chain: Chain, origin: Origin) -> list[Origin]:
     return found
 
 
-def _data(dataset: Event) -> Data:
-    version = dataset.get("facets", {}).get("version", {}).get("datasetVersion", "")
-    return Data(dataset["namespace"], dataset["name"], version)
+def _completed(journal: Journal) -> Iterator[Completed]:
+    """Events of things made. What is no OpenLineage event is passed over; a warning counts it."""
+    num_strange = 0
+    for event in journal.events():
+        if event.get("eventType") == "COMPLETE":
+            try:
+                yield Completed.model_validate(event)
+            except ValidationError:
+                num_strange += 1
+    if num_strange:
+        logger.warning(
+            "%s: %d COMPLETE event(s) lack a job, a run or a dataset's name and were passed over",
+            journal.folder,
+            num_strange,
+        )
 
 
-def _named(name: str, makers: dict[Data, Event]) -> Data:
+def _named(name: str, makers: dict[Data, Completed]) -> Data:
     if _DIGEST.fullmatch(name):
         found = [data for data in makers if data.version.startswith(name)]
     else:
@@ -170,7 +227,3 @@ def _named(name: str, makers: dict[Data, Event]) -> Data:
             "models/<name>/<version>"
         )
     return found[0]
-
-
-def _note(dataset: Event) -> str:
-    return str(dataset.get("facets", {}).get("falajNote", {}).get("note", ""))

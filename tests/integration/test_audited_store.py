@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from feast import FeatureStore
 from feast.infra.registry.sql import SqlRegistry
 from feast.repo_config import load_repo_config
+from starlette.testclient import TestClient
 
 from flows.__main__ import main
 from tasks.errors import FeatureStoreError, WindowError
 from tasks.features.audit import AuditTrail, on_behalf_of
-from tasks.features.store import open_store
+from tasks.features.servers import online_app
+from tasks.features.store import apply_definitions, open_store
 from tasks.features.tables import features_folder
 from tests.installation import Installation
 from tests.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 WINDOW = days(0, 1)
+SOON = datetime.now(UTC) + timedelta(hours=1)
+GATES = """
+from datetime import timedelta
+
+from definitions import floats, origin, weather_table
+from feast import FeatureView, PushSource
+
+gate_weather = FeatureView(
+    name="gate_weather",
+    entities=[origin],
+    ttl=timedelta(hours=6),
+    schema=floats("temp"),
+    source=PushSource(name="gates", batch_source=weather_table),
+)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +104,93 @@ def test_a_read_that_fails_is_told_as_one(made: Installation) -> None:
     assert acts(made, "historical-read")[-1]["outcome"] == "failed: FeatureStoreError"
 
 
+@pytest.fixture(scope="module")
+def gates(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    """A store with a view that can be pushed to; nothing is online."""
+    repository = SmallRepository(tmp_path_factory.mktemp("gates"), num_days=1)
+    (repository.path / "gates.py").write_text(GATES)
+    installation = Installation(tmp_path_factory.mktemp("gates-state") / "home", repository)
+    store = open_store(installation.home, repository.path)
+    apply_definitions(store, installation.home, repository.path)
+    return store
+
+
+def pushed_rows(**times: object) -> pd.DataFrame:
+    usual: dict[str, object] = {"event_timestamp": WINDOW.start, "created": WINDOW.start}
+    good, odd = usual, {**usual, **times}
+    return pd.DataFrame([{"origin": "JFK", "temp": 51.0, **row} for row in (good, odd)])
+
+
+def temp_online(store: FeatureStore) -> float | None:
+    rows = [{"origin": "JFK"}]
+    answer = store.get_online_features(["gate_weather:temp"], rows).to_dict()
+    return answer["temp"][0]
+
+
+@pytest.mark.parametrize("column", ["event_timestamp", "created"])
+@pytest.mark.parametrize(
+    ("moment", "wrong"),
+    [
+        (datetime(2099, 1, 1, tzinfo=UTC), r"reaches 2099-01-01"),
+        (SOON, "reaches "),
+        ("2099-01-01T00:00:00Z", r"reaches 2099-01-01"),
+        (None, "has a null"),
+        ("NaT", "has a null"),
+        ("2013-01-01T06:00:00", "without a time zone"),
+        ("yesterday evening", "is no time"),
+        (1357020000, "without a time zone"),
+    ],
+)
+def test_a_push_whose_times_cannot_be_is_refused_in_every_way_to_push(
+    gates: FeatureStore, column: str, moment: object, wrong: str
+) -> None:
+    """The newer value wins, so one of 2099 would keep out all that come after it."""
+    rows = pushed_rows(**{column: moment})
+    if not isinstance(moment, datetime | None):
+        rows[column] = [moment, moment]  # a column of texts or numbers, as HTTP brings it
+    view = gates.get_feature_view("gate_weather")
+    provider = gates._get_provider()
+    ways = (
+        lambda: gates.push("gates", rows),
+        lambda: gates.write_to_online_store("gate_weather", rows),
+        lambda: asyncio.run(gates.write_to_online_store_async("gate_weather", rows)),
+        lambda: provider.ingest_df_to_offline_store(view, pa.Table.from_pandas(rows)),
+    )
+    for way in ways:
+        with pytest.raises(WindowError, match=rf"gate_weather: column {column} .*{wrong}"):
+            way()
+
+
+def test_a_push_without_a_zone_in_all_rows_or_without_the_column_is_refused(
+    gates: FeatureStore,
+) -> None:
+    naive = pushed_rows()
+    naive["created"] = naive["created"].dt.tz_localize(None)
+    with pytest.raises(WindowError, match=r"created .* without a time zone"):
+        gates.push("gates", naive)
+    with pytest.raises(WindowError, match="created of the pushed rows is missing"):
+        gates.push("gates", naive.drop(columns="created"))
+
+
+def test_a_push_of_now_by_a_clock_a_little_ahead_can_be_read(gates: FeatureStore) -> None:
+    now = datetime.now(UTC) + timedelta(minutes=2)
+    gates.push("gates", pushed_rows(event_timestamp=now, created=now).tail(1))
+    assert temp_online(gates) == pytest.approx(51.0)
+
+
+@pytest.mark.parametrize("path", ["/push", "/write-to-online-store"])
+def test_the_feature_server_refuses_a_push_from_the_future_too(
+    gates: FeatureStore, path: str
+) -> None:
+    late = "2099-01-01T00:00:00Z"
+    rows = {"origin": ["JFK"], "temp": [1.0], "event_timestamp": [late], "created": [late]}
+    named = {"push_source_name": "gates", "feature_view_name": "gate_weather"}
+    with TestClient(online_app(gates)) as client:
+        answer = client.post(path, json={**named, "df": rows})
+    assert answer.status_code == 422
+    assert "reaches 2099-01-01" in answer.json()
+
+
 @pytest.mark.parametrize("end", ["2113-01-01", "2012-12-31"])
 def test_a_window_that_cannot_be_is_refused_by_the_provider_too(
     made: Installation, end: str
@@ -109,6 +215,12 @@ def test_the_command_shows_the_trail_and_notices_a_removed_line(
     try:
         assert main([*arguments, "--verify"]) == 2
         assert "is not whole" in capsys.readouterr().err
+        file.write_bytes(file.read_bytes() + b"\xff\nnull\n")
+        for options, shown in (([], "is no audit line"), (["--json"], '"action":"materialize"')):
+            assert main([*arguments, *options]) == 2
+            said = capsys.readouterr()
+            assert shown in said.out
+            assert "is not whole" in said.err
     finally:
         file.write_bytes(b"".join(lines))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from tasks.features.ledger import online_views, read_ledger, write_ledger
 from tasks.features.materialization import materialize
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
 from tasks.features.store import apply_definitions, open_store
-from tasks.features.store_mark import read_mark
+from tasks.features.store_mark import read_mark, write_mark
 from tests.installation import Installation
 from tests.repository import SmallRepository, days
 
@@ -105,6 +108,7 @@ def test_a_view_says_how_many_entities_were_written_and_how(
     assert all(view.num_written == view.num_entities > 0 for view in views.values())
     assert all(view.num_kept == view.num_converted_by_feast == 0 for view in views.values())
     (installation.home / "feast" / "materialized.json").unlink()
+    write_mark(installation.home, installation.repository.path, 0)  # as if it was never filled
     again = run(installation, tables, days(0, 1))
     assert sum(view.num_kept for view in again.values()) > 0
     assert again.keys() == views.keys()
@@ -156,3 +160,103 @@ def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
     view = MaterializedView(name="weather", watermark=early, num_entities=3)
     write_ledger(tables, repo, (view,), tmp_path, mark=6)
     assert read_ledger(tmp_path)["views"][0]["watermark"].startswith(f"{early:%Y-%m-%dT%H:%M}")
+
+
+@pytest.fixture
+def online(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> tuple[Installation, FeatureTables]:
+    """Three days online, in a folder of its own."""
+    source, tables = refreshed
+    installation = Installation(tmp_path / "home", source.repository)
+    installation.home.mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    installation.materialize(tables, days(0, 3))
+    return installation, tables
+
+
+def values_online(installation: Installation) -> list[tuple[object, ...]]:
+    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return [
+            (name, *row)
+            for (name,) in sorted(names.fetchall())
+            for row in connection.execute(
+                f'SELECT entity_key, feature_name, value, event_ts FROM "{name}" ORDER BY 1, 2'
+            )
+        ]
+
+
+def test_a_lost_feast_folder_is_filled_again_with_all_of_history(
+    online: tuple[Installation, FeatureTables],
+) -> None:
+    installation, tables = online
+    before = values_online(installation)
+    shutil.rmtree(installation.home / "feast")
+    run(installation, tables, days(2, 1), lateness_hours=0)
+    assert values_online(installation) == before
+
+
+def test_a_lost_ledger_does_not_move_the_watermark_back(
+    online: tuple[Installation, FeatureTables],
+) -> None:
+    """The store bears a mark, so it was filled; it may hold all that ever landed."""
+    installation, tables = online
+    before = values_online(installation)
+    mark = read_ledger(installation.home)["mark"]
+    (installation.home / "feast" / "materialized.json").unlink()
+    views = run(installation, tables, days(0, 1))
+    assert {view.watermark for view in views.values()} == {days(0, 3).end}
+    assert values_online(installation) == before
+    assert read_ledger(installation.home)["mark"] == mark
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: b"",
+        lambda _: b"\xff\xfe",
+        lambda _: b"[1, 2]",
+        lambda whole: whole[:-9],
+        lambda whole: whole.replace(b'"views"', b'"seen"'),
+        lambda whole: whole.replace(b'Z"', b'"'),  # a moment without a time zone
+    ],
+)
+def test_a_damaged_ledger_counts_as_absent(
+    refreshed: tuple[Installation, FeatureTables],
+    tmp_path: Path,
+    damage: Callable[[bytes], bytes],
+) -> None:
+    installation, tables = refreshed
+    repo = installation.repository.path
+    view = MaterializedView(name="weather", watermark=days(0, 3).end, num_entities=3)
+    write_ledger(tables, repo, (view,), tmp_path, mark=5)
+    file = tmp_path / "feast" / "materialized.json"
+    whole = file.read_bytes()
+    assert read_ledger(tmp_path)["version"] == tables.version
+    file.write_bytes(damage(whole))
+    assert read_ledger(tmp_path) == {}
+    assert online_views(tables, days(0, 1), tmp_path, repo) is None
+    write_ledger(tables, repo, (view,), tmp_path, mark=5)
+    assert file.read_bytes() == whole
+
+
+def test_a_first_materialization_ends_with_its_window_although_more_has_landed(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    source, tables = refreshed
+    installation = Installation(tmp_path / "home", source.repository)
+    installation.home.mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    views = run(installation, tables, days(1, 1))
+    assert {view.watermark for view in views.values()} == {days(1, 1).end}
+
+
+@pytest.mark.parametrize("name", ["a%41b", "what?", "no#1", "two words"])
+def test_a_store_is_found_marked_whatever_its_folder_is_called(
+    repository: SmallRepository, tmp_path: Path, name: str
+) -> None:
+    home = tmp_path / name
+    (home / "feast").mkdir(parents=True)
+    write_mark(home, repository.path, 7)
+    assert read_mark(home, repository.path) == 7

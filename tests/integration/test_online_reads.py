@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -265,7 +266,7 @@ def test_what_was_met_is_counted_by_view_and_age(online: Online) -> None:
         ({"place": ["full"]}, "no key column destination, user_id, small"),
         ([{"place": "full"}], "no key column"),
         ({**ask("full"), "place": ["full", "null"]}, "differ in length"),
-        ({**ask("full"), "place": "full"}, "place of the request is one text, expected a list"),
+        ({**ask("full"), "place": "full"}, "place of the request is one str, expected a list"),
         ({**ask("full"), "user_id": ["one"]}, "entity key 'one' is a str, expected whole number"),
         ({**ask("full"), "user_id": [1.5]}, "entity key 1.5 is a float"),
         ({**ask("full"), "small": [2**31]}, "whole number of 4 bytes"),
@@ -276,6 +277,32 @@ def test_a_wrong_request_is_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(DataContractError, match=sentence):
         online.reader().read(request_, NOON)
+
+
+@pytest.mark.parametrize(
+    "request_", [None, 5, [None], ["full"], "full", [{"place": "full"}, 7], iter([{}])]
+)
+def test_what_is_no_request_is_refused_with_a_sentence(online: Online, request_: Any) -> None:
+    with pytest.raises(DataContractError, match=r"expected key columns by|no key column"):
+        online.reader().read(request_, NOON)
+
+
+@pytest.mark.parametrize("column", [None, 7, np.array("full"), {"full": 1}])
+def test_a_key_column_that_is_one_value_is_refused(online: Online, column: Any) -> None:
+    with pytest.raises(DataContractError, match=r"place of the request is one .*, expected a list"):
+        online.reader().read({**ask("full"), "place": column}, NOON)
+
+
+def test_a_data_frame_is_read_like_its_columns(online: Online) -> None:
+    """Its index plays no part; a column that holds nulls may have become float."""
+    columns = {name: values * 2 for name, values in ask("full").items()} | {"user_id": [1, None]}
+    frame = pd.DataFrame(columns, index=[7, 5])
+    reader = online.reader()
+    assert reader.read(frame, NOON).rows() == reader.read(columns, NOON).rows()
+    with pytest.raises(DataContractError, match="no key column place"):
+        reader.read(frame.drop(columns="place"), NOON)
+    with pytest.raises(DataContractError, match="more than one key column place"):
+        reader.read(pd.concat([frame, frame[["place"]]], axis=1), NOON)
 
 
 def test_a_moment_without_a_time_zone_is_refused(online: Online) -> None:
@@ -383,6 +410,8 @@ def test_something_else_in_redis_is_named(tmp_path: Path) -> None:
                 FeatureStoreError, match="Redis refuses to read features: WRONGTYPE"
             ):
                 reader.read(ask("full"), NOON)
+        with pytest.raises(FeatureStoreError, match="Redis refuses to read features: WRONGTYPE"):
+            reader.stored_keys(0, 10)
 
 
 def test_a_sqlite_store_that_was_replaced_is_followed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from flows.parity_check import parity_check_flow
 from tasks.contracts import FeatureTables, ParityReport
-from tasks.errors import FeatureStoreError
+from tasks.errors import ArtifactError, FeatureStoreError
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig, ViewPolicy
 from tasks.features.parity import check_parity
 from tasks.features.tables import features_folder
@@ -168,6 +168,106 @@ def test_values_that_expired_are_null_on_both_sides(refreshed: Refreshed) -> Non
     assert report.verdict == "equal", report.evidence
     assert carriers.num_stale == 1
     assert carriers.num_null >= 16
+
+
+def keep_weather(refreshed: Refreshed, age: timedelta, created_after: timedelta) -> None:
+    """Let the weather feed end `age` before the watermark, its rows known `created_after`."""
+    installation, tables = refreshed
+    folder = features_folder(tables, installation.store) / "weather"
+    (file,) = folder.glob("*.parquet")
+    rows = pq.read_table(file)
+    rows = rows.filter(before(rows, days(0, 4).end - age))
+    created = pc.add(rows["event_timestamp"], pa.scalar(created_after, pa.duration("us")))
+    at = rows.column_names.index("created")
+    rows = rows.set_column(at, "created", created.cast(rows["created"].type))
+    pq.write_table(rows, file)
+    shutil.rmtree(installation.home / "feast")
+    installation.materialize(tables, days(0, 4))
+
+
+def test_a_spoilt_value_of_a_feed_that_ended_long_ago_is_found(refreshed: Refreshed) -> None:
+    """At the watermark both sides are blank, whatever is stored."""
+    installation, tables = refreshed
+    keep_weather(refreshed, timedelta(hours=20), timedelta(hours=1))
+    sound = parity(installation, tables)
+    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
+        connection.execute(
+            "UPDATE flights_weather SET value = x'3500000043' "
+            "WHERE feature_name = 'temp' AND instr(entity_key, CAST('JFK' AS BLOB)) > 0"
+        )
+    connection.close()
+    report = parity(installation, tables)
+    weather = of_view(sound, "weather")
+    assert sound.verdict == "equal", sound.evidence
+    assert (weather.num_entities, weather.num_stale, weather.num_values) == (3, 3, 54)
+    assert 27 <= weather.num_null < 54
+    assert sound.evidence == ()
+    (example,) = report.examples
+    assert (example.feature, example.entity, example.online) == ("temp", {"origin": "JFK"}, "128.0")
+    assert example.offline_event_time is not None
+    assert example.moment == example.offline_event_time + timedelta(hours=1)
+
+
+def test_a_view_whose_rows_were_never_fresh_is_nothing_to_compare(refreshed: Refreshed) -> None:
+    """Its rows became known only after their time to live had ended."""
+    installation, tables = refreshed
+    keep_weather(refreshed, timedelta(hours=40), timedelta(hours=30))
+    report = parity(installation, tables)
+    weather = of_view(report, "weather")
+    assert report.verdict == "equal"
+    assert (weather.num_entities, weather.num_stale) == (3, 3)
+    assert weather.num_values == weather.num_null == 27
+    (sentence,) = report.evidence
+    assert "feature view weather: nothing to compare at" in sentence
+    assert "all 27 values of 3 entities are null on both sides; 3 entities were too old" in sentence
+
+
+@pytest.mark.parametrize("harm", ["random bytes", "no file"])
+def test_an_online_store_that_is_damaged_or_gone_is_named(refreshed: Refreshed, harm: str) -> None:
+    installation, tables = refreshed
+    file = installation.home / "feast" / "online.db"
+    file.unlink()
+    if harm == "random bytes":
+        file.write_bytes(bytes(range(1, 256)) * 99)
+    with pytest.raises(FeatureStoreError, match=r"online\.db (is damaged|does not exist)"):
+        parity(installation, tables)
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        ("gone", r"there is no file .*weather.*; expected the Parquet files of a table there"),
+        ("cut short", "the table of feature view weather is damaged: .*No magic bytes"),
+        ("values", "a feature table is damaged: "),
+    ],
+)
+def test_a_table_that_is_damaged_or_gone_is_named(
+    refreshed: Refreshed, harm: str, sentence: str
+) -> None:
+    installation, tables = refreshed
+    folder = features_folder(tables, installation.store) / "weather"
+    (file,) = folder.glob("*.parquet")
+    if harm == "gone":
+        shutil.rmtree(folder)
+    elif harm == "cut short":
+        file.write_bytes(file.read_bytes()[:5000])
+    else:
+        chunk = temperatures(file)
+        spoilt = bytearray(file.read_bytes())
+        spoilt[chunk] = b"\xff" * (chunk.stop - chunk.start)
+        file.write_bytes(spoilt)
+    with pytest.raises(ArtifactError, match=sentence) as refusal:
+        parity(installation, tables)
+    assert "SELECT" not in str(refusal.value)
+    assert "free space" not in str(refusal.value)
+
+
+def temperatures(file: Path) -> slice:
+    """Where the bytes of column temp lie in a file."""
+    group = pq.ParquetFile(file).metadata.row_group(0)
+    column = next(c for c in map(group.column, range(9)) if c.path_in_schema == "temp")
+    start = column.dictionary_page_offset or column.data_page_offset
+    return slice(start, start + column.total_compressed_size)
 
 
 def before(rows: pa.Table, moment: Any) -> Any:

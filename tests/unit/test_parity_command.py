@@ -12,14 +12,14 @@ from tasks.contracts import ParityReport, ViewParity
 from tasks.settings import PROJECT_ROOT
 
 
-def report(differing: int) -> ParityReport:
+def report(differing: int, null: int = 0) -> ParityReport:
     view = ViewParity(
         view="weather",
         watermark=datetime(2013, 1, 5, tzinfo=UTC),
         num_entities=3,
         num_values=27,
         num_differing=differing,
-        num_null=0,
+        num_null=null,
         num_stale=0,
         num_overtaken=0,
     )
@@ -54,4 +54,11 @@ def test_the_exit_code_says_whether_online_equals_offline(
         assert "failed: FeatureStoreError" in said.err
         assert "weather: 1 of 27 values differ" in said.err
     else:
-        assert "27 values of 3 entities are equal online and offline" in said.out
+        assert "equal online and offline at 2013-01-05 00:00Z: 27 values of 3" in said.out
+
+
+def test_a_view_of_nothing_but_nulls_is_not_called_equal() -> None:
+    (some,), (none,) = report(0, null=26).views, report(0, null=27).views
+    assert "equal online and offline" in command._parity_line(some)
+    assert "nothing to compare" in command._parity_line(none)
+    assert "27 of them null on both sides; 0 entities too old" in command._parity_line(none)

@@ -164,3 +164,11 @@ def test_the_state_folder_comes_from_the_environment(tmp_path: Path) -> None:
     chosen = Settings.from_environment({"FALAJ_HOME": str(tmp_path)})
     assert chosen.home == tmp_path
     assert Settings.from_environment({}).home == PROJECT_ROOT / ".falaj"
+
+
+@pytest.mark.parametrize("below", ["", "deep/er"])
+def test_a_folder_that_cannot_be_made_is_a_refused_write(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for home in (tmp_path / "file" / below, Path("/proc/none") / below):
+        with pytest.raises(StorageError, match="refused a write"), refused_writes_explained(home):
+            home.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from feast import Entity, FeatureStore, ValueType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.errors import WindowError
 from tests.asof import START, VALUE, ask, feast_in, newest_known, values, view_of, write_rows
 
 MINUTES = st.integers(0, 20)
@@ -131,3 +132,21 @@ def test_feast_passes_the_range_on_and_saves_what_was_seen(tmp_path: Path) -> No
         features=[VALUE], start_date=datetime(2000, 1, 1, tzinfo=UTC)
     )
     assert everything.to_arrow().num_rows == 3
+
+
+@pytest.mark.parametrize("naive", [False, True])
+def test_a_reversed_range_is_refused(
+    feast_store: FeatureStore, tmp_path: Path, naive: bool
+) -> None:
+    rows = pd.DataFrame({"k0": ["a"], "at": [START], "created": [START], "value": [1.0]})
+    view = view_of(write_rows(rows, tmp_path / "one.parquet", ["k0"]), ["k0"], timedelta(0))
+    start = START.replace(tzinfo=None) if naive else START
+    with pytest.raises(WindowError, match="is reversed; expected start_date at or before"):
+        ask(
+            feast_store,
+            [view],
+            None,
+            ["view:value"],
+            start_date=start,
+            end_date=start - timedelta(days=1),
+        )

@@ -155,3 +155,12 @@ def test_a_folder_that_refuses_writes_gives_a_sentence_and_nothing_half_written(
     (tmp_path / "file").write_text("a file where a folder should be")
     with pytest.raises((StorageError, NotADirectoryError)):
         land(repository, store)
+
+
+def test_a_window_of_a_mistyped_year_is_refused_before_anything_is_touched(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    window = TimeWindow(start=datetime(1, 1, 1, tzinfo=UTC), end=days(0, 1).end)
+    with pytest.raises(WindowError, match="longer than 20 years; check the years"):
+        land_raw_rows(window, repository.config, repository.path, store)
+    assert not store.root.exists()

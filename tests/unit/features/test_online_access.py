@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from tasks.errors import TransientError
+from tasks.errors import FeatureStoreError, TransientError
 from tasks.features.config import OnlineConfig
-from tasks.features.online_access import Breaker, Pool
+from tasks.features.online_access import Breaker, Pool, key_values
 
 CONFIG = OnlineConfig(first_pause_s=1, longest_pause_s=8, max_connections=2, timeout_s=0.05)
 
@@ -41,6 +41,40 @@ def test_after_a_failure_nobody_asks_until_the_pause_is_over_and_then_one_alone(
     breaker.succeeded()
     assert passes(breaker)
     assert passes(breaker)
+
+
+@pytest.mark.parametrize("met", [FeatureStoreError("no such table"), KeyboardInterrupt()])
+def test_after_a_pause_a_read_that_met_no_failure_books_no_further_pause(
+    met: BaseException,
+) -> None:
+    """An answer that cannot be used is an answer; one that was never given tells nothing."""
+    clock = Clock()
+    breaker = Breaker("the store", CONFIG, clock)
+    breaker.failed(OSError("away"))
+    clock.now = 1.01
+    with pytest.raises(type(met)), breaker.attempt():
+        raise met
+    with breaker.attempt():
+        pass
+    assert passes(breaker)
+
+
+def test_a_read_that_failed_again_is_followed_by_a_longer_pause() -> None:
+    clock = Clock()
+    breaker = Breaker("the store", CONFIG, clock)
+    breaker.failed(OSError("away"))
+    clock.now = 1.01
+    with pytest.raises(TransientError), breaker.attempt():
+        raise breaker.failed(OSError("away"))
+    clock.now = 2.0  # the second pause is of one second at least
+    with pytest.raises(TransientError, match="failed 2 time"), breaker.attempt():
+        pass
+
+
+@pytest.mark.parametrize("packed", [b"", b"junk", bytes(range(40)), b"\xff" * 40])
+def test_a_stored_key_that_is_none_of_feast_is_named(packed: bytes) -> None:
+    with pytest.raises(FeatureStoreError, match="no entity key of Feast"):
+        key_values(packed, 3)
 
 
 def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:

@@ -148,13 +148,18 @@ def test_a_damaged_file_and_a_folder_that_is_none_get_a_sentence(tmp_path: Path)
     folder = tmp_path / "folder.db"
     folder.mkdir()
     for path, kind, said in (
-        (damaged, FeatureStoreError, "remove the file to have it filled again"),
+        (damaged, FeatureStoreError, f"remove {damaged} and refresh"),
         (folder, StorageError, "unable to open database file"),
     ):
         config = repo_config(tmp_path, {"type": OURS, "path": str(path)})
         broken = NewerWinsSqliteOnlineStore()
-        with pytest.raises(kind, match=said):
-            push((broken, config), 1, NOON)
+        for _ in range(2):  # a failed opening leaves nothing that looks open
+            with pytest.raises(kind, match=said):
+                broken.update(config, [], [VIEW], [], [], False)
+            with pytest.raises(kind, match=said):
+                push((broken, config), 1, NOON)
+            with pytest.raises(kind, match=said):
+                broken.count_entities(config, VIEW)
         if broken._conn:
             broken._conn.close()
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tasks.contracts import FeatureTables, TimeWindow
-from tasks.errors import ConfigurationError, DataContractError
+from tasks.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.features.landing import land_raw_rows
 from tasks.features.tables import (
     EMPTY,
@@ -99,6 +99,20 @@ def test_rolling_values_count_only_landings_up_to_the_hour(
     counted = stats[stats["event_timestamp"] == moment]["landed_24h"].sum()
     assert counted == len(landed)
     assert (stats["created"] > stats["event_timestamp"]).all()
+
+
+@pytest.mark.parametrize("content", ["{", "", '{"version": 1}', None])
+def test_a_damaged_description_of_the_published_version_gets_a_sentence(
+    tmp_path: Path, content: str | None
+) -> None:
+    folder = tmp_path / "artifacts" / "tables" / "k"
+    (folder / "features").mkdir(parents=True)
+    if content is not None:
+        (folder / "value.json").write_text(content)
+    (tmp_path / "feature_tables").mkdir()
+    (tmp_path / "feature_tables" / "current").symlink_to(folder / "features")
+    with pytest.raises(ArtifactError, match=r"value.json is (gone|damaged).*refresh all windows"):
+        current_tables(tmp_path)
 
 
 def test_readers_see_a_version_only_once_it_is_published_and_vouched_for(

@@ -93,7 +93,26 @@ def test_a_line_cut_off_by_a_kill_spoils_no_other(
     record_events([{"n": 3}], settings)
     with caplog.at_level(logging.WARNING):
         assert [e["n"] for e in Journal(settings.folder).events()] == [1, 3]
-    assert "line 2 is cut off" in caplog.text
+    assert "1 line(s) are cut off or spoilt" in caplog.text
+    assert "the first is line 2" in caplog.text
+
+
+def test_lines_that_are_no_events_spoil_no_other_and_are_counted(
+    settings: LineageSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    record_events([{"n": 1}], settings)
+    (file,) = settings.folder.glob("events-*.jsonl")
+    with file.open("ab") as stream:
+        stream.write(b"\xff\nnull\n[1]\n")
+    record_events([{"n": 2}], settings)
+    (settings.folder / "outbox.jsonl").write_bytes(b'\xff\n{"n": 3}\n')
+    (settings.folder / "runs.txt").write_bytes(b"\xff\nknown\n")
+    journal = Journal(settings.folder)
+    with caplog.at_level(logging.WARNING):
+        assert [e["n"] for e in journal.events()] == [1, 2]
+    assert "3 line(s) are cut off or spoilt" in caplog.text
+    assert journal.outbox == [{"n": 3}]
+    assert "known" in journal.known_runs()
 
 
 def test_a_killed_write_is_told_again_under_the_same_run_ids(

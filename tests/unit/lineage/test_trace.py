@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from tasks.errors import ArtifactError
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.journal import Journal
 from tasks.lineage.queries import queries_with_reads
-from tasks.lineage.record import record_steps
+from tasks.lineage.record import record_events, record_steps
 from tasks.lineage.steps import Node, Step
 from tasks.lineage.trace import tell, trace
 from tasks.settings import ArtifactStore
@@ -92,6 +95,30 @@ def test_a_name_of_several_versions_means_the_newest(
     steps = [Step("j", (), (Node("raw/a", version),), "") for version in ("b" * 8, "a" * 8)]
     record_steps(steps, PARENT, STARTED, settings, store, COMMIT)
     assert trace("raw/a", Journal(settings.folder)).start.version == "a" * 8
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"outputs": [{}]},
+        {"outputs": None},
+        {"job": None, "run": {"runId": "r"}},
+        {"job": {"name": "j"}, "run": {"runId": "r"}, "inputs": [{"name": "raw/a"}]},
+        {"job": {"name": "j", "facets": {"sql": 1}}, "run": {"runId": "r"}},
+    ],
+)
+def test_an_event_of_another_shape_is_passed_over_and_counted(
+    settings: LineageSettings,
+    store: ArtifactStore,
+    strange: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    record_steps([Step("j", (), (Node("raw/a", "a" * 8),), "")], PARENT, STARTED, settings, store,
+                 COMMIT)  # fmt: skip
+    record_events([{"eventType": "COMPLETE", **strange}], settings)
+    with caplog.at_level(logging.WARNING):
+        assert trace("raw/a", Journal(settings.folder)).start.version == "a" * 8
+    assert "1 COMPLETE event(s) lack" in caplog.text
 
 
 def test_three_years_of_daily_refreshes_are_one_line_and_no_recursion(

@@ -110,6 +110,8 @@ LOCAL = "(timezone('America/New_York', time_hour) AT TIME ZONE 'UTC')"
 FLIGHT_ORDER = "time_hour, minute, carrier, flight, origin"
 HALF = "(hash(flight) % 2 = 0)"
 
+SOME = "hash(flight::VARCHAR || origin || carrier) % 10"
+
 FLIGHT_FAULTS = {
     "kilometres": (replaced(distance="round(distance * 1.609344)::BIGINT"), "kilometres instead"),
     "hours": (replaced(air_time="round(air_time / 60)::BIGINT"), "hours instead of minutes"),
@@ -178,7 +180,37 @@ FLIGHT_FAULTS = {
     "small letters": (replaced(tailnum="lower(tailnum)"), "case"),
     "numbers as text": (replaced(air_time="air_time::VARCHAR"), "stored as text"),
     "impossible times": (replaced(dep_time="if(flight % 97 = 0, 2575, dep_time)"), "impossible"),
+    "late flights dropped": (
+        "FROM rows WHERE arr_delay <= 15 OR arr_delay IS NULL", "late flights missing",
+    ),
+    "every late flight lost": (
+        "FROM rows WHERE arr_delay <= 15 OR arr_delay IS NULL", "late flights missing",
+    ),
+    "nine in ten late flights lost": (
+        f"FROM rows WHERE arr_delay <= 15 OR arr_delay IS NULL OR {SOME} = 0",
+        "late flights missing",
+    ),
+    "three rows in ten lost": (f"FROM rows WHERE {SOME} > 2", "rows lost"),
+    "three tenths of the rows lost": (f"FROM rows WHERE {SOME} < 7", "rows lost"),
 }  # fmt: skip
+
+# The air stands still from the noon of New York on, the wind does not.
+FROM_NOON = replaced(
+    **{
+        n: f"if(hour < 12, {n}, max({n}) FILTER (hour = 12) OVER (PARTITION BY origin))"
+        for n in ("temp", "dewp", "humid")
+    }
+)
+
+
+def copied(origin: str, source: str) -> str:
+    """A query that gives one airport the readings of another."""
+    rest = f"FROM rows WHERE origin <> '{origin}'"
+    return (
+        f"{rest} UNION ALL SELECT * REPLACE ('{origin}' AS origin) FROM rows "
+        f"WHERE origin = '{source}'"
+    )
+
 
 CELSIUS = {name: f"({name} - 32) / 1.8" for name in ("temp", "dewp")}
 WEATHER_ORDER = "time_hour, origin"
@@ -228,6 +260,10 @@ WEATHER_FAULTS = {
     "an airport missing": ("FROM rows WHERE origin <> 'LGA'", "airport missing"),
     "numbers as text": (replaced(temp="temp::VARCHAR"), "stored as text"),
     "impossible values": (replaced(temp="if(hour = 3, 999, temp)"), "impossible"),
+    "frozen from noon": (FROM_NOON, "frozen feed of temp, dewp and humid"),
+    "frozen for half a day": (FROM_NOON, "frozen feed of temp, dewp and humid"),
+    "a copied airport": (copied("JFK", "EWR"), "copied airport"),
+    "another copied airport": (copied("LGA", "JFK"), "copied airport"),
 }  # fmt: skip
 
 REGISTER_FAULTS = {

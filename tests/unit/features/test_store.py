@@ -1,0 +1,25 @@
+"""Opening the feature store of a state folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import FeatureStoreError
+from tasks.features.store import open_store
+from tests.repository import SmallRepository
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+
+def test_a_damaged_registry_is_named_and_can_be_removed(tmp_path: Path) -> None:
+    repo = SmallRepository(tmp_path, num_days=1).path
+    registry = tmp_path / "home" / "feast" / "registry.db"
+    registry.parent.mkdir(parents=True)
+    registry.write_bytes(b"no database" * 1000)
+    with pytest.raises(FeatureStoreError, match=f"the registry {registry} cannot.*remove this"):
+        open_store(tmp_path / "home", repo)
+    shutil.rmtree(registry.parent)
+    assert open_store(tmp_path / "home", repo).list_feature_views() == []
