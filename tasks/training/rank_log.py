@@ -13,6 +13,8 @@ from tasks.errors import refused_writes_explained
 
 LOGGER = logging.getLogger(__name__)
 LINES_PER_S = 2
+# What may come at once before that rate holds: all that ranks say while they start.
+BURST_LINES = 20
 # How a rank's line says its level: our own lines with a word, Horovod's core with a letter behind
 # the time. Any other line (a traceback, a library's print) is information.
 LEVEL_PATTERN = re.compile(r"(?:(DEBUG|INFO|WARNING|ERROR) |\[[^]]*: ([WEF]) )")
@@ -37,8 +39,8 @@ class RankLog:
         self._path = path
         with refused_writes_explained(path):
             self._file = path.open("a", encoding="utf-8")
-        self._started = self._window_start = time.monotonic()
-        self._in_window = 0
+        self._started = self._refilled = time.monotonic()
+        self._allowance = float(BURST_LINES)
         self._left_out = 0
 
     def __enter__(self) -> Self:
@@ -73,8 +75,12 @@ class RankLog:
         LOGGER.log(level, "rank %d: %s", rank, line[match.end() :] if match and match[1] else line)
 
     def _is_over_rate(self) -> bool:
+        """A token bucket: refilled at the rate, and never fuller than the burst."""
         now = time.monotonic()
-        if now - self._window_start > 1:
-            self._window_start, self._in_window = now, 0
-        self._in_window += 1
-        return self._in_window > LINES_PER_S
+        earned = (now - self._refilled) * LINES_PER_S
+        self._allowance = min(BURST_LINES, self._allowance + earned)
+        self._refilled = now
+        if self._allowance < 1:
+            return True
+        self._allowance -= 1
+        return False

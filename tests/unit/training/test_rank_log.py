@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.rank_log import LINES_PER_S, RankLog
+from tasks.training.rank_log import BURST_LINES, LINES_PER_S, RankLog
 
 
 def test_all_lines_reach_the_file_and_few_reach_the_log(
@@ -23,6 +23,15 @@ def test_all_lines_reach_the_file_and_few_reach_the_log(
     assert "more lines of the ranks are in training.log" in caplog.text
     assert "only for the file" not in caplog.text
     assert LINES_PER_S < 100
+
+
+def test_what_ranks_say_at_their_start_is_never_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), RankLog(tmp_path / "training.log") as log:
+        for number in range(BURST_LINES):
+            log.add(number % 2, f"INFO holds shard {number}")
+    assert caplog.text.count("holds shard") == BURST_LINES
 
 
 def test_no_warning_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
