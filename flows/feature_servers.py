@@ -76,7 +76,7 @@ def wait_for_any(servers: dict[str, subprocess.Popen[bytes]]) -> str:
 
 @contextmanager
 def _server(settings: Settings, kind: str, place: Listening) -> Iterator[subprocess.Popen[bytes]]:
-    from tasks.training import guard
+    from tasks.training.launch import guard
 
     folder = private_folder(settings.home / "feast" / "servers")
     command = [sys.executable, "-m", "tasks.features.servers", kind, place.host, str(place.port)]

@@ -269,10 +269,13 @@ def code_digest(module_file: str) -> str:
     """Digest of all Python source of the room that `module_file` (`__file__`) belongs to.
 
     Part of every content key, so that a stage runs again when its code, or that of the contracts,
-    changes.
+    changes. Folders inside a room are part of it.
     """
-    sources = [*sorted(Path(module_file).parent.glob("*.py")), PROJECT_ROOT / "tasks/contracts.py"]
-    return content_key(*[[path.name, path] for path in sources])
+    folder = Path(module_file).resolve().parent
+    rooms = PROJECT_ROOT / "tasks"
+    room = rooms / folder.relative_to(rooms).parts[0] if rooms in folder.parents else folder
+    sources = [*sorted(room.rglob("*.py")), rooms / "contracts.py"]
+    return content_key(*[[path.relative_to(PROJECT_ROOT).as_posix(), path] for path in sources])
 
 
 def digest_of(path: Path) -> str:

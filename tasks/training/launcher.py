@@ -13,9 +13,9 @@ from tasks.contracts import DataSplits, EpochMetrics, TrainedModel, ValidatedDat
 from tasks.errors import TrainingError, TransientError, refused_writes_explained
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.config import TrainingConfig
-from tasks.training.outcome import failure_of
-from tasks.training.rank_log import RankLog
-from tasks.training.ranks import GRACE_S, RankGroup, RankSpec
+from tasks.training.launch.outcome import failure_of
+from tasks.training.launch.rank_group import GRACE_S, RankGroup, RankSpec
+from tasks.training.launch.rank_log import RankLog
 from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 
 LOGGER = logging.getLogger(__name__)

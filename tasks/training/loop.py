@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tasks.contracts import EpochMetrics
 from tasks.errors import TrainingError
-from tasks.training.checkpoint import (
+from tasks.training.checkpoints.files import (
     State,
     load_checkpoint,
     newest_checkpoint,
@@ -24,12 +24,12 @@ from tasks.training.checkpoint import (
     write_file,
 )
 from tasks.training.config import TrainingConfig
-from tasks.training.data import EpochSampler, ShardRows
-from tasks.training.exchange import FlatGradients, HorovodExchange
+from tasks.training.data.preprocess import Preprocessing
+from tasks.training.data.shards import EpochSampler, ShardRows
 from tasks.training.metrics import NUM_SCORE_BINS, histogram_auc, score_histograms
 from tasks.training.model import TabularNetwork, export_program
-from tasks.training.preprocess import Preprocessing
 from tasks.training.run_directory import ProgressReporter, RunDirectory, RunResult
+from tasks.training.strategies.horovod_exchange import FlatGradients, HorovodExchange
 
 LOGGER = logging.getLogger(__name__)
 VALIDATION_BATCH_ROWS = 8192

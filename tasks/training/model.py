@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
-from tasks.training.preprocess import NO_CODE, Float32Array, Int32Array, Preprocessing
+from tasks.training.data.preprocess import NO_CODE, Float32Array, Int32Array, Preprocessing
 
 MAX_PROGRAM_ROWS = 65536
 

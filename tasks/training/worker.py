@@ -20,9 +20,8 @@ from horovod.common.exceptions import HorovodInternalError
 
 from tasks.errors import ConfigurationError, StorageError
 from tasks.training.config import TrainingConfig
-from tasks.training.data import ShardReader, ShardRows
-from tasks.training.exchange import HorovodExchange
-from tasks.training.fitting import check_labels, check_shards, fit_on_all_ranks
+from tasks.training.data.fitting import check_labels, check_shards, fit_on_all_ranks
+from tasks.training.data.shards import ShardReader, ShardRows
 from tasks.training.loop import TrainingLoop
 from tasks.training.model import TabularNetwork
 from tasks.training.run_directory import (
@@ -32,6 +31,7 @@ from tasks.training.run_directory import (
     RunDirectory,
     TrainingJob,
 )
+from tasks.training.strategies.horovod_exchange import HorovodExchange
 
 LOGGER = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.training.exchange import HorovodExchange
 from tasks.training.run_directory import RunDirectory
+from tasks.training.strategies.horovod_exchange import HorovodExchange
 from tasks.training.worker import errors_reported
 
 

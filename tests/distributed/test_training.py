@@ -12,7 +12,7 @@ import torch
 
 from tasks.contracts import EpochMetrics, TrainedModel
 from tasks.settings import ArtifactStore
-from tasks.training.guard import descendants
+from tasks.training.launch.guard import descendants
 from tasks.training.metrics import histogram_auc, score_histograms
 from tests.builders import COLUMNS, frame, month
 from tests.distributed.runs import CONFIG, NUM_ROWS, config, losses, train

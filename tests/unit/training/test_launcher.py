@@ -8,8 +8,8 @@ import pytest
 from tasks.errors import TrainingError, TransientError
 from tasks.training import launcher
 from tasks.training.config import TrainingConfig
+from tasks.training.launch.rank_group import RankGroup
 from tasks.training.launcher import SETTLE_S, Watch
-from tasks.training.ranks import RankGroup
 from tasks.training.run_directory import RankProgress, RunDirectory
 from tests.unit.training.test_run_directory import epoch
 

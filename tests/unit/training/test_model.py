@@ -15,13 +15,13 @@ from torch import Tensor
 
 from tasks.contracts import category_code
 from tasks.training.config import TrainingConfig
+from tasks.training.data.preprocess import Float32Array, Preprocessing, fit_edges
 from tasks.training.model import (
     NumberEncoding,
     ScoringProgram,
     TabularNetwork,
     export_program,
 )
-from tasks.training.preprocess import Float32Array, Preprocessing, fit_edges
 
 CONFIG = TrainingConfig(hidden_sizes=(16, 8))
 

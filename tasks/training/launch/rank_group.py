@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import IO, Self, cast
 
 from tasks.settings import PROJECT_ROOT
-from tasks.training import guard
-from tasks.training.rendezvous import rank_variables, rendezvous_server
+from tasks.training.launch import guard
+from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 
 # Everything else in the driver's environment may be a secret and stays there.
 ALLOWED_VARIABLES = (

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tasks.training.preprocess import Float32Array
+from tasks.training.data.preprocess import Float32Array
 
 
 class HorovodExchange:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.contracts import DatasetSchema, TimeWindow
 from tasks.errors import DataContractError
-from tasks.training.data import (
+from tasks.training.data.shards import (
     BLOCKS_PER_SHARD,
     EpochSampler,
     ShardReader,

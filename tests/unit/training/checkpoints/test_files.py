@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tasks.errors import StorageError
-from tasks.training.checkpoint import (
+from tasks.training.checkpoints.files import (
     NUM_KEPT,
     checkpoint_path,
     load_checkpoint,

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from tasks.training import guard
+from tasks.training.launch import guard
 from tests.processes import pids_whose_command_holds, wait_until
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tasks.contracts import DatasetSchema, TimeWindow
 from tasks.errors import DataContractError
-from tasks.training.preprocess import Float32Array, Int32Array, Int64Array
+from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array
 
 # With row groups at most this share of a shard, each is one block and is read by one rank alone.
 # Larger ones are cut, so that shards stay even; their ranks read them and keep their own rows.

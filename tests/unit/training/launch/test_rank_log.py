@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.training.rank_log import BURST_LINES, LINES_PER_S, RankLog
+from tasks.training.launch.rank_log import BURST_LINES, LINES_PER_S, RankLog
 
 
 def test_all_lines_reach_the_file_and_few_reach_the_log(

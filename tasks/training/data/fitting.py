@@ -9,10 +9,10 @@ import numpy as np
 
 from tasks.contracts import TimeWindow
 from tasks.errors import DataContractError
-from tasks.training.data import ShardRows, sample_rows
-from tasks.training.exchange import HorovodExchange
-from tasks.training.preprocess import Preprocessing, fit_preprocessing
+from tasks.training.data.preprocess import Preprocessing, fit_preprocessing
+from tasks.training.data.shards import ShardRows, sample_rows
 from tasks.training.run_directory import TrainingJob
+from tasks.training.strategies.horovod_exchange import HorovodExchange
 
 # Rows over all shards from which the quantiles of numbers are taken.
 MAX_SAMPLE_ROWS = 100_000

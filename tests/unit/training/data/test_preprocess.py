@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from tasks.contracts import DatasetSchema, category_code
 from tasks.errors import DataContractError
-from tasks.training.preprocess import (
+from tasks.training.data.preprocess import (
     MAX_MAGNITUDE,
     Preprocessing,
     fit_edges,
