@@ -268,7 +268,7 @@ def make_lock(checkout: Checkout, upgrade: bool) -> None:
             line += ["--custom-compile-command", "make lock", *(["--upgrade"] if upgrade else [])]
             installer.commands.run("resolving", line, step)
             text = draft.read_text(encoding="utf-8")
-    if re.search("^(nvidia|triton)", text, re.MULTILINE):
+    if re.search("^(nvidia-(?!ml-py)|triton)", text, re.MULTILINE):
         raise SetupError(
             "PyTorch resolved to a build with CUDA, whose libraries must not enter the lock. Make "
             "the lock where pip's find-links hold the CPU wheel. The lock was not changed"
