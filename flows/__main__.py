@@ -28,7 +28,7 @@ from flows.embedded import (
     wait_until_ready,
 )
 from flows.feature_commands import add_feature_commands, serve_features, show_audit
-from tasks.contracts import TimeWindow, ViewParity
+from tasks.contracts import TimeWindow
 from tasks.errors import (
     ConfigurationError,
     DataContractError,
@@ -36,6 +36,7 @@ from tasks.errors import (
     FeatureStoreError,
     WindowError,
 )
+from tasks.features.reports import ViewParity
 from tasks.settings import Settings
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
-from tasks.contracts import ParityReport
+from tasks.features.reports import ParityReport
 from tasks.features.task import compare_online_with_offline
 
 

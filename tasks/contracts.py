@@ -13,7 +13,15 @@ from typing import Literal, Self
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from tasks.errors import DataContractError, WindowError
 
@@ -290,116 +298,6 @@ class FeatureRefresh(Contract):
     )
 
 
-class ViewReadStatistics(Contract):
-    """How fresh one view was for the rows that were read online."""
-
-    view: str
-    num_rows_by_state: dict[str, NonNegativeInt] = Field(
-        description="`fresh`, `stale` (older than the TTL), `missing`, `ahead` (after the read)."
-    )
-    num_rows_by_age_s: dict[float, NonNegativeInt] = Field(
-        description="Rows with a stored value not older than so many seconds; cumulative."
-    )
-    age_sum_s: float = Field(description="Sum of the ages of all stored values, seconds.")
-
-
-class OnlineReadStatistics(Contract):
-    """What one online reader has met since it was made; every number only rises."""
-
-    backend: str = Field(description="What was read through: `redis`, `sqlite` or `feast`.")
-    num_reads: NonNegativeInt
-    num_rows: NonNegativeInt
-    num_failures: NonNegativeInt = Field(description="Reads that the store did not answer.")
-    num_refusals: NonNegativeInt = Field(description="Reads that a view's policy refused.")
-    views: tuple[ViewReadStatistics, ...]
-
-
-class ParityDifference(Contract):
-    """One value that is not the same online and offline."""
-
-    view: str
-    feature: str
-    entity: dict[str, str] = Field(description="Key column to value.")
-    online: str | None
-    offline: str | None
-    online_event_time: datetime | None = Field(description="Of the row that is stored online.")
-    offline_event_time: datetime | None = Field(
-        description="Of the newest row before the watermark in the feature table."
-    )
-    moment: datetime = Field(description="Moment at which both were asked.")
-
-
-class ViewParity(Contract):
-    """Online against offline values of one view."""
-
-    view: str
-    watermark: datetime = Field(description="The store holds what happened before this moment.")
-    num_entities: NonNegativeInt = Field(description="Entities that were compared.")
-    num_values: NonNegativeInt
-    num_differing: NonNegativeInt = Field(description="Values that are not exactly equal.")
-    num_null: NonNegativeInt = Field(description="Values that are null on both sides.")
-    num_stale: NonNegativeInt = Field(description="Entities blanked on both sides by the TTL.")
-    num_overtaken: NonNegativeInt = Field(
-        description="Entities drawn but not compared: a row that arrived late was known only after "
-        "a newer one, so no moment shows it offline."
-    )
-
-
-class ParityReport(Contract):
-    """Whether the online store gives what historical retrieval gives at the same moments."""
-
-    feature_service: str
-    tables_version: str
-    seed: NonNegativeInt
-    views: tuple[ViewParity, ...]
-    examples: tuple[ParityDifference, ...]
-    verdict: str = Field(pattern="^(equal|different|nothing compared)$")
-    evidence: tuple[str, ...] = Field(description="The verdict in sentences, one a view at fault.")
-
-
-class FeatureSkew(Contract):
-    """Logged serving values of one feature against later historical retrieval."""
-
-    feature: str
-    view: str
-    num_rows: NonNegativeInt
-    num_differing: NonNegativeInt
-    num_explained_by_age: NonNegativeInt = Field(
-        description="Differing values that were right at the event time that was logged with them, "
-        "or were blank because what was stored was too old: the store was behind."
-    )
-    num_early: NonNegativeInt = Field(
-        description="Differing values that were served before their `created`: training would not "
-        "have known them at that moment."
-    )
-    num_missing_online: NonNegativeInt = Field(
-        description="Differing values of entities that the store did not have."
-    )
-    differing_share: float = Field(ge=0, le=1)
-    mean_absolute_difference: float | None = Field(
-        description="Over rows where both are numbers, in the feature's unit; none without any."
-    )
-
-    @property
-    def num_unexplained(self) -> int:
-        """Differing values that neither age nor absence explains."""
-        explained = self.num_explained_by_age + self.num_early + self.num_missing_online
-        return self.num_differing - explained
-
-
-class SkewReport(Contract):
-    """Skew of a log of served features."""
-
-    feature_service: str
-    num_rows: NonNegativeInt
-    first: datetime | None = Field(description="Earliest logged request.")
-    last: datetime | None = Field(description="Latest logged request.")
-    max_differing_share: float = Field(ge=0, le=1, description="The bound.")
-    features: tuple[FeatureSkew, ...]
-    verdict: str = Field(pattern="^(clean|stale|early|skewed|no rows)$")
-    evidence: tuple[str, ...]
-
-
 class ExcludedRows(Contract):
     """Rows of the entity frame that carry no label, counted by reason: none vanish silently."""
 
@@ -460,20 +358,6 @@ class FeatureSnapshot(Contract):
     )
 
 
-class SnapshotVerification(Contract):
-    """Outcome of making a snapshot again from what it pins."""
-
-    snapshot_sha256: str
-    rebuilt_sha256: str | None = Field(description="None where it could not be made again.")
-    differences: tuple[str, ...] = Field(description="What differs, or why it could not be made.")
-    remarks: tuple[str, ...] = Field(description="What has changed since, and does not matter.")
-
-    @property
-    def same(self) -> bool:
-        """True where the same bytes came out."""
-        return self.rebuilt_sha256 == self.snapshot_sha256
-
-
 class ValidatedDataset(Contract):
     """A snapshot and the validation result that vouches for it; training takes nothing else."""
 
@@ -502,6 +386,131 @@ class EpochMetrics(Contract):
     rows_per_s: float
 
 
+class PhaseTime(Contract):
+    """What one rank spent in one phase; quantiles are over steps, after the first few."""
+
+    seconds: NonNegativeFloat
+    cpu_s: NonNegativeFloat = Field(
+        description="CPU seconds of the thread that runs the loop: fewer where it waited."
+    )
+    steady_s: NonNegativeFloat = Field(
+        description="Without the first steps, which build what later ones reuse."
+    )
+    steady_cpu_s: NonNegativeFloat
+    p50_s: NonNegativeFloat | None = None
+    p95_s: NonNegativeFloat | None = None
+
+
+class RankTelemetry(Contract):
+    """What one rank of a training run did and took."""
+
+    rank: NonNegativeInt
+    host: str
+    num_steps: NonNegativeInt
+    num_rows: NonNegativeInt
+    rows_per_s: NonNegativeFloat | None = Field(
+        description="While training: without validation, checkpoints and the first steps."
+    )
+    phases: dict[str, PhaseTime] = Field(
+        description="`data`, `compute`, `exchange`, `validate`, `checkpoint` and `other`."
+    )
+    step_p50_s: NonNegativeFloat | None = None
+    step_p95_s: NonNegativeFloat | None = None
+    wire_bytes: NonNegativeInt = Field(description="Given to the network for other ranks.")
+    cpu_s: NonNegativeFloat
+    peak_memory_bytes: NonNegativeInt = Field(description="Resident.")
+    major_faults: NonNegativeInt = Field(description="Pages read back from disk or swap.")
+    preemptions: NonNegativeInt = Field(description="Times that another process took the core.")
+    busy_cores_mean: NonNegativeFloat | None = Field(description="None where never sampled.")
+    busy_cores_max: NonNegativeFloat | None
+    disk_read_bytes: NonNegativeInt | None
+    disk_written_bytes: NonNegativeInt | None
+
+
+class HostTelemetry(Contract):
+    """The driver's host while a training run lasted, everything else on it included."""
+
+    name: str
+    num_cores: PositiveInt
+    memory_bytes: PositiveInt
+    cpu_share_mean: float | None = Field(description="Of all cores; None where never sampled.")
+    cpu_share_max: float | None
+    temperature_max_c: float | None = Field(description="Hottest sensor; None without sensors.")
+    network_sent_bytes: NonNegativeInt = Field(description="All interfaces but loopback.")
+    network_received_bytes: NonNegativeInt
+    loopback_bytes: NonNegativeInt
+    swapped_in_bytes: NonNegativeInt
+
+
+class DeviceTelemetry(Contract):
+    """One accelerator while a training run lasted; None for what its driver does not tell."""
+
+    index: NonNegativeInt
+    name: str
+    utilisation_mean: float | None = Field(description="Share of time with a kernel running.")
+    utilisation_max: float | None
+    peak_memory_bytes: NonNegativeInt | None
+    temperature_max_c: float | None
+    power_mean_w: float | None
+    energy_j: float | None
+
+
+class EnergyUse(Contract):
+    """Joules of a training run, and how they are known; never made up."""
+
+    joules: NonNegativeFloat | None = Field(description="None where nothing could be measured.")
+    known_by: str = Field(description="What was measured or estimated, or why nothing could be.")
+    estimated: bool = Field(default=False, description="True where no meter was read.")
+
+
+class RunCost(Contract):
+    """Money that a training run took, at the prices of the configuration."""
+
+    amount: NonNegativeFloat
+    currency: str
+    energy_part: NonNegativeFloat | None = Field(description="None without energy or its price.")
+    node_part: NonNegativeFloat | None = Field(description="None without a price of node hours.")
+
+
+Setting = int | float | str
+
+
+class Finding(Contract):
+    """One thing that holds a training run back, with its evidence."""
+
+    kind: Literal["input", "communication", "compute", "memory", "imbalance"]
+    share: float = Field(ge=0, le=1, description="Of the ranks' time in training steps.")
+    evidence: str = Field(description="A sentence with the numbers.")
+    advice: str = Field(description="A sentence: what to change, or that nothing can be.")
+    suggestions: dict[str, Setting] = Field(
+        default={}, description="Dotted field of the training configuration to a better value."
+    )
+
+
+class Diagnosis(Contract):
+    """Where the time of a training run goes; the heaviest finding first, none when balanced."""
+
+    summary: str
+    findings: tuple[Finding, ...] = ()
+
+
+class TrainingTelemetry(Contract):
+    """What a training run took: time, memory, network, energy and money."""
+
+    seconds: NonNegativeFloat = Field(description="Wall seconds, all attempts.")
+    num_attempts: PositiveInt
+    num_samples: NonNegativeInt = Field(description="Samples of the last attempt.")
+    ranks: tuple[RankTelemetry, ...] = Field(description="Of the last attempt.")
+    host: HostTelemetry
+    devices: tuple[DeviceTelemetry, ...] = ()
+    energy: EnergyUse
+    cost: RunCost | None = Field(default=None, description="None without a price.")
+    diagnosis: Diagnosis | None = None
+    applied: tuple[str, ...] = Field(
+        default=(), description="Settings that were taken from an earlier diagnosis, in sentences."
+    )
+
+
 class TrainedModel(Contract):
     """The best epoch of a training run."""
 
@@ -522,6 +531,51 @@ class TrainedModel(Contract):
     num_parameters: PositiveInt
     seconds: float
     energy_j: float | None = Field(default=None, description="Joules, None where not measurable.")
+
+
+class SearchedField(Contract):
+    """One dimension of a search: a field of the training configuration and what it may be."""
+
+    name: str
+    low: float | None = Field(default=None, description="Bounds of a number, both included.")
+    high: float | None = None
+    log: bool = False
+    choices: tuple[str, ...] = Field(default=(), description="JSON of each value of a choice.")
+
+
+class TrialRecord(Contract):
+    """One trial of a search, as its study keeps it."""
+
+    number: NonNegativeInt
+    state: Literal["complete", "pruned", "failed"]
+    point: dict[str, float | int | str] = Field(description="Field to value; a choice is its JSON.")
+    auc: float | None = Field(description="Best validation AUC; None where no epoch was finished.")
+    epochs: tuple[EpochMetrics, ...]
+    seconds: float = Field(description="Training seconds; 0 for what was found trained already.")
+    reason: str = Field(default="", description="Why it was pruned or failed.")
+    repeats: NonNegativeInt | None = Field(
+        default=None, description="Earlier trial of the same point, whose outcome this one has."
+    )
+    attempts: PositiveInt = Field(default=1, description="More than 1 where it was taken up again.")
+
+
+class StudyRecord(Contract):
+    """A search as far as it has come: its space, its trials, and what they show."""
+
+    study: str = Field(description="Name of the study; ends in a digest of data, space and code.")
+    use_case: str
+    fields: tuple[SearchedField, ...]
+    trials: tuple[TrialRecord, ...]
+    best: NonNegativeInt | None = Field(description="Number of the best complete trial.")
+    importance: dict[str, float] = Field(
+        description="Field to its share of the AUC's variance over the space (fANOVA); empty where "
+        "there are too few complete trials to say."
+    )
+    sampler: str
+    pruner: str
+    storage: Literal["sqlite", "postgresql"]
+    max_epochs: PositiveInt
+    ended_because: str = Field(description="Why no further trial was started.")
 
 
 class Metric(Contract):
@@ -626,6 +680,17 @@ class VariantLatency(Contract):
     ratio_to_eager: float = Field(description="Median of paired ratios; below 1 is faster.")
     ratio_to_replaced: float | None = Field(
         default=None, description="Against the simpler variant it would replace, paired."
+    )
+
+
+class SearchResult(Contract):
+    """Result of `search`: the study, and the best trial's model, ready to be judged."""
+
+    study: StudyRecord
+    model: TrainedModel
+    page: str = Field(description="Path of the page below the state folder.")
+    version: ModelVersionRef | None = Field(
+        default=None, description="The registered candidate; None where none was asked for."
     )
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from tasks.contracts import FeatureSnapshot, FeatureTables, TimeWindow
+from tasks.contracts import FeatureSnapshot, FeatureTables, TimeWindow, ValidationResult
 from tasks.features.landing import land_raw_rows
 from tasks.features.materialization import materialize
 from tasks.features.snapshot import build_training_set
-from tasks.features.tables import EMPTY, build_feature_tables
+from tasks.features.tables import EMPTY, build_feature_tables, publish_tables
 from tasks.settings import ArtifactStore
 from tests.repository import SmallRepository, vouched
 
@@ -35,6 +35,21 @@ class Installation:
     def materialize(self, tables: FeatureTables, window: TimeWindow) -> dict[str, int]:
         views = materialize(tables, window, self.home, self.repository.path, self.store)
         return {view.name: view.num_entities for view in views}
+
+    def publish(self, tables: FeatureTables) -> None:
+        """Vouch for every table and let readers see this version."""
+        vouchers = tuple(
+            ValidationResult(
+                suite="any",
+                subject=table.name,
+                subject_sha256=table.artifact.sha256,
+                num_rows=table.num_rows,
+                num_expectations=1,
+                result=table.artifact,
+            )
+            for table in tables.tables
+        )
+        publish_tables(tables, vouchers, self.home, self.store)
 
     def snapshot(self, tables: FeatureTables, window: TimeWindow) -> FeatureSnapshot:
         config, path = self.repository.config, self.repository.path

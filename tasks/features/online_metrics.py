@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import OnlineReadStatistics, ViewReadStatistics
 from tasks.features.online_answer import LABELS, Freshness
+from tasks.features.reports import OnlineReadStatistics, ViewReadStatistics
 
 
 class OnlineMetrics:

@@ -21,7 +21,6 @@ from feast.infra.online_stores.sqlite import SqliteOnlineStore, SqliteOnlineStor
 from feast.value_type import ValueType
 from numpy.typing import NDArray
 
-from tasks.contracts import OnlineReadStatistics
 from tasks.errors import DataContractError, StaleFeaturesError, TransientError
 from tasks.features.config import OnlineConfig
 from tasks.features.online_access import FeastBackend, OnlineBackend, Rows, microseconds
@@ -36,6 +35,7 @@ from tasks.features.online_values import (
     moments,
     value_decoder,
 )
+from tasks.features.reports import OnlineReadStatistics
 
 Request = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | pd.DataFrame
 Moment = datetime | Sequence[datetime] | None

@@ -45,7 +45,7 @@ from feast import FeatureService, FeatureStore
 from feast.value_type import ValueType
 from numpy.typing import NDArray
 
-from tasks.contracts import FeatureTables, ParityDifference, ParityReport, ViewParity
+from tasks.contracts import FeatureTables
 from tasks.errors import ArtifactError, FeatureStoreError
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig
 from tasks.features.duck import first_line, is_damage
@@ -55,6 +55,7 @@ from tasks.features.online_answer import Freshness, OnlineAnswer
 from tasks.features.online_plan import PlannedFeature, PlannedView
 from tasks.features.online_reader import OnlineReader
 from tasks.features.parity_draw import DrawnEntity, draw_entities
+from tasks.features.reports import ParityDifference, ParityReport, ViewParity
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import features_folder
 from tasks.settings import ArtifactStore

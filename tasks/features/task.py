@@ -12,13 +12,13 @@ from tasks.contracts import (
     FeatureTables,
     LandedRows,
     MaterializedView,
-    ParityReport,
     TimeWindow,
     ValidatedRows,
     ValidationResult,
 )
 from tasks.features.audit import on_behalf_of
 from tasks.features.config import FeatureConfig, MaterializationConfig
+from tasks.features.reports import ParityReport
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
 

@@ -26,13 +26,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from tasks.contracts import (
-    Artifact,
-    FeatureSnapshot,
-    FeatureTables,
-    SnapshotPins,
-    SnapshotVerification,
-)
+from tasks.contracts import Artifact, FeatureSnapshot, FeatureTables, SnapshotPins
 from tasks.errors import ArtifactError, ConfigurationError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import parquet, sql_name
@@ -45,6 +39,7 @@ from tasks.features.evidence import (
 from tasks.features.guarded_store import GuardedFeatureStore
 from tasks.features.ledger import SNAPSHOTS
 from tasks.features.profile import read_profile
+from tasks.features.reports import SnapshotVerification
 from tasks.features.snapshot import DATA_FILE, retrieve, write_entities
 from tasks.features.store import open_store, quiet
 from tasks.features.tables import TABLES, features_folder

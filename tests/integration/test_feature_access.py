@@ -21,10 +21,8 @@ from feast.repo_config import RepoConfig
 from pyarrow.flight import FlightError
 
 from flows.feature_servers import feature_servers
-from tasks.contracts import ValidationResult
 from tasks.errors import ConfigurationError
 from tasks.features.audit import AuditTrail
-from tasks.features.tables import publish_tables
 from tasks.settings import PROJECT_ROOT, Settings
 from tests.installation import Installation
 from tests.oidc import Issuer, issuer, new_key
@@ -116,18 +114,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     made = Installation(tmp_path_factory.mktemp("state") / "home", repository)
     tables = made.refresh(WINDOW)
     made.materialize(tables, WINDOW)
-    vouchers = tuple(
-        ValidationResult(
-            suite="any",
-            subject=table.name,
-            subject_sha256=table.artifact.sha256,
-            num_rows=table.num_rows,
-            num_expectations=1,
-            result=table.artifact,
-        )
-        for table in tables.tables
-    )
-    publish_tables(tables, vouchers, made.home, made.store)
+    made.publish(tables)
     return made
 
 

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.parity_check import parity_check_flow
-from tasks.contracts import FeatureTables, ParityReport
+from tasks.contracts import FeatureTables
 from tasks.errors import ArtifactError, FeatureStoreError
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig, ViewPolicy
 from tasks.features.parity import check_parity
+from tasks.features.reports import ParityReport
 from tasks.features.tables import features_folder
 from tests.installation import Installation
 from tests.profiles import choose_server, servers

@@ -8,8 +8,6 @@ import pytest
 
 from flows.config import read_pipeline_config
 from infra.bench import online_read
-from tasks.contracts import ValidationResult
-from tasks.features.tables import publish_tables
 from tasks.settings import Settings
 from tests.installation import Installation
 from tests.repository import SmallRepository, days
@@ -23,18 +21,7 @@ def test_reads_are_timed_on_equal_values(tmp_path: Path, monkeypatch: pytest.Mon
     installation = Installation(tmp_path / "home", repository)
     tables = installation.refresh(days(0, 2))
     installation.materialize(tables, days(0, 2))
-    validations = tuple(
-        ValidationResult(
-            suite="any",
-            subject=table.name,
-            subject_sha256=table.artifact.sha256,
-            num_rows=table.num_rows,
-            num_expectations=1,
-            result=table.artifact,
-        )
-        for table in tables.tables
-    )
-    publish_tables(tables, validations, installation.home, installation.store)
+    installation.publish(tables)
     settings = Settings.from_environment(
         {"FALAJ_HOME": str(installation.home), "FALAJ_FEATURE_REPO": str(repository.path)}
     )

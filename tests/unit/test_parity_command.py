@@ -8,7 +8,7 @@ import pytest
 from flows import __main__ as command
 from flows import parity_check
 from flows.config import read_pipeline_config
-from tasks.contracts import ParityReport, ViewParity
+from tasks.features.reports import ParityReport, ViewParity
 from tasks.settings import PROJECT_ROOT
 
 

@@ -1,0 +1,136 @@
+"""What the feature room reports of itself: online reads, parity, skew and verified snapshots.
+
+Values like those of `tasks.contracts`; no other room needs them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field, NonNegativeInt
+
+from tasks.contracts import Contract
+
+
+class ViewReadStatistics(Contract):
+    """How fresh one view was for the rows that were read online."""
+
+    view: str
+    num_rows_by_state: dict[str, NonNegativeInt] = Field(
+        description="`fresh`, `stale` (older than the TTL), `missing`, `ahead` (after the read)."
+    )
+    num_rows_by_age_s: dict[float, NonNegativeInt] = Field(
+        description="Rows with a stored value not older than so many seconds; cumulative."
+    )
+    age_sum_s: float = Field(description="Sum of the ages of all stored values, seconds.")
+
+
+class OnlineReadStatistics(Contract):
+    """What one online reader has met since it was made; every number only rises."""
+
+    backend: str = Field(description="What was read through: `redis`, `sqlite` or `feast`.")
+    num_reads: NonNegativeInt
+    num_rows: NonNegativeInt
+    num_failures: NonNegativeInt = Field(description="Reads that the store did not answer.")
+    num_refusals: NonNegativeInt = Field(description="Reads that a view's policy refused.")
+    views: tuple[ViewReadStatistics, ...]
+
+
+class ParityDifference(Contract):
+    """One value that is not the same online and offline."""
+
+    view: str
+    feature: str
+    entity: dict[str, str] = Field(description="Key column to value.")
+    online: str | None
+    offline: str | None
+    online_event_time: datetime | None = Field(description="Of the row that is stored online.")
+    offline_event_time: datetime | None = Field(
+        description="Of the newest row before the watermark in the feature table."
+    )
+    moment: datetime = Field(description="Moment at which both were asked.")
+
+
+class ViewParity(Contract):
+    """Online against offline values of one view."""
+
+    view: str
+    watermark: datetime = Field(description="The store holds what happened before this moment.")
+    num_entities: NonNegativeInt = Field(description="Entities that were compared.")
+    num_values: NonNegativeInt
+    num_differing: NonNegativeInt = Field(description="Values that are not exactly equal.")
+    num_null: NonNegativeInt = Field(description="Values that are null on both sides.")
+    num_stale: NonNegativeInt = Field(description="Entities blanked on both sides by the TTL.")
+    num_overtaken: NonNegativeInt = Field(
+        description="Entities drawn but not compared: a row that arrived late was known only after "
+        "a newer one, so no moment shows it offline."
+    )
+
+
+class ParityReport(Contract):
+    """Whether the online store gives what historical retrieval gives at the same moments."""
+
+    feature_service: str
+    tables_version: str
+    seed: NonNegativeInt
+    views: tuple[ViewParity, ...]
+    examples: tuple[ParityDifference, ...]
+    verdict: str = Field(pattern="^(equal|different|nothing compared)$")
+    evidence: tuple[str, ...] = Field(description="The verdict in sentences, one a view at fault.")
+
+
+class FeatureSkew(Contract):
+    """Logged serving values of one feature against later historical retrieval."""
+
+    feature: str
+    view: str
+    num_rows: NonNegativeInt
+    num_differing: NonNegativeInt
+    num_explained_by_age: NonNegativeInt = Field(
+        description="Differing values that were right at the event time that was logged with them, "
+        "or were blank because what was stored was too old: the store was behind."
+    )
+    num_early: NonNegativeInt = Field(
+        description="Differing values that were served before their `created`: training would not "
+        "have known them at that moment."
+    )
+    num_missing_online: NonNegativeInt = Field(
+        description="Differing values of entities that the store did not have."
+    )
+    differing_share: float = Field(ge=0, le=1)
+    mean_absolute_difference: float | None = Field(
+        description="Over rows where both are numbers, in the feature's unit; none without any."
+    )
+
+    @property
+    def num_unexplained(self) -> int:
+        """Differing values that neither age nor absence explains."""
+        explained = self.num_explained_by_age + self.num_early + self.num_missing_online
+        return self.num_differing - explained
+
+
+class SkewReport(Contract):
+    """Skew of a log of served features."""
+
+    feature_service: str
+    num_rows: NonNegativeInt
+    first: datetime | None = Field(description="Earliest logged request.")
+    last: datetime | None = Field(description="Latest logged request.")
+    max_differing_share: float = Field(ge=0, le=1, description="The bound.")
+    features: tuple[FeatureSkew, ...]
+    verdict: str = Field(pattern="^(clean|stale|early|skewed|no rows)$")
+    evidence: tuple[str, ...]
+
+
+class SnapshotVerification(Contract):
+    """Outcome of making a snapshot again from what it pins."""
+
+    snapshot_sha256: str
+    rebuilt_sha256: str | None = Field(description="None where it could not be made again.")
+    differences: tuple[str, ...] = Field(description="What differs, or why it could not be made.")
+    remarks: tuple[str, ...] = Field(description="What has changed since, and does not matter.")
+
+    @property
+    def same(self) -> bool:
+        """True where the same bytes came out."""
+        return self.rebuilt_sha256 == self.snapshot_sha256
