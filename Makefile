@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run test test-cluster bench lint format lock clean
+.PHONY: help setup run test drills test-cluster test-keras test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -42,6 +42,12 @@ run: setup ## run the whole loop once on the real data; a second call reuses fin
 test: setup ## run all tests
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
+drills: setup ## break training at random for minutes (FALAJ_DRILL_MINUTES=60: for an hour)
+	@$(VENV_PYTHON) -m pytest -m drill --timeout=0 $(PYTEST_ARGS)
+
+test-horovod: setup ## run Horovod's own tests of its PyTorch operations on the wheel built here
+	@$(VENV_PYTHON) -m infra.horovod_suite
+
 test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 17 or newer
 	@$(VENV_PYTHON) -m venv .venv-cluster
 	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
@@ -49,6 +55,13 @@ test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 
 	@.venv-cluster/bin/python -m pip install --quiet -r infra/cluster/requirements.in
 	@.venv-cluster/bin/python -m pytest tests/integration/test_profiles.py -k cluster \
 		-p no:unraisableexception $(PYTEST_ARGS) # py4j leaves sockets to the garbage collector
+
+test-keras: setup ## run the tests of the Keras network, in an environment with Keras
+	@$(VENV_PYTHON) -m venv .venv-keras
+	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
+		> .venv-keras/lib/python3.11/site-packages/falaj.pth
+	@.venv-keras/bin/python -m pip install --quiet -r infra/keras/requirements.in
+	@.venv-keras/bin/python -m pytest tests/integration/test_keras.py $(PYTEST_ARGS)
 
 bench: setup ## measure the figures that the project promises, as ratios
 	@$(VENV_PYTHON) -m infra.bench
@@ -64,13 +77,14 @@ format: setup ## format the code
 lock: ## write infra/requirements.lock from requirements.in (LOCK_ARGS=--upgrade: newer versions)
 	@$(call with_python,--lock $(LOCK_ARGS))
 
-clean: ## remove .venv, .venv-cluster and .falaj, after asking (YES=1: without)
+clean: ## remove .venv, .venv-cluster, .venv-keras and .falaj, after asking (YES=1: without)
 	@echo "This removes, and nothing else:"; \
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
 	echo "  $(CURDIR)/.venv-cluster  that of make test-cluster"; \
+	echo "  $(CURDIR)/.venv-keras  that of make test-keras"; \
 	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
 	if [ "$(YES)" != 1 ]; then \
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .falaj
+	rm -rf -- .venv .venv-cluster .venv-keras .falaj

@@ -28,6 +28,7 @@ from flows.embedded import (
     wait_until_ready,
 )
 from flows.feature_commands import add_feature_commands, serve_features, show_audit
+from flows.search_command import add_search_command, run_search
 from tasks.contracts import TimeWindow
 from tasks.errors import (
     ConfigurationError,
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("start", help="first moment, such as 2013-01-01T05:00Z")
         command.add_argument("end", help="first moment after the window")
     commands.add_parser("train", help="train, judge and register a candidate")
+    add_search_command(commands)
     commands.add_parser("parity", help="compare online features with offline ones")
     verify = commands.add_parser("verify", help="make a training snapshot again from its pins")
     verify.add_argument("snapshot", help="beginning of its digest, as the report shows it")
@@ -99,7 +101,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
     with ExitStack() as stack:
         stack.enter_context(only_run(settings.home))
         if "PREFECT_API_URL" in os.environ:
-            return _run_flow(options.command, window, settings)
+            return _run_flow(options, window, settings)
         port = free_port()
         server = stack.enter_context(prefect_server(settings.home, port))
         os.environ.update(client_environment(settings.home, port))
@@ -117,10 +119,12 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
             _tell(f"Prefect UI at http://127.0.0.1:{port} - Ctrl-C ends it")
             server.wait()
             return []
-        return _run_flow(options.command, window, settings)
+        return _run_flow(options, window, settings)
 
 
-def _run_flow(command: str, window: TimeWindow | None, settings: Settings) -> list[str]:
+def _run_flow(
+    options: argparse.Namespace, window: TimeWindow | None, settings: Settings
+) -> list[str]:
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from flows.config import read_pipeline_config
@@ -129,7 +133,9 @@ def _run_flow(command: str, window: TimeWindow | None, settings: Settings) -> li
     # Nobody watches heartbeats here, and their thread delays the end of each flow by a second.
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         try:
-            return _COMMANDS[command](config, window, settings)
+            if options.command == "search":
+                return run_search(config, options, settings)
+            return _COMMANDS[options.command](config, window, settings)
         finally:
             send_what_is_left()
 

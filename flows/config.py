@@ -17,6 +17,8 @@ from tasks.features.config import FeatureConfig
 from tasks.monitoring.config import MonitoringConfig
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.training.config import TrainingConfig
+from tasks.training.search.config import SearchConfig
+from tasks.training.search.space import check_space
 
 USE_CASE_FILE = "use_case.yaml"
 
@@ -34,6 +36,7 @@ class PipelineConfig(BaseModel):
     features: FeatureConfig
     monitoring: MonitoringConfig = MonitoringConfig()
     training: TrainingConfig = TrainingConfig()
+    search: SearchConfig = SearchConfig()
     yardstick: YardstickConfig = YardstickConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     conversion: ConversionConfig = ConversionConfig()
@@ -54,6 +57,11 @@ class PipelineConfig(BaseModel):
                     f"{name} ({window}) reaches outside the window that is refreshed "
                     f"({self.window}); widen the one or narrow the other"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _search_is_of_the_training(self) -> Self:
+        check_space(self.training, self.search)
         return self
 
     @property

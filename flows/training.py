@@ -10,7 +10,7 @@ from tasks.contracts import TrainingResult
 from tasks.evaluation.task import fit_yardstick, judge_candidate
 from tasks.features.task import build_training_set
 from tasks.lineage.task import RECORDED, record_training
-from tasks.registry.task import find_rival, register_candidate
+from tasks.registry.task import find_rival, find_start, register_candidate
 from tasks.settings import Settings
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
@@ -33,7 +33,11 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite)
-    model = train_distributed(dataset, config.splits, config.training)
+    initial = None
+    if config.training.start == "champion":
+        training = config.training.model_dump(mode="json")
+        initial = find_start(dataset, config.splits, training, config.registry)
+    model = train_distributed(dataset, config.splits, config.training, initial)
     yardstick = fit_yardstick(dataset, config.splits, config.yardstick)
     rival = find_rival(model, config.registry)
     evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation)

@@ -472,7 +472,7 @@ class RunCost(Contract):
     node_part: NonNegativeFloat | None = Field(description="None without a price of node hours.")
 
 
-Setting = int | float | str
+Setting = bool | int | float | str
 
 
 class Finding(Contract):
@@ -511,6 +511,15 @@ class TrainingTelemetry(Contract):
     )
 
 
+class StartingPoint(Contract):
+    """A registered version whose weights a training may begin with."""
+
+    version: ModelVersionRef
+    checkpoint: Artifact = Field(description="Its best epoch, with its fitted preprocessing.")
+    columns: DatasetSchema
+    trained_on: TimeWindow
+
+
 class TrainedModel(Contract):
     """The best epoch of a training run."""
 
@@ -531,6 +540,15 @@ class TrainedModel(Contract):
     num_parameters: PositiveInt
     seconds: float
     energy_j: float | None = Field(default=None, description="Joules, None where not measurable.")
+    launch: str = Field(default="", description="Ranks and threads, and why so many.")
+    reading: str = Field(default="", description="How rows were read, and why.")
+    telemetry: TrainingTelemetry | None = None
+    profile: tuple[Artifact, ...] = Field(
+        default=(), description="Traces of a few steps, where a profile was asked for."
+    )
+    started_from: StartingPoint | None = Field(
+        default=None, description="Whose weights it began with; None for none."
+    )
 
 
 class SearchedField(Contract):

@@ -1,10 +1,12 @@
 """`make bench`: every figure of README, measured in one run, as a ratio or against its bound.
 
-    python -m infra.bench [loop] [features]
+    python -m infra.bench [loop] [features] [training]
 
 `loop`: three loops in state folders of their own, through Prefect, again on the same state, and as
 plain functions. `features`: the feature store's own parts against Feast's and against plain DuckDB
-and Redis. Both without an argument. Exit code 1 where a figure misses its bound.
+and Redis. `training`: ranks against torch DDP and against ranks that do not talk, start, reading,
+checkpoints, compression, lost ranks. All without an argument. Exit code 1 where a figure misses its
+bound.
 """
 
 from __future__ import annotations
@@ -13,23 +15,31 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 from sklearn.metrics import roc_auc_score
 
 from flows.config import PipelineConfig, read_pipeline_config
+from infra.bench.checkpoints import checkpoint_figures
+from infra.bench.compression import compression_figures
+from infra.bench.elastic import measure_elastic
 from infra.bench.false_alarms import count_false_alarms
 from infra.bench.figures import Figure, at_least, at_most
+from infra.bench.launch import launch_figures
 from infra.bench.materialization import compare_materialization
 from infra.bench.measure import Cost, run_measured
 from infra.bench.online_read import compare_online_reads
+from infra.bench.reading import reading_figures
 from infra.bench.retrieval import retrieval_figures
+from infra.bench.strategies import strategy_figures
+from infra.bench.telemetry import clock_cost
 from tasks.contracts import RunRecord
 from tasks.settings import Settings
 
 GIB = 2**30
-PARTS = ("loop", "features")
+PARTS = ("loop", "features", "training")
 NUM_KEYS = 336_776
 """Entities in the materialization figures: one a flight."""
 
@@ -52,7 +62,26 @@ def _measure(folder: Path, parts: list[str]) -> list[Figure]:
     os.environ["FALAJ_HOME"] = str(home)
     settings = Settings.from_environment()
     figures = _loop_figures(folder, first, settings) if "loop" in parts else []
-    return figures + (_feature_figures(settings) if "features" in parts else [])
+    figures += _feature_figures(settings) if "features" in parts else []
+    return figures + (_training_figures(folder, settings) if "training" in parts else [])
+
+
+def _training_figures(folder: Path, settings: Settings) -> list[Figure]:
+    config = read_pipeline_config(settings.feature_repo)
+    measured: list[tuple[str, Callable[[], list[Figure]]]] = [
+        ("ranks on Horovod, on DDP and alone", strategy_figures),
+        ("the start of ranks", launch_figures),
+        ("reading from disk", lambda: reading_figures(settings, folder)),
+        ("compressed gradients", lambda: compression_figures(config, settings)),
+        ("checkpoints", checkpoint_figures),
+        ("ranks lost and added", measure_elastic),
+        ("the step clock", clock_cost),
+    ]
+    figures: list[Figure] = []
+    for what, measure in measured:
+        _say(what)
+        figures += measure()
+    return figures
 
 
 def _loop_figures(folder: Path, first: Cost, settings: Settings) -> list[Figure]:

@@ -6,12 +6,18 @@ that hurt a job on Gloo (see each one's reason). Every fix is an exact replaceme
 an exact number of times, so a different source cannot be mended by accident.
 
 Set-up calls this file with a folder, inside the environment whose PyTorch the wheel is for; `pip
-install ./infra/horovod` works as well, and settings like HOROVOD_GPU_OPERATIONS then take effect.
+install ./infra/horovod` works as well.
+
+The wheel is for CPUs (Gloo). With HOROVOD_GPU_OPERATIONS=NCCL in the environment it is for GPUs
+too: that needs a PyTorch built for CUDA and a CUDA toolkit (nvcc; HOROVOD_CUDA_HOME or CUDA_HOME)
+of the same major version, but no GPU.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -89,6 +95,11 @@ BUILD_ENVIRONMENT = {
     "CXXFLAGS": "-include cstdint -include stdexcept -include string",  # GCC 13 and later
     "LDFLAGS": "-s",  # 1 MB instead of 18 MB
 }
+# Ampere, Hopper, Blackwell. Horovod's own list has generations that new toolkits no longer know.
+COMPUTE_CAPABILITIES = "80,90,100"
+OLD_TOOLKIT_CAPABILITIES = "80,90"  # CUDA 12.8 was the first to know Blackwell
+FIRST_WITH_BLACKWELL = (12, 8)
+NCCL_LIBRARY = "libnccl.so.2"
 COMPILER_BYTES = 2_300_000_000  # the largest compiler process of this build: 2.1 GB
 
 
@@ -103,11 +114,110 @@ def outer_environment() -> dict[str, str]:
 
 
 def build_environment(outer: dict[str, str]) -> dict[str, str]:
-    """What the build sees: flags of the caller are added to the needed ones, other settings win."""
+    """A build for CPUs: flags of the caller are added to the needed ones, other settings win."""
     merged = {**BUILD_ENVIRONMENT, **outer}
     for name in ("CXXFLAGS", "LDFLAGS"):
         merged[name] = f"{BUILD_ENVIRONMENT[name]} {outer.get(name, '')}".strip()
     return merged | {"MAKEFLAGS": f"-j{num_jobs()}"}
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """What is installed of CUDA; None for what is not there."""
+
+    pytorch: str
+    pytorch_cuda: str | None
+    toolkit: Path
+    toolkit_version: str | None
+    nccl: Path | None
+    """The folder, in PyTorch's environment, that holds NCCL's `include` and `lib`."""
+
+
+def installed_cuda(outer: dict[str, str]) -> Cuda:
+    """Look at the PyTorch of this environment, at its NCCL, and at the toolkit."""
+    import torch  # the build environment has it; without GPUs nothing of this is asked
+
+    toolkit = Path(outer.get("HOROVOD_CUDA_HOME") or outer.get("CUDA_HOME") or "/usr/local/cuda")
+    nccl = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    places = list(nccl.submodule_search_locations or []) if nccl else []
+    return Cuda(
+        pytorch=torch.__version__,
+        pytorch_cuda=torch.version.cuda,
+        toolkit=toolkit,
+        toolkit_version=_toolkit_version(toolkit / "bin" / "nvcc"),
+        nccl=Path(places[0]) if places else None,
+    )
+
+
+def _toolkit_version(nvcc: Path) -> str | None:
+    if not nvcc.is_file():
+        return None
+    said = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"release (\d+\.\d+)", said.stdout)
+    return found[1] if found else None
+
+
+def gpu_environment(cuda: Cuda, folder: Path) -> dict[str, str]:
+    """What a build for GPUs needs besides: one NCCL in the process, the one that PyTorch brings.
+
+    Args:
+        cuda: what is installed.
+        folder: where a link is made by which the linker finds that NCCL; it must outlive the build.
+
+    Raises:
+        RuntimeError: PyTorch, toolkit and NCCL do not fit.
+    """
+    if cuda.pytorch_cuda is None:
+        raise RuntimeError(
+            f"HOROVOD_GPU_OPERATIONS=NCCL needs a PyTorch built for CUDA, but {cuda.pytorch} is "
+            "installed. Install one, or leave HOROVOD_GPU_OPERATIONS out"
+        )
+    if cuda.toolkit_version is None:
+        raise RuntimeError(
+            f"{cuda.toolkit} holds no CUDA toolkit (bin/nvcc), and PyTorch {cuda.pytorch} needs "
+            f"one of CUDA {cuda.pytorch_cuda}. Install it, or name its folder: HOROVOD_CUDA_HOME"
+        )
+    if cuda.toolkit_version.split(".")[0] != cuda.pytorch_cuda.split(".")[0]:
+        raise RuntimeError(
+            f"{cuda.toolkit} is CUDA {cuda.toolkit_version}, but PyTorch {cuda.pytorch} is built "
+            f"for CUDA {cuda.pytorch_cuda}; the major versions must be the same. Name another "
+            "toolkit's folder: HOROVOD_CUDA_HOME"
+        )
+    if cuda.nccl is None or not (cuda.nccl / "lib" / NCCL_LIBRARY).exists():
+        raise RuntimeError(
+            f"PyTorch {cuda.pytorch} has brought no NCCL ({NCCL_LIBRARY} of nvidia-nccl) into "
+            "this environment; install PyTorch from its CUDA wheels"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    # The package holds the library by its full name only, under which no linker looks.
+    (folder / "libnccl.so").symlink_to(cuda.nccl / "lib" / NCCL_LIBRARY)
+    version = tuple(map(int, cuda.toolkit_version.split(".")))
+    new = version >= FIRST_WITH_BLACKWELL
+    return {
+        "HOROVOD_GPU": "CUDA",
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CUDA_HOME": str(cuda.toolkit),
+        "HOROVOD_NCCL_LINK": "SHARED",
+        "HOROVOD_NCCL_INCLUDE": str(cuda.nccl / "include"),
+        "HOROVOD_NCCL_LIB": str(folder),
+        "HOROVOD_BUILD_CUDA_CC_LIST": COMPUTE_CAPABILITIES if new else OLD_TOOLKIT_CAPABILITIES,
+    }
+
+
+def whole_environment(outer: dict[str, str], folder: Path) -> dict[str, str]:
+    """What the build sees, for CPUs or, where `outer` asks for NCCL, for GPUs too.
+
+    Raises:
+        RuntimeError: NCCL is asked for and what is installed does not fit, or something else is.
+    """
+    operations = outer.get("HOROVOD_GPU_OPERATIONS")
+    if operations is None:
+        return build_environment(outer)
+    if operations != "NCCL":
+        raise RuntimeError(
+            f"HOROVOD_GPU_OPERATIONS={operations} is not supported; NCCL is, or leave it out"
+        )
+    return build_environment({**gpu_environment(installed_cuda(outer), folder), **outer})
 
 
 def num_jobs() -> int:
@@ -167,11 +277,12 @@ def build_wheel(
     """Build the mended wheel into `wheel_directory` (PEP 517); return its file name."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        environment = whole_environment(outer_environment(), folder / "nccl")
         source = fetch_source(folder)
         apply_fixes(source)
         run_pip(
             *("wheel", "--verbose", "--no-cache-dir", "--wheel-dir", str(folder), str(source)),
-            environment=build_environment(outer_environment()),
+            environment=environment,
         )
         wheel = next(folder.glob("horovod-*.whl"))
         (Path(wheel_directory) / wheel.name).write_bytes(wheel.read_bytes())

@@ -95,6 +95,14 @@ class StartedRun:
     folder: Path
 
 
+@dataclass(frozen=True)
+class RunState:
+    """A run that was found, and whether it was filled to its end."""
+
+    run_id: str
+    is_whole: bool
+
+
 class Registry:
     """One open registry.
 
@@ -197,6 +205,10 @@ class Registry:
             run = self._client.create_run(number, tags=dict(tags), run_name=name)
             return StartedRun(run.info.run_id, _local_path(run.info.artifact_uri))
 
+    def opened(self, run_id: str) -> StartedRun:
+        """An earlier run, to be written to again."""
+        return StartedRun(run_id, self.run_folder(run_id))
+
     def run_folder(self, run_id: str) -> Path:
         """Local folder of a run's files."""
         with explained(self.location):
@@ -222,6 +234,31 @@ class Registry:
         with explained(self.location):
             if self._client.get_run(run_id).info.status == "RUNNING":
                 self._client.set_terminated(run_id, "FINISHED")
+
+    def end_run(self, run_id: str, status: str) -> None:
+        """End a run as `FINISHED`, `FAILED` or `KILLED`; sets the status again where it has one."""
+        with explained(self.location):
+            self._client.set_terminated(run_id, status)
+
+    def runs_by_tag(self, experiment: str, tags: Mapping[str, str], by: str) -> dict[str, RunState]:
+        """Runs of an experiment that bear `tags`, by the value of the tag `by`."""
+        with explained(self.location):
+            known = self._client.get_experiment_by_name(experiment)
+            if known is None:
+                return {}
+            wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+            found: dict[str, RunState] = {}
+            token = None
+            while token != "":
+                page = self._client.search_runs(
+                    [known.experiment_id], filter_string=wanted, page_token=token
+                )
+                for run in page:
+                    if by in run.data.tags:
+                        state = RunState(run.info.run_id, run.info.status != "RUNNING")
+                        found[run.data.tags[by]] = state
+                token = page.token or ""
+            return found
 
     def discard_run(self, run_id: str, reason: str) -> None:
         """Mark a run failed and deleted, and remove its files."""

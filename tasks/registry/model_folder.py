@@ -38,6 +38,7 @@ from tasks.registry.records import (
     FileRecord,
     ModelInterface,
     ModelManifest,
+    ModelStart,
     RegisteredVariant,
     VariantList,
     VersionRecord,
@@ -46,6 +47,7 @@ from tasks.registry.records import (
 from tasks.settings import ArtifactStore, digest_of, flush_to_disk, size_of, write_atomically
 
 Value = TypeVar("Value", bound=BaseModel)
+CHECKPOINT_STEM = "checkpoint"
 
 
 def write_model(
@@ -66,7 +68,7 @@ def write_model(
         ArtifactError: the program or checkpoint is gone from the store, or damaged.
         StorageError: the disk refused.
     """
-    checkpoint = f"checkpoint{Path(trained.checkpoint.uri).suffix}"
+    checkpoint = f"{CHECKPOINT_STEM}{Path(trained.checkpoint.uri).suffix}"
     with refused_writes_explained(folder):
         folder.mkdir(parents=True)
         copy_flushed(store.path(trained.program), folder / PROGRAM_FILE)
@@ -173,6 +175,27 @@ def verified_program(version: RegisteredVersion) -> tuple[Path, ModelInterface]:
             "version"
         )
     return program, interface
+
+
+def verified_start(version: RegisteredVersion) -> tuple[Path, ModelStart]:
+    """The checkpoint's file, checked by the digest in the manifest, and the manifest's part.
+
+    Raises:
+        RegistryError: one is missing or damaged.
+    """
+    damage: list[str] = []
+    start = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelStart, damage)
+    names = [n for n in start.files if n.startswith(CHECKPOINT_STEM)] if start else []
+    if start is None or len(names) != 1:
+        damage.append("it names no checkpoint")
+    elif text := _damage(version.folder / names[0], start.files[names[0]].sha256):
+        damage.append(text)
+    if start is None or damage:
+        raise RegistryError(
+            f"{version} cannot be begun with: {'; '.join(damage)} (in {version.folder}). Restore "
+            "the folder from a backup, or train with start='scratch'"
+        )
+    return version.folder / names[0], start
 
 
 def _read_value(

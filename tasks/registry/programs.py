@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
-from tasks.contracts import ModelVersionRef, RegisteredProgram, TrainedModel
+from tasks.contracts import (
+    DataSplits,
+    ModelVersionRef,
+    RegisteredProgram,
+    StartingPoint,
+    TrainedModel,
+    ValidatedDataset,
+)
 from tasks.errors import RegistryError, refused_writes_explained
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
@@ -16,7 +24,7 @@ from tasks.registry.mlflow_registry import (
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import copy_flushed, verified_program
+from tasks.registry.model_folder import copy_flushed, verified_program, verified_start
 from tasks.registry.records import PROGRAM_FILE
 from tasks.settings import ArtifactStore, StagedFolder, content_key
 
@@ -96,6 +104,56 @@ def fetch_version(
         TransientError: the registry was busy.
     """
     return _fetch(Registry(location).confirmed(ref), store)
+
+
+def find_start(
+    dataset: ValidatedDataset,
+    splits: DataSplits,
+    training: Mapping[str, object],
+    name: str,
+    location: RegistryLocation,
+    store: ArtifactStore,
+) -> StartingPoint | None:
+    """The champion's weights, copied into the store; None where there is no champion.
+
+    Where this very training has already made the champion, it began with another version's weights,
+    and begins with them again: a repeated run finds its model instead of training on and on.
+
+    Args:
+        dataset: what is to be trained on.
+        splits: which of its rows.
+        training: the training configuration, whole.
+        name: registered model.
+        location: the registry.
+        store: takes the checkpoint.
+
+    Raises:
+        RegistryError: the champion's files are missing or damaged, or MLflow refused.
+        TransientError: the registry was busy.
+    """
+    champion = Registry(location).by_alias(name, CHAMPION)
+    if champion is None:
+        return None
+    source, manifest = verified_start(champion)
+    if (manifest.snapshot_sha256, manifest.splits, manifest.training_config) == (
+        dataset.snapshot.data.sha256,
+        splits,
+        dict(training),
+    ):
+        return manifest.started_from
+
+    def build(folder: StagedFolder) -> StartingPoint:
+        with refused_writes_explained(folder.path):
+            copy_flushed(source, folder.path / source.name)
+        return StartingPoint(
+            version=champion.ref,
+            checkpoint=folder.artifact(source.name),
+            columns=manifest.columns,
+            trained_on=manifest.splits.train,
+        )
+
+    key = content_key("start", champion.ref)
+    return store.build_once("programs", key, StartingPoint, build)
 
 
 def _recorded_rival(registry: Registry, version: RegisteredVersion) -> RegisteredVersion | None:

@@ -18,6 +18,7 @@ from tasks.contracts import (
     ModelVersionRef,
     PairedComparison,
     SnapshotPins,
+    StartingPoint,
     TimeWindow,
     TrainedModel,
 )
@@ -91,6 +92,9 @@ class ModelManifest(Contract):
     label_definition: str
     training_config: dict[str, object]
     best_epoch: NonNegativeInt
+    started_from: StartingPoint | None = Field(
+        default=None, description="Whose weights it began with; None for none."
+    )
     evaluation: EvaluationSummary
     files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
 
@@ -105,6 +109,16 @@ class ModelInterface(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     columns: DatasetSchema
+
+
+class ModelStart(ModelInterface):
+    """The part of `model.json` that going on from the model takes."""
+
+    snapshot_sha256: str
+    splits: DataSplits
+    training_config: dict[str, object]
+    files: dict[str, FileRecord]
+    started_from: StartingPoint | None = None
 
 
 class RegisteredVariant(Contract):
@@ -157,6 +171,7 @@ def describe_model(
         label_definition=snapshot.label_definition,
         training_config=trained.config,
         best_epoch=trained.best_epoch,
+        started_from=trained.started_from,
         evaluation=EvaluationSummary(
             window=evaluation.window,
             overall=evaluation.overall,

@@ -14,14 +14,19 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 
 from tasks.contracts import (
+    DataSplits,
     EvaluationReport,
     ModelVariant,
     ModelVersionRef,
     PromotionDecision,
     RegisteredProgram,
+    StartingPoint,
+    StudyRecord,
     TrainedModel,
+    TrialRecord,
     ValidatedDataset,
 )
 from tasks.registry.config import PromotionConfig, RegistryConfig
@@ -51,6 +56,32 @@ def find_rival(trained: TrainedModel, config: RegistryConfig) -> RegisteredProgr
 
     settings = Settings.from_environment()
     return programs.find_rival(trained, config, RegistryLocation.of(settings), settings.store)
+
+
+@task(name="find-start", task_run_name="find-start-{config.model_name}", **_POLICY)
+def find_start(
+    dataset: ValidatedDataset,
+    splits: DataSplits,
+    training: dict[str, object],
+    config: RegistryConfig,
+) -> StartingPoint | None:
+    """The champion's weights for a training to begin with; None where there is no champion.
+
+    Safe to retry: it only reads, and copies the checkpoint into the store under its digest.
+
+    Raises:
+        RegistryError: the champion's files are missing or damaged. Not retried.
+    """
+    from tasks.registry import programs
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    start = programs.find_start(
+        dataset, splits, training, config.model_name, RegistryLocation.of(settings), settings.store
+    )
+    if start is None:
+        get_run_logger().info("%s has no earlier champion to begin with", config.model_name)
+    return start
 
 
 @task(name="fetch-champion", task_run_name="fetch-champion-{config.model_name}", **_POLICY)
@@ -113,6 +144,35 @@ def register_candidate(
         settings.store,
         code_commit,
     )
+
+
+# No timeout: trials may run in threads, where Prefect cannot keep one.
+_IN_THREADS = {**_POLICY, "timeout_seconds": None}
+
+
+@task(name="record-trials", task_run_name="record-trials-{study}", **_IN_THREADS)
+def record_trials(study: str, trials: tuple[TrialRecord, ...], config: RegistryConfig) -> int:
+    """Write trials of a search as runs of MLflow; returns how many were lacking.
+
+    Safe to retry: a trial has one run, and one that was cut off is written anew.
+    """
+    from tasks.registry import trials as writing
+    from tasks.registry.connection import RegistryLocation
+
+    location = RegistryLocation.of(Settings.from_environment())
+    return writing.record_trials(study, trials, config, location)
+
+
+@task(name="end-study", task_run_name="end-{record.study}", **_POLICY)
+def end_study(record: StudyRecord, config: RegistryConfig) -> None:
+    """Write the trials of a search that are lacking, and end the study's own run.
+
+    Safe to retry: what is there already is left, and the numbers are the same.
+    """
+    from tasks.registry import trials as writing
+    from tasks.registry.connection import RegistryLocation
+
+    writing.end_study(record, config, RegistryLocation.of(Settings.from_environment()))
 
 
 @task(

@@ -221,15 +221,17 @@ def training_told(record: RunRecord) -> str:
     """The training section in a paragraph."""
     model = record.model
     energy = (
-        f"It took {count(model.energy_j)} J of energy."
+        f" It took {count(model.energy_j)} J of energy."
         if is_shown(model.energy_j)
-        else "Energy could not be measured on this machine."
+        else " Energy could not be measured on this machine."
     )
+    if model.telemetry is not None:  # which has a section of its own, with what is known of it
+        energy = ""
     return (
         f"A network of {count(model.num_parameters)} parameters learned from "
         f"{days(model.splits.train)} on {plural(model.num_ranks, 'rank')} ({model.strategy}) in "
         f"{duration(model.seconds)}. Of {plural(len(model.epochs), 'epoch')}, number "
-        f"{model.best_epoch} did best on {days(model.splits.validation)} and was kept. {energy}"
+        f"{model.best_epoch} did best on {days(model.splits.validation)} and was kept.{energy}"
     )
 
 
@@ -399,7 +401,8 @@ def limits(record: RunRecord) -> list[str]:
         found.append(
             "The current window has no labels yet: drift was judged by features and scores alone."
         )
-    if record.model.energy_j is None:
+    telemetry = record.model.telemetry
+    if record.model.energy_j is None and (telemetry is None or telemetry.energy.joules is None):
         found.append("Energy is not reported: the machine offers no meter that could be read.")
     if not any(c.against.startswith("champion") for c in report.comparisons):
         found.append("There was no champion to compare with; the yardstick is the only measure.")

@@ -12,8 +12,10 @@ from tasks.reporting.quantities import decimal, is_shown, percent, shortened, si
 from tasks.reporting.svg import label, line, picture, tag
 
 COLUMNS = 3
-CELL_WIDTH, CELL_HEIGHT = 172.0, 104.0
-GAP, TOP = 10.0, 34.0
+CELL_WIDTH, CELL_HEIGHT = 172.0, 116.0
+GAP, TOP = 10.0, 46.0
+FOOT = 18.0
+"""Room below a chart for the label of its lower edge."""
 LONGEST = 25
 Points = list[tuple[float, float]]
 
@@ -38,20 +40,20 @@ def view_multiples(seen: FeatureMonitoring) -> Markup:
 def _sheet(title: str, told: str, cells: Sequence[Markup], seen: FeatureMonitoring) -> Markup:
     rows = -(-len(cells) // COLUMNS)
     width = COLUMNS * (CELL_WIDTH + GAP)
-    bottom = rows * (CELL_HEIGHT + GAP)
+    bottom = rows * (CELL_HEIGHT + FOOT)
     return picture(
         title,
         told,
         width,
-        bottom + 18,
+        bottom + 22,
         *cells,
-        label(f"{seen.window.start:%Y-%m-%d}", 0, bottom + 12, kind="tick"),
-        label(f"{seen.window.end:%Y-%m-%d}", width - GAP, bottom + 12, anchor="end", kind="tick"),
+        label(f"{seen.window.start:%Y-%m-%d}", 0, bottom + 15, kind="tick"),
+        label(f"{seen.window.end:%Y-%m-%d}", width - GAP, bottom + 15, anchor="end", kind="tick"),
     )
 
 
 def _corner(number: int) -> tuple[float, float]:
-    return (number % COLUMNS) * (CELL_WIDTH + GAP), (number // COLUMNS) * (CELL_HEIGHT + GAP)
+    return (number % COLUMNS) * (CELL_WIDTH + GAP), (number // COLUMNS) * (CELL_HEIGHT + FOOT)
 
 
 def _feature_cell(feature: MonitoredFeature, x: float, y: float) -> Markup:
@@ -82,17 +84,28 @@ def _view_cell(view: MonitoredView, x: float, y: float) -> Markup:
     base = up(0.0)
     closed = [*nulls, (nulls[-1][0], base), (nulls[0][0], base)] if nulls else []
     ages = [(n, age) for n, age in enumerate(view.ages_hours) if age is not None and is_shown(age)]
-    oldest = max([age for _, age in ages], default=1.0) or 1.0
+    oldest = max([age for _, age in ages], default=0.0)
     _, age_up = _scales(x, y, len(view.periods), 0.0, oldest)
+    told = f"age {_age(oldest)} (dashed)" if ages else "age not known"
     return tag(
         "g",
-        tag("title", f"{view.view}: nulls up to {percent(top)}, age up to {oldest:.1f} h"),
+        tag("title", f"{view.view}: nulls up to {percent(top)}, {told}"),
         label(shortened(view.view, LONGEST), x, y + 12, kind="strong"),
-        label(f"age up to {oldest:.0f} h (dashed)", x, y + 26, kind="faint"),
+        label(told, x, y + 26, kind="faint"),
         _area(closed),
         _path([(across(n), age_up(age)) for n, age in ages], "line s2"),
         _edges(x, y, "0", f"{percent(top, 0)} null"),
     )
+
+
+def _age(hours: float) -> str:
+    """Up to how much, in the unit that leaves a number to read: minutes, hours or days."""
+    minutes = round(hours * 60)
+    if minutes < 1:
+        return "below 1 min"
+    if minutes < 90:
+        return f"up to {minutes} min"
+    return f"up to {hours:.0f} h" if hours < 72 else f"up to {hours / 24:.0f} days"
 
 
 def _scales(x: float, y: float, num: int, low: float, high: float) -> tuple[Linear, Linear]:
@@ -105,12 +118,13 @@ def _has_band(period: MonitoredPeriod) -> bool:
 
 
 def _edges(x: float, y: float, low: str, high: str) -> Markup:
+    """Labels of both edges stand outside the plot, where no line runs through them."""
     bottom = y + CELL_HEIGHT
     return tag(
         "g",
         line(x, bottom, x + CELL_WIDTH, bottom, "axis"),
-        label(high, x + CELL_WIDTH, y + TOP + 4, anchor="end", kind="tick"),
-        label(low, x + CELL_WIDTH, bottom - 4, anchor="end", kind="tick"),
+        label(high, x + CELL_WIDTH, y + TOP - 5, anchor="end", kind="tick"),
+        label(low, x + CELL_WIDTH, bottom + 12, anchor="end", kind="tick"),
     )
 
 

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tasks.contracts import RunRecord
-from tasks.reporting import facts, figures, quantities
+from tasks.reporting import facts, figures, quantities, training_cost
 from tasks.reporting.checks import Check, StoredArtifact, checks
 from tasks.reporting.svg import STYLE_SHEET
 
@@ -57,6 +57,7 @@ def render_page(record: RunRecord, stored: Sequence[StoredArtifact]) -> str:
             record=record,
             facts=facts,
             figures=figures,
+            training_cost=training_cost,
             stored=stored,
             checks=found,
             chart_style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),

@@ -8,7 +8,7 @@ from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts import RunRecord
+from tasks.contracts import RunRecord, StudyRecord
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
 
@@ -70,3 +70,39 @@ def show_pictures(record: RunRecord) -> None:
         create_image_artifact(
             as_data_url(drawing), key=f"picture-{key}", description=f"{key} of {record.run_id}"
         )
+
+
+@task(
+    name="publish-search",
+    task_run_name="page-{record.study}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=600,
+    cache_policy=NO_CACHE,
+)
+def publish_search(record: StudyRecord) -> str:
+    """Write the page of a search, show its pictures in the Prefect UI; returns the page's place.
+
+    The place is relative to the state folder. Safe to retry: the same record gives the same files,
+    and a picture shown twice is a new version of the same artifact.
+
+    Raises:
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.reporting.search_page import gallery, write_search_page
+    from tasks.reporting.svg import as_data_url
+
+    settings = Settings.from_environment()
+    page = write_search_page(record, settings.reports)
+    for key, drawing in gallery(record).items():
+        create_image_artifact(
+            as_data_url(drawing), key=f"search-{key}", description=f"{key} of {record.study}"
+        )
+    create_markdown_artifact(
+        f"{len(record.trials)} trials of `{record.study}`; the page is `{page}`.",
+        key="search-page",
+        description=f"Search {record.study}",
+    )
+    return str(page.relative_to(settings.home))

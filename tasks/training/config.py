@@ -6,12 +6,22 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from tasks.training.checkpoints.config import CheckpointConfig
+from tasks.training.data.config import ReadingConfig
+from tasks.training.elastic.config import ElasticConfig
+from tasks.training.launch.config import LaunchConfig
+from tasks.training.strategies.config import StrategyConfig
+from tasks.training.telemetry.config import TelemetryConfig
+
 # Fields that say how a run is carried out, not what it computes: a run that was cut off may go on
 # from its checkpoints with other values of these, for example on fewer ranks.
 EXECUTION_FIELDS = frozenset(
     {
-        "num_ranks",
-        "threads_per_rank",
+        "launch",
+        "elastic",
+        "checkpoints",
+        "telemetry",
+        "reading",  # but for what decides which rows a step holds
         "device",
         "stall_warning_s",
         "stall_shutdown_s",
@@ -27,13 +37,24 @@ class TrainingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # Ranks and data
-    strategy: Literal["horovod"] = Field(
-        default="horovod", description="Engine that exchanges gradients between ranks."
+    launch: LaunchConfig = Field(
+        default=LaunchConfig(), description="How many ranks, and how they are started."
     )
-    num_ranks: int = Field(
-        default=2, ge=1, le=256, description="Horovod ranks (processes); on GPUs, one per GPU."
+    strategy: StrategyConfig = Field(
+        default=StrategyConfig(), description="How ranks share the work, and in which precision."
     )
-    threads_per_rank: int = Field(default=1, ge=1, le=256, description="CPU threads of one rank.")
+    elastic: ElasticConfig = Field(
+        default=ElasticConfig(), description="Ranks that come and go, on one host or several."
+    )
+    checkpoints: CheckpointConfig = Field(
+        default=CheckpointConfig(), description="Where training states are kept, and how often."
+    )
+    reading: ReadingConfig = Field(
+        default=ReadingConfig(), description="How rows are read and shuffled."
+    )
+    telemetry: TelemetryConfig = Field(
+        default=TelemetryConfig(), description="What is measured, at which prices."
+    )
     device: Literal["cpu", "cuda"] = Field(
         default="cpu", description="Where the network runs. `cuda` without a device is an error."
     )
@@ -42,7 +63,7 @@ class TrainingConfig(BaseModel):
         ge=1,
         le=4096,
         description="Virtual shards of the data. Every step takes equally many rows of each, so "
-        "results do not depend on num_ranks, which must divide it.",
+        "results do not depend on the number of ranks; more ranks than shards have nothing to do.",
     )
     global_batch_size: int = Field(
         default=2048,
@@ -50,6 +71,20 @@ class TrainingConfig(BaseModel):
         le=1 << 20,
         description="Rows per step over all ranks; a multiple of num_shards. Lowered, with a line "
         "in the log, where the training rows would make fewer than 8 steps an epoch.",
+    )
+
+    # Where it begins
+    start: Literal["scratch", "champion"] = Field(
+        default="scratch",
+        description="`champion`: begin with the weights of the model in service, as far as they "
+        "mean the same; without a champion from scratch, with a line in the log.",
+    )
+    replay_share: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Train on rows newer than the champion's training window alone, and on so many "
+        "older ones that they are this share of all; none: on all rows. For start='champion'.",
     )
 
     # Optimisation
@@ -66,6 +101,11 @@ class TrainingConfig(BaseModel):
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of everything random.")
 
     # Network
+    network: Literal["torch", "keras"] = Field(
+        default="torch",
+        description="Framework of the network's layers. `keras` is an optional extra, on its "
+        "PyTorch backend: same ranks, same export.",
+    )
     hidden_sizes: tuple[PositiveInt, ...] = Field(
         default=(256, 128), min_length=1, max_length=8, description="Units of each hidden layer."
     )
@@ -109,14 +149,39 @@ class TrainingConfig(BaseModel):
 
     @model_validator(mode="after")
     def _splits_evenly(self) -> Self:
-        for name, value, over, count in (
-            ("num_shards", self.num_shards, "num_ranks", self.num_ranks),
-            ("global_batch_size", self.global_batch_size, "num_shards", self.num_shards),
-        ):
-            if value % count:
-                raise ValueError(
-                    f"{name}={value} does not divide over {over}={count}; use a multiple of {count}"
-                )
+        if self.global_batch_size % self.num_shards:
+            raise ValueError(
+                f"global_batch_size={self.global_batch_size} does not divide over "
+                f"num_shards={self.num_shards}; use a multiple of {self.num_shards}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _continues_something(self) -> Self:
+        if self.replay_share is not None and self.start != "champion":
+            raise ValueError(
+                f"replay_share={self.replay_share:g} trains on what is new since the champion, so "
+                "it needs start='champion'; a network from scratch has nothing to build on"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _network_can_be_cut(self) -> Self:
+        if self.network == "keras" and self.strategy.ranks_per_replica > 1:
+            raise ValueError(
+                f"strategy.name={self.strategy.name!r} cuts a network by a plan that "
+                "network='keras' does not have; use network='torch' or another strategy"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _elastic_ranks_are_whole(self) -> Self:
+        if self.elastic.enabled and self.strategy.name != "horovod":
+            raise ValueError(
+                f"elastic training is offered with strategy.name='horovod', not "
+                f"{self.strategy.name!r}: each rank must hold the whole network to go on without "
+                "another. Choose one of the two"
+            )
         return self
 
     @model_validator(mode="after")
@@ -130,4 +195,5 @@ class TrainingConfig(BaseModel):
 
     def computation(self) -> dict[str, object]:
         """The fields that decide what is computed: all but those that say how it is carried out."""
-        return self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
+        computed = self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
+        return {**computed, "reading": self.reading.computation()}

@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
-import time
-from collections.abc import Callable
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks.contracts import DataSplits, EpochMetrics, TrainedModel, ValidatedDataset
-from tasks.errors import TrainingError, TransientError, refused_writes_explained
+from tasks.contracts import (
+    DatasetSchema,
+    DataSplits,
+    StartingPoint,
+    TrainedModel,
+    ValidatedDataset,
+)
+from tasks.errors import TransientError, refused_writes_explained
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.training.checkpoints.access import access_handed_over
+from tasks.training.checkpoints.store import open_store
 from tasks.training.config import TrainingConfig
+from tasks.training.elastic.driver import ElasticDriver
+from tasks.training.elastic.process import ElasticSpec
+from tasks.training.launch.nursery import GRACE_S, Nursery
 from tasks.training.launch.outcome import failure_of
-from tasks.training.launch.rank_group import GRACE_S, RankGroup, RankSpec
+from tasks.training.launch.probe import RankPlan
+from tasks.training.launch.probe_measure import PROBE_MODULE
+from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rank_log import RankLog
+from tasks.training.planning import plan_ranks
+from tasks.training.replay import write_replayed
 from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
+from tasks.training.telemetry.exporting import RunLabels
+from tasks.training.telemetry.facts import job_facts
+from tasks.training.telemetry.profiler import profile_files, profiler_variables
+from tasks.training.telemetry.run_report import run_telemetry
+from tasks.training.telemetry.sampler import TelemetrySampler
+from tasks.training.telemetry.suggestions import (
+    kind_of_job,
+    note_diagnosis,
+    with_suggestions,
+)
+from tasks.training.watch import OnEpoch, Watch
 
 LOGGER = logging.getLogger(__name__)
 WORKER_MODULE = "tasks.training.worker"
+ELASTIC_WORKER_MODULE = "tasks.training.elastic_worker"
 POLL_S = 0.2
-# After a first rank has failed, how long the others may take to notice and report.
-SETTLE_S = 5.0
 # How long the guards of a killed driver may take to end its ranks.
 LOCK_WAIT_S = 3 * GRACE_S
-
-OnEpoch = Callable[[EpochMetrics], None]
 
 
 def launch_training(
@@ -36,8 +60,9 @@ def launch_training(
     store: ArtifactStore,
     work: Path,
     on_epoch: OnEpoch | None = None,
+    initial: StartingPoint | None = None,
 ) -> TrainedModel:
-    """Train on `config.num_ranks` local ranks and publish the best epoch.
+    """Train on the ranks of this host, or of several, and publish the best epoch.
 
     A run that was cut off goes on from its newest whole checkpoint; one that was finished is not
     repeated.
@@ -49,6 +74,7 @@ def launch_training(
         store: where the snapshot is and the model goes.
         work: folder of the run directories; one is removed when its model is published.
         on_epoch: called in this thread after each epoch, also for those of earlier attempts.
+        initial: whose weights to begin with; none: from scratch.
 
     Raises:
         TransientError: a rank was lost, stuck, or another process trains the same model.
@@ -59,24 +85,77 @@ def launch_training(
         StorageError: the disk refused a write.
     """
     snapshot = dataset.snapshot
-    inputs = (snapshot.data.sha256, snapshot.columns, splits, code_digest(__file__))
-    run_path = work / content_key(*inputs, config.computation())
+    kind = kind_of_job(config, snapshot.columns, snapshot.feature_service)
+    advice = work / "advice"
+    applied: tuple[str, ...] = ()
+    if config.telemetry.apply_suggestions:
+        config, applied = with_suggestions(config, advice, kind)
+    inputs = (snapshot.data.sha256, snapshot.columns, splits, initial, code_digest(__file__))
+    run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
-        job = TrainingJob(
-            snapshot_path=store.path(snapshot.data),
-            columns=snapshot.columns,
-            splits=splits,
-            config=config,
-        )
-        result = run_job(RunDirectory(run_path), job, lock, on_epoch or (lambda _: None))
-        return _publish(RunDirectory(run_path), result, dataset, job, folder)
+        with _nursery_of(config, run) as nursery:
+            path = store.path(snapshot.data)
+            if initial is not None and config.replay_share is not None:
+                path = _replayed(path, snapshot.columns, splits, config, initial, run)
+            plan = plan_ranks(path, snapshot.columns, splits, config, work / "probes", nursery)
+            job = TrainingJob(
+                snapshot_path=path,
+                columns=snapshot.columns,
+                splits=splits,
+                config=config,
+                model=snapshot.feature_service,
+                initial_path=store.path(initial.checkpoint) if initial else None,
+                initial_columns=initial.columns if initial else None,
+                num_ranks=plan.num_ranks,
+                threads_per_rank=plan.threads_per_rank,
+                applied=applied,
+            )
+            result = run_job(run, job, lock, on_epoch or (lambda _: None), nursery=nursery)
+        if result.telemetry and result.telemetry.diagnosis:
+            note_diagnosis(advice, kind, config, result.telemetry.diagnosis)
+        model = _published(run, result, dataset, job, plan, folder)
+        return model.model_copy(update={"started_from": initial})
 
-    with exclusive(run_path, LOCK_WAIT_S) as lock:
-        model = store.build_once("models", content_key(*inputs, config), TrainedModel, build)
-        with refused_writes_explained(run_path):
-            shutil.rmtree(run_path, ignore_errors=True)
+    with exclusive(run.path, LOCK_WAIT_S) as lock:
+        run.make()
+        # What is measured, and at which prices, makes no other model.
+        key = content_key(*inputs, config.model_dump(mode="json", exclude={"telemetry"}))
+        model = store.build_once("models", key, TrainedModel, build)
+        open_store(config.checkpoints, run.path, os.environ).clear()
+        with refused_writes_explained(run.path):
+            shutil.rmtree(run.path, ignore_errors=True)
     return model
+
+
+def _replayed(
+    snapshot: Path,
+    columns: DatasetSchema,
+    splits: DataSplits,
+    config: TrainingConfig,
+    initial: StartingPoint,
+    run: RunDirectory,
+) -> Path:
+    """What is new in the snapshot since the champion, with a share of what is not."""
+    told = write_replayed(
+        snapshot,
+        run.snapshot,
+        columns,
+        splits,
+        initial.trained_on,
+        config.replay_share or 0.0,
+        config.seed,
+    )
+    LOGGER.info("%s", told)
+    return run.snapshot
+
+
+def _nursery_of(
+    config: TrainingConfig, run: RunDirectory
+) -> AbstractContextManager[Nursery | None]:
+    if not config.launch.fork_ranks or config.elastic.enabled:
+        return nullcontext()
+    return Nursery([WORKER_MODULE, PROBE_MODULE], run.path)
 
 
 def run_job(
@@ -85,6 +164,7 @@ def run_job(
     lock: int,
     on_epoch: OnEpoch,
     module: str = WORKER_MODULE,
+    nursery: Nursery | None = None,
 ) -> RunResult:
     """Start all ranks of a job, watch them to the end, and return what rank 0 reported.
 
@@ -93,115 +173,106 @@ def run_job(
         job: what to do.
         lock: descriptor of the lock on the run directory, see `run_directory.exclusive`.
         on_epoch: called after each epoch.
-        module: what each rank runs.
+        module: what each rank runs; elastic ranks have a module of their own.
+        nursery: where to fork the ranks, see `Nursery`.
 
     Raises:
         TransientError, DataContractError, ConfigurationError, TrainingError, StorageError: as
             `launch_training`.
     """
-    config = job.config
     run.prepare(job)
-    spec = RankSpec(
-        module=module,
-        run_path=run.path,
-        num_ranks=config.num_ranks,
-        threads=config.threads_per_rank,
-        stall_warning_s=config.stall_warning_s,
-        stall_shutdown_s=config.stall_shutdown_s,
-        lock_descriptor=lock,
+    config = job.config
+    watch = Watch(run, job, on_epoch)
+    sampler = TelemetrySampler(
+        run.path,
+        config.telemetry,
+        RunLabels(run.path.name, job.model),
+        devices=os.environ.get("CUDA_VISIBLE_DEVICES", "all") if config.device == "cuda" else None,
     )
-    with RankLog(run.log) as log:
-        log.note(f"--- attempt at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}, {config.num_ranks} ranks")
-        with RankGroup(spec) as ranks:
-            watch = Watch(run, config, ranks, on_epoch)
-            while ranks.has_output:
-                for rank, line in ranks.read_lines(POLL_S):
-                    log.add(rank, line)
-                watch.look()
-        watch.report_epochs()
-    if failure := failure_of(run, ranks.exit_codes, ranks.stopped):
-        raise failure
+    with (
+        RankLog(run.log) as log,
+        access_handed_over(config.checkpoints, run.path, os.environ),
+        sampler,
+    ):
+        log.note(f"--- attempt at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}, {job.num_ranks} ranks")
+        if config.elastic.enabled:
+            _run_elastic(run, job, lock, watch, log)
+        else:
+            _run_fixed(run, job, lock, watch, log, module, nursery)
+    watch.report_epochs()
     result = run.read_result()
     if result is None:
         raise TransientError(
             f"all ranks ended without an error and without a result; all lines are in {run.log}"
         )
-    return result
+    facts = job_facts(config, result.num_ranks, job.threads_per_rank, result.reading_mode)
+    telemetry = run_telemetry(sampler, run.path, facts, job.applied)
+    return result.model_copy(update={"telemetry": telemetry})
 
 
-class Watch:
-    """What the driver looks after while the ranks run: epochs, failures and deadlines."""
-
-    def __init__(
-        self, run: RunDirectory, config: TrainingConfig, ranks: RankGroup, on_epoch: OnEpoch
-    ) -> None:
-        self._run = run
-        self._config = config
-        self._ranks = ranks
-        self._on_epoch = on_epoch
-        self._num_epochs = 0
-        self._started = time.monotonic()
-        self._failed_at: float | None = None
-        self._progress_at = self._started
-        self._last_said = dict.fromkeys(range(config.num_ranks), "nothing yet")
-
-    def look(self) -> None:
-        """Pass on new epochs, stop the ranks that a failed one has left behind, keep deadlines.
-
-        Raises:
-            TransientError: no rank has made progress for too long.
-            TrainingError: the attempt takes too long.
-        """
-        now = time.monotonic()
-        self.report_epochs()
-        exit_codes = self._ranks.exit_codes
-        if any(exit_codes.values()):
-            self._failed_at = self._failed_at or now
-            if now - self._failed_at > SETTLE_S:
-                self._ranks.stop()
-            return
-        self._check_progress(now)
-        if now - self._started > self._config.time_limit_s:
-            raise TrainingError(
-                f"training did not end within time_limit_s={self._config.time_limit_s}; it has "
-                f"done {self._num_epochs} epoch(s). Raise the limit and run again: it goes on from "
-                "its newest checkpoint"
-            )
-
-    def report_epochs(self) -> None:
-        """Pass on the epochs that rank 0 has finished since the last call."""
-        epochs = self._run.read_epochs()
-        for metrics in epochs[self._num_epochs :]:
-            self._on_epoch(metrics)
-        self._num_epochs = max(self._num_epochs, len(epochs))
-
-    def _check_progress(self, now: float) -> None:
-        """A rank that waits for another says nothing either: so all must be silent."""
-        for rank, text in self._last_said.items():
-            progress = self._run.read_progress(rank)
-            if progress is not None and str(progress) != text:
-                self._last_said[rank] = str(progress)
-                self._progress_at = now
-        silence_s = now - self._progress_at
-        if silence_s > self._config.progress_timeout_s:
-            last = "; ".join(f"rank {rank}: {text}" for rank, text in self._last_said.items())
-            raise TransientError(
-                f"no rank has made progress for {silence_s:.0f} s (limit progress_timeout_s="
-                f"{self._config.progress_timeout_s}); last seen: {last}. All ranks were stopped. A "
-                f"new attempt goes on from the newest checkpoint; all lines are in {self._run.log}"
-            )
+def _run_fixed(
+    run: RunDirectory,
+    job: TrainingJob,
+    lock: int,
+    watch: Watch,
+    log: RankLog,
+    module: str,
+    nursery: Nursery | None,
+) -> None:
+    """Run as many ranks as planned, on this host; the end of one is the end of all."""
+    # Ranks on torch.distributed meet through a file, whose name must be new for each attempt.
+    with tempfile.TemporaryDirectory(prefix="falaj-ranks-") as meeting:
+        spec = RankSpec(
+            module=module,
+            run_path=run.path,
+            num_ranks=job.num_ranks,
+            threads=job.threads_per_rank,
+            stall_warning_s=job.config.stall_warning_s,
+            stall_shutdown_s=job.config.stall_shutdown_s,
+            lock_descriptor=lock,
+            store_file=Path(meeting) / "meeting",
+            variables=_profiling(job.config),
+        )
+        with RankGroup(spec, nursery) as ranks:
+            while ranks.has_output:
+                for rank, line in ranks.read_lines(POLL_S):
+                    log.add(rank, line)
+                watch.look_after(ranks)
+    if failure := failure_of(run, ranks.exit_codes, ranks.stopped):
+        raise failure
 
 
-def _publish(
+def _profiling(config: TrainingConfig) -> dict[str, str]:
+    return profiler_variables(config.strategy.engine) if config.telemetry.profile else {}
+
+
+def _run_elastic(
+    run: RunDirectory, job: TrainingJob, lock: int, watch: Watch, log: RankLog
+) -> None:
+    """Run ranks wherever there are hosts, which may come and go."""
+    spec = ElasticSpec(
+        module=ELASTIC_WORKER_MODULE,
+        run_path=run.path,
+        variables={"OMP_NUM_THREADS": str(job.threads_per_rank), **_profiling(job.config)},
+        lock_descriptor=lock,
+    )
+    with ElasticDriver(spec, job.config.elastic, log.add) as driver:
+        driver.run(watch.look)
+
+
+def _published(
     run: RunDirectory,
     result: RunResult,
     dataset: ValidatedDataset,
     job: TrainingJob,
+    plan: RankPlan,
     folder: StagedFolder,
 ) -> TrainedModel:
-    for file in (run.program, run.best_checkpoint, run.log):
+    profile = profile_files(run.path)
+    for file in (run.program, run.best_checkpoint, run.log, *profile):
         shutil.copyfile(file, folder.path / file.name)
-    config = job.config
+    config, telemetry = job.config, result.telemetry
+    measured = telemetry is not None and not telemetry.energy.estimated
     return TrainedModel(
         program=folder.artifact(run.program.name),
         checkpoint=folder.artifact(run.best_checkpoint.name),
@@ -212,8 +283,13 @@ def _publish(
         splits=job.splits,
         epochs=result.epochs,
         best_epoch=result.best_epoch,
-        num_ranks=config.num_ranks,
-        strategy=config.strategy,
+        num_ranks=result.num_ranks,
+        strategy=config.strategy.name,
         num_parameters=result.num_parameters,
         seconds=result.seconds,
+        energy_j=telemetry.energy.joules if telemetry and measured else None,
+        launch=str(plan),
+        reading=result.reading,
+        telemetry=telemetry,
+        profile=tuple(folder.artifact(file.name) for file in profile),
     )

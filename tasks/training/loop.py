@@ -1,249 +1,380 @@
-"""The training loop of one rank: epochs, early stopping, checkpoints and the result."""
+"""The training of one rank: steps, epochs, early stopping, checkpoints and the result.
+
+All state between two steps is one value (`TrainingSession.snapshot`). Checkpoints hold it, ranks
+that join get it from rank 0, and ranks that lost a partner go back to it. It fits in the middle of
+an epoch and on any number of ranks, because the rows of a step, its learning rate and its
+randomness are functions of its number alone.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from tasks.contracts import EpochMetrics
 from tasks.errors import TrainingError
-from tasks.training.checkpoints.files import (
-    State,
-    load_checkpoint,
-    newest_checkpoint,
-    save_checkpoint,
-    serialized,
-    write_file,
-)
-from tasks.training.config import TrainingConfig
-from tasks.training.data.preprocess import Preprocessing
-from tasks.training.data.shards import EpochSampler, ShardRows
+from tasks.training.checkpoints.files import serialized, write_file
+from tasks.training.checkpoints.manifest import CheckpointRef
+from tasks.training.checkpoints.store import CheckpointStore
+from tasks.training.checkpoints.writer import CheckpointWriter
+from tasks.training.data.opening import open_sources
+from tasks.training.data.source import BLOCK_ROWS, Sources
+from tasks.training.elastic.session import CommitPoint
 from tasks.training.metrics import NUM_SCORE_BINS, histogram_auc, score_histograms
-from tasks.training.model import TabularNetwork, export_program
-from tasks.training.run_directory import ProgressReporter, RunDirectory, RunResult
-from tasks.training.strategies.horovod_exchange import FlatGradients, HorovodExchange
+from tasks.training.model import export_program
+from tasks.training.networks import build_network
+from tasks.training.run_directory import (
+    ProgressReporter,
+    RunDirectory,
+    RunPlan,
+    RunResult,
+    TrainingJob,
+)
+from tasks.training.schedule import MIN_STEPS_PER_EPOCH, adamw, one_cycle_rate
+from tasks.training.strategies.base import Batch, Exchange, State, Strategy
+from tasks.training.strategies.build import build_strategy
+from tasks.training.telemetry.profiler import StepProfiler
+from tasks.training.telemetry.step_clock import StepClock
+from tasks.training.warm_start import Fitted, described, warm_start
 
 LOGGER = logging.getLogger(__name__)
-VALIDATION_BATCH_ROWS = 8192
-MIN_STEPS_PER_EPOCH = 8
-WARM_UP_SHARE = 0.2
-START_RATE_SHARE = 0.04
+# A question to rank 0 costs all ranks an exchange of a few bytes.
+STEPS_BETWEEN_QUESTIONS = 32
 
 
-@dataclass(frozen=True)
-class RankTensors:
-    """One rank's rows of one window as the network takes them, on the CPU."""
+class TrainingSession:
+    """One rank's part in training one network; `ElasticSession` says when what is called.
 
-    positions: Tensor
-    numeric: Tensor
-    labels: Tensor
-
-    @classmethod
-    def of(cls, rows: ShardRows, preprocessing: Preprocessing) -> RankTensors:
-        """Look up the categories of all rows once, before the first epoch."""
-        positions = preprocessing.category_positions(rows.codes)
-        return cls(
-            torch.from_numpy(positions),
-            torch.from_numpy(rows.numeric),
-            torch.from_numpy(rows.labels),
-        )
-
-    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions, numbers and labels of some rows, on the device."""
-        parts = (self.positions, self.numeric, self.labels)
-        positions, numeric, labels = (part.index_select(0, rows).to(device) for part in parts)
-        return positions, numeric, labels
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """Steps of an epoch: the same on all ranks and for any number of ranks."""
-
-    rows_per_shard: int
-    num_steps: int
-
-    @classmethod
-    def of(cls, smallest_shard: int, config: TrainingConfig) -> StepPlan:
-        """Plan epochs for shards of at least `smallest_shard` rows.
-
-        A batch takes `global_batch_size` rows, or fewer where that would make less than
-        `MIN_STEPS_PER_EPOCH` steps.
-        """
-        rows = config.global_batch_size // config.num_shards
-        rows = min(rows, max(1, smallest_shard // MIN_STEPS_PER_EPOCH))
-        return cls(rows_per_shard=rows, num_steps=smallest_shard // rows)
-
-
-def one_cycle_rate(step: int, num_steps: int, peak: float) -> float:
-    """Learning rate of a step: linear warm-up to the peak, then half a cosine down to 0.
-
-    After Smith and Topin, "Super-Convergence" (2017). A function of the step alone, so there is no
-    scheduler state to keep.
-    """
-    warm_up = WARM_UP_SHARE * num_steps
-    if step < warm_up:
-        return peak * (START_RATE_SHARE + (1 - START_RATE_SHARE) * step / warm_up)
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (num_steps - warm_up)))
-
-
-class TrainingLoop:
-    """One rank's part in the training of one network. All public methods are collective.
+    All public methods are collective.
 
     Args:
-        network: with rank 0's parameters, on the CPU; moved to the device.
-        preprocessing: what the network was built on.
-        training: this rank's training rows.
-        validation: this rank's validation rows; may be none.
-        config: what to do.
-        exchange: the other ranks.
+        job: what to do.
         run: where rank 0 writes.
-        progress: where this rank says what it does.
+        store: where checkpoints are.
+        writer: how rank 0 writes them.
     """
 
     def __init__(
         self,
-        network: TabularNetwork,
-        preprocessing: Preprocessing,
-        training: ShardRows,
-        validation: ShardRows,
-        config: TrainingConfig,
-        exchange: HorovodExchange,
+        job: TrainingJob,
         run: RunDirectory,
-        progress: ProgressReporter,
+        store: CheckpointStore,
+        writer: CheckpointWriter,
     ) -> None:
         self._started = time.monotonic()
-        self._config = config
-        self._exchange = exchange
+        self._job = job
+        self._config = job.config
         self._run = run
-        self._progress = progress
-        self._preprocessing = preprocessing
-        self._device = torch.device(config.device)
-        self._plan = StepPlan.of(exchange.minimum(min(training.sizes.values())), config)
-        self._sampler = EpochSampler(
-            training, self._plan.rows_per_shard, self._plan.num_steps, config.seed
-        )
-        self._training = RankTensors.of(training, preprocessing)
-        self._validation = RankTensors.of(validation, preprocessing)
-        self._network = network.to(self._device)
-        self._gradients = FlatGradients(network.parameters())
-        self._optimizer = _optimizer(network, config)
+        self._store = store
+        self._writer = writer
+        self._exchange: Exchange
+        self._progress: ProgressReporter
+        self._clock: StepClock
+        self._sources: Sources
+        self._strategy: Strategy
+        self._is_new = True
         self._history: list[EpochMetrics] = []
+        self._step = 0
+        """Steps done of the epoch `len(self._history)`."""
+        self._loss_sum = 0.0
+        """Of those steps, over all ranks, but for `self._own_loss`."""
+        self._own_loss = torch.zeros((), dtype=torch.float64)
         self._best_epoch = -1
         self._best_weights: State = {}
         self._earlier_s = 0.0
+        self._steps_to_ask = STEPS_BETWEEN_QUESTIONS
+        self._open = ExitStack()
+        self._profiler: StepProfiler | None = None
+
+    # Joining others
+
+    def rejoin(self, exchange: Exchange) -> None:
+        """Read the shards that are this rank's among the others, and build the network.
+
+        Where rank 0 has done nothing yet, all go on from the newest whole checkpoint.
+        """
+        self.close()
+        self._exchange = exchange
+        self._progress = ProgressReporter(self._run, exchange.rank)
+        self._clock = self._open.enter_context(StepClock(self._run.path, exchange.rank))
+        self._progress.enter("reading rows")
+        sharing = self._config.strategy.ranks_per_replica
+        self._sources = open_sources(
+            self._job,
+            exchange,
+            rank=exchange.rank // sharing,
+            size=exchange.size // sharing,
+            folder=self._run.rows,
+            on_progress=self._progress.step,
+        )
+        self._open.callback(self._sources.close)
+        self._progress.enter("building the network")
+        torch.manual_seed(self._config.seed)
+        self._strategy = build_strategy(
+            self._config.strategy,
+            exchange,
+            build_network(self._sources.preprocessing, self._config),
+            partial(functional.binary_cross_entropy_with_logits, reduction="none"),
+            partial(adamw, config=self._config),
+            torch.device(self._config.device),
+        )
+        self._strategy.phase = lambda _: self._clock.phase("exchange")
         self._resume()
 
-    def run(self) -> None:
+    def _resume(self) -> None:
+        """Go on from the newest whole checkpoint, which rank 0 chooses, if it has none in hand."""
+        is_wanted = self._exchange.rank == 0 and self._is_new
+        newest = self._store.newest() if is_wanted else None
+        name = self._exchange.gather_values(newest and newest.name)[0]
+        chosen = CheckpointRef.parse(str(name))
+        if chosen is None:
+            self._begin_with_champion()
+            return
+        self.restore(self._store.load(chosen))
+        if self._exchange.rank == 0:
+            where = f"{self._step} steps into epoch {len(self._history)}"
+            if self._step == 0:
+                where = f"after epoch {len(self._history) - 1}"
+            LOGGER.info("resumed %s of an earlier attempt", where)
+
+    def _begin_with_champion(self) -> None:
+        """Take over the weights that the job names, as far as they mean the same."""
+        if self._job.initial_path is None or self._job.initial_columns is None:
+            return
+        champion = torch.load(self._job.initial_path, map_location="cpu", weights_only=True)
+        state = self._strategy.state()
+        fitted = Fitted.of(self._sources.preprocessing, self._job.columns)
+        earlier = Fitted.from_state(champion.get("preprocessing"), self._job.initial_columns)
+        start = warm_start(state["network"], fitted, champion["network"], earlier)
+        self._strategy.load({**state, "network": start.weights})
+        if self._exchange.rank == 0:
+            for line in described(start):
+                LOGGER.info("%s", line)
+
+    def snapshot(self) -> State:
+        """All that is needed to go on from between two steps; tensors may be the live ones."""
+        self._add_own_loss()
+        return {
+            "epoch": len(self._history),
+            "step": self._step,
+            "loss_sum": self._loss_sum,
+            **self._strategy.state(),
+            "history": [metrics.model_dump(mode="json") for metrics in self._history],
+            "best_epoch": self._best_epoch,
+            "best_weights": self._best_weights,
+            "seconds": self._seconds(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Take over what `snapshot` gave on this or another rank, in a group of any size."""
+        self._is_new = False
+        self._strategy.load(state)
+        self._history = [EpochMetrics.model_validate(line) for line in state["history"]]
+        self._step = state["step"]
+        self._loss_sum = state["loss_sum"]
+        self._own_loss.zero_()
+        self._best_epoch = state["best_epoch"]
+        self._best_weights = state["best_weights"]
+        self._earlier_s = state["seconds"]
+        self._started = time.monotonic()
+        self._report_epochs()
+
+    def checkpoint(self, state: State) -> None:
+        """Rank 0: write a state, from `snapshot`, so that it outlives all ranks."""
+        if self._exchange.rank == 0:
+            self._store.save(state["epoch"], state["step"], state)
+
+    def close(self) -> None:
+        """Stop reading and measuring."""
+        self._open.close()
+
+    # Training
+
+    def run(self, commit_point: CommitPoint) -> None:
         """Train until the last epoch or until validation no longer improves; write the result.
+
+        Args:
+            commit_point: called after every step, with the seconds that this rank worked.
 
         Raises:
             TrainingError: the loss is no number, or the ranks' weights differ.
+            DataContractError, TransientError: rows could not be read.
             StorageError: the disk refused a write.
         """
+        self._is_new = False
         self._announce_plan()
-        for epoch in range(len(self._history), self._config.max_epochs):
-            if epoch - self._best_epoch > self._config.patience and self._history:
-                LOGGER.info("stopped early: epoch %d is still the best", self._best_epoch)
-                break
-            self._history.append(self._run_epoch(epoch))
-            self._check_replicas(epoch)
-            if self._improved():
-                self._best_epoch = epoch
-                self._best_weights = _copy_of_state(self._network)
-            if self._exchange.rank == 0:
-                self._save(epoch)
+        with ExitStack() as profiled:
+            if self._config.telemetry.profile:
+                self._profiler = profiled.enter_context(self._new_profiler())
+            while not self._is_done():
+                self._run_epoch(commit_point)
         if self._exchange.rank == 0:
             self._write_result()
 
-    def _run_epoch(self, epoch: int) -> EpochMetrics:
-        self._progress.enter("training")
-        started = time.monotonic()
-        train_loss = self._train_epoch(epoch)
-        train_s = time.monotonic() - started
-        self._progress.enter("validating")
-        validation_loss, auc = self._validate()
-        if not (math.isfinite(train_loss) and math.isfinite(validation_loss)):
-            raise TrainingError(
-                f"the loss of epoch {epoch} is {train_loss} in training and {validation_loss} in "
-                f"validation; expected a number. Lower learning_rate={self._config.learning_rate}"
-            )
-        LOGGER.debug(
-            "epoch %d: train loss %.4f, validation loss %.4f, validation AUC %.4f",
-            epoch,
-            train_loss,
-            validation_loss,
-            auc,
+    def _new_profiler(self) -> StepProfiler:
+        return StepProfiler(
+            self._run.path,
+            self._exchange.rank,
+            self._config.telemetry.profile_steps,
+            with_timeline=self._config.strategy.engine == "horovod",
         )
-        rows = self._plan.num_steps * self._plan.rows_per_shard * self._config.num_shards
-        return EpochMetrics(
+
+    def _is_done(self) -> bool:
+        num_epochs = len(self._history)
+        if num_epochs and num_epochs - self._best_epoch > self._config.patience:
+            LOGGER.info("stopped early: epoch %d is still the best", self._best_epoch)
+            return True
+        return num_epochs >= self._config.max_epochs
+
+    def _run_epoch(self, commit_point: CommitPoint) -> None:
+        epoch, first_step, started = len(self._history), self._step, time.monotonic()
+        self._progress.enter("training")
+        self._train(epoch, commit_point)
+        train_s = time.monotonic() - started
+        self._add_own_loss()
+        self._progress.enter("validating")
+        with self._clock.phase("validate"):
+            validation_loss, auc = self._validate()
+        plan = self._sources.plan
+        metrics = EpochMetrics(
             epoch=epoch,
-            train_loss=train_loss,
+            train_loss=self._loss_sum / (plan.num_steps * self._rows_per_step),
             validation_loss=validation_loss,
             validation_auc=auc,
-            learning_rate=self._optimizer.param_groups[0]["lr"],
+            learning_rate=self._rate((epoch + 1) * plan.num_steps - 1),
             seconds=time.monotonic() - started,
-            rows_per_s=rows / train_s,
+            rows_per_s=(plan.num_steps - first_step) * self._rows_per_step / train_s,
         )
+        self._check_losses(metrics)
+        self._check_replicas(epoch)
+        self._close_epoch(metrics)
 
-    def _train_epoch(self, epoch: int) -> float:
-        """Mean loss over the epoch's steps and all ranks."""
-        # Seeded anew for every epoch and rank: a resumed run draws what an unbroken one would have.
-        torch.manual_seed(self._config.seed + 1_000_003 * epoch + 7_919 * self._exchange.rank)
-        self._network.train()
-        total = 0.0
-        for step, rows in enumerate(self._sampler.batches(epoch)):
-            self._set_learning_rate(epoch * self._plan.num_steps + step)
-            self._gradients.clear()
-            loss = self._loss(torch.from_numpy(rows))
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._gradients.average(self._exchange)
-            self._optimizer.step()
-            total += loss.item()
-            self._progress.step(epoch)
-            if step == 0:
-                LOGGER.debug("first step of epoch %d done", epoch)
-        summed = self._exchange.sum(np.array([total]))
-        return float(summed[0]) / (self._plan.num_steps * self._exchange.size)
+    def _train(self, epoch: int, commit_point: CommitPoint) -> None:
+        """The steps of an epoch that are still to be done."""
+        batches = self._sources.training.batches(epoch, self._step)
+        try:
+            while (batch := self._next(batches)) is not None:
+                busy_s = self._clock.busy_s
+                with self._clock.phase("compute"):
+                    self._train_on(batch, epoch)
+                self._clock.step()
+                if self._profiler is not None:
+                    self._profiler.step()
+                commit_point(self._clock.busy_s - busy_s)
+                self._checkpoint_now_and_then()
+        finally:
+            batches.close()
 
-    def _loss(self, rows: Tensor) -> Tensor:
-        positions, numeric, labels = self._training.batch(rows, self._device)
-        logits = self._network(positions, numeric)
-        return functional.binary_cross_entropy_with_logits(logits, labels)
+    def _next(self, batches: Generator[Batch, None, None]) -> Batch | None:
+        with self._clock.phase("data"):
+            return next(batches, None)
 
-    def _set_learning_rate(self, step: int) -> None:
-        num_steps = self._config.max_epochs * self._plan.num_steps
-        for group in self._optimizer.param_groups:
-            group["lr"] = one_cycle_rate(step, num_steps, self._config.learning_rate)
+    def _train_on(self, batch: Batch, epoch: int) -> None:
+        step = epoch * self._sources.plan.num_steps + self._step
+        # Seeded anew for every step and replica: a run that was cut off anywhere draws what an
+        # unbroken one would have, and ranks that share a replica draw the same.
+        torch.manual_seed(self._config.seed + 1_000_003 * step + 7_919 * self._strategy.data_rank)
+        sent_bytes = self._strategy.wire_bytes
+        rate = self._rate(step)
+        self._own_loss += self._strategy.train_step(batch, self._rows_per_step, rate).cpu()
+        self._clock.add_rows(batch.num_rows)
+        self._clock.add_bytes(self._strategy.wire_bytes - sent_bytes)
+        self._step += 1
+        self._progress.step(epoch, self._step)
 
-    @torch.no_grad()
+    @property
+    def _rows_per_step(self) -> int:
+        return self._sources.plan.rows_per_shard * self._config.num_shards
+
+    def _rate(self, step: int) -> float:
+        num_steps = self._config.max_epochs * self._sources.plan.num_steps
+        return one_cycle_rate(step, num_steps, self._config.learning_rate)
+
+    def _add_own_loss(self) -> None:
+        """Bring the loss of the steps since the last time together. Collective."""
+        self._loss_sum += float(self._summed(np.array([self._own_loss.item()]))[0])
+        self._own_loss.zero_()
+
+    def _summed(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sums over all replicas; ranks that share one have seen the same rows."""
+        sharing = self._exchange.size // self._strategy.data_size
+        return self._exchange.sum(values) / sharing
+
+    # The end of an epoch
+
     def _validate(self) -> tuple[float, float]:
         """Mean loss and AUC over all ranks' validation rows."""
-        self._network.eval()
         # Two score histograms, then the sum of losses and the number of rows.
         totals = np.zeros(2 * NUM_SCORE_BINS + 2)
-        for logits, labels in self._validation_logits():
-            losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        for block in self._blocks_in_step():
+            logits = self._strategy.evaluate(block.inputs)
+            losses = functional.binary_cross_entropy_with_logits(
+                logits, block.labels, reduction="none"
+            )
             scores = torch.sigmoid(logits).nan_to_num()  # what is no number shows in the loss
-            totals[:-2] += score_histograms(scores.numpy(), labels.numpy()).ravel()
-            totals[-2:] += (losses.double().sum().item(), len(labels))
+            histograms = score_histograms(scores.numpy(), block.labels.numpy())
+            totals[:-2] += histograms.ravel()
+            totals[-2:] += (losses.double().sum().item(), block.num_rows)
             self._progress.step()
-        totals = self._exchange.sum(totals)
+        totals = self._summed(totals)
         return float(totals[-2] / totals[-1]), histogram_auc(totals[:-2].reshape(2, -1))
 
-    def _validation_logits(self) -> Iterator[tuple[Tensor, Tensor]]:
-        rows = torch.arange(len(self._validation.labels))
-        for part in torch.split(rows, VALIDATION_BATCH_ROWS):
-            positions, numeric, labels = self._validation.batch(part, self._device)
-            if len(labels):
-                yield self._network(positions, numeric).float().cpu(), labels.cpu()
+    def _blocks_in_step(self) -> Iterator[Batch]:
+        """This rank's validation rows in as many blocks as the rank with most of them has.
+
+        Where ranks share a network, evaluating is an exchange, which none may leave out.
+        """
+        validation = self._sources.validation
+        num_blocks = sum(-(-size // BLOCK_ROWS) for size in validation.sizes.values())
+        left = -self._exchange.minimum(-num_blocks)
+        for block in validation.blocks():
+            yield block
+            left -= 1
+        for _ in range(left):
+            yield self._sources.no_rows()
+
+    def _check_losses(self, metrics: EpochMetrics) -> None:
+        if not (math.isfinite(metrics.train_loss) and math.isfinite(metrics.validation_loss)):
+            raise TrainingError(
+                f"the loss of epoch {metrics.epoch} is {metrics.train_loss} in training and "
+                f"{metrics.validation_loss} in validation; expected a number. Lower "
+                f"learning_rate={self._config.learning_rate}"
+            )
+
+    def _check_replicas(self, epoch: int) -> None:
+        """Refuse to go on with weights that differ between ranks: an exchange went wrong."""
+        own = self._strategy.checksum()
+        LOGGER.debug("epoch %d: weights add up to %.12f", epoch, sum(own))
+        if any(of_rank != own for of_rank in self._exchange.gather_values(own)):
+            raise TrainingError(
+                f"after epoch {epoch} the ranks' weights differ from rank {self._exchange.rank}'s; "
+                "expected equal replicas. The exchange of gradients is broken on this machine"
+            )
+
+    def _close_epoch(self, metrics: EpochMetrics) -> None:
+        self._history.append(metrics)
+        self._step, self._loss_sum = 0, 0.0
+        LOGGER.debug(
+            "epoch %d: train loss %.4f, validation loss %.4f, validation AUC %.4f",
+            metrics.epoch,
+            metrics.train_loss,
+            metrics.validation_loss,
+            metrics.validation_auc,
+        )
+        if self._improved():
+            self._best_epoch = metrics.epoch
+            self._best_weights = self._strategy.state()["network"]
+        self._save()
+        self._report_epochs()
 
     def _improved(self) -> bool:
         """Judged by AUC: a base rate that moves between the windows shifts the loss at random."""
@@ -252,19 +383,34 @@ class TrainingLoop:
             latest.validation_auc > self._history[self._best_epoch].validation_auc
         )
 
-    def _check_replicas(self, epoch: int) -> None:
-        """Refuse to go on with weights that differ between ranks: an exchange went wrong."""
-        own = [p.detach().double().sum().item() for p in self._network.parameters()]
-        LOGGER.debug("epoch %d: weights add up to %.12f", epoch, sum(own))
-        if any(of_rank != own for of_rank in self._exchange.gather_values(own)):
-            raise TrainingError(
-                f"after epoch {epoch} the ranks' weights differ from rank {self._exchange.rank}'s; "
-                "expected equal replicas. The exchange of gradients is broken on this machine"
-            )
+    # What is written
+
+    def _checkpoint_now_and_then(self) -> None:
+        """Within an epoch, as often as rank 0 finds it due; asked at steps that all agree on."""
+        self._steps_to_ask -= 1
+        if self._steps_to_ask > 0 or self._step == self._sources.plan.num_steps:
+            return
+        is_due = bool(self._exchange.from_rank_0(int(self._writer.is_due)))
+        self._steps_to_ask = STEPS_BETWEEN_QUESTIONS
+        if is_due:
+            self._save()
+
+    def _save(self) -> None:
+        state = self.snapshot()
+        if self._exchange.rank == 0:
+            with self._clock.phase("checkpoint"):
+                self._writer.save(state["epoch"], state["step"], state)
+
+    def _report_epochs(self) -> None:
+        if self._exchange.rank == 0:
+            self._run.rewrite_epochs(self._history)
 
     def _announce_plan(self) -> None:
-        rows = self._plan.rows_per_shard * self._config.num_shards
-        if rows < self._config.global_batch_size and self._exchange.rank == 0:
+        if self._exchange.rank != 0:
+            return
+        rows, num_steps = self._rows_per_step, self._sources.plan.num_steps
+        self._run.write_plan(RunPlan(steps_per_epoch=num_steps, rows_per_step=rows))
+        if rows < self._config.global_batch_size:
             LOGGER.warning(
                 "batches have %d rows, not global_batch_size=%d: the training rows would make "
                 "fewer than %d steps an epoch",
@@ -273,70 +419,30 @@ class TrainingLoop:
                 MIN_STEPS_PER_EPOCH,
             )
 
-    def _resume(self) -> None:
-        """Go on from the newest whole checkpoint, which rank 0 chooses."""
-        folder = self._run.checkpoints
-        newest = newest_checkpoint(folder) if self._exchange.rank == 0 else None
-        epoch = self._exchange.from_rank_0(-1 if newest is None else newest)
-        if epoch < 0:
-            return
-        state = load_checkpoint(folder, epoch)
-        self._network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._history = [EpochMetrics.model_validate(line) for line in state["history"]]
-        self._best_epoch = state["best_epoch"]
-        self._best_weights = state["best_weights"]
-        self._earlier_s = state["seconds"]
-        if self._exchange.rank == 0:
-            self._run.rewrite_epochs(self._history)
-            LOGGER.info("resumed after epoch %d of an earlier attempt", epoch)
-
-    def _save(self, epoch: int) -> None:
-        state: State = {
-            "epoch": epoch,
-            "seed": self._config.seed,  # with the epoch and the rank, all there is to randomness
-            "network": self._network.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "history": [metrics.model_dump(mode="json") for metrics in self._history],
-            "best_epoch": self._best_epoch,
-            "best_weights": self._best_weights,
-            "seconds": self._seconds(),
-        }
-        save_checkpoint(self._run.checkpoints, epoch, state)
-        self._run.rewrite_epochs(self._history)
-
     def _write_result(self) -> None:
         self._progress.enter("exporting")
-        self._network.load_state_dict(self._best_weights)
-        best: State = {"epoch": self._best_epoch, "network": self._best_weights}
+        preprocessing = self._sources.preprocessing
+        network = build_network(preprocessing, self._config)
+        network.load_state_dict(self._best_weights)
+        best: State = {
+            "epoch": self._best_epoch,
+            "network": self._best_weights,
+            "preprocessing": preprocessing.state(),
+        }
         write_file(self._run.best_checkpoint, serialized(best))
-        write_file(self._run.program, export_program(self._network, self._preprocessing))
+        write_file(self._run.program, export_program(network, preprocessing))
         self._run.write_result(
             RunResult(
                 epochs=tuple(self._history),
                 best_epoch=self._best_epoch,
-                num_parameters=sum(p.numel() for p in self._network.parameters()),
+                num_parameters=sum(p.numel() for p in network.parameters()),
                 seconds=self._seconds(),
+                num_ranks=self._exchange.size,
+                reading=self._sources.reason,
+                reading_mode=self._sources.mode,
+                num_skipped_steps=self._strategy.num_skipped_steps,
             )
         )
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._started
-
-
-def _optimizer(network: TabularNetwork, config: TrainingConfig) -> torch.optim.Optimizer:
-    """AdamW; only weight matrices decay, biases do not."""
-    matrices = [p for p in network.parameters() if p.ndim > 1]
-    biases = [p for p in network.parameters() if p.ndim <= 1]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": biases, "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        fused=True,
-    )
-
-
-def _copy_of_state(network: TabularNetwork) -> State:
-    return {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}

@@ -1,9 +1,12 @@
 """The folder through which the driver and the ranks of one training run talk: files, no pickles.
 
 job.json            driver -> ranks: what to do
-checkpoints/        rank 0: state after each epoch, kept over attempts
+checkpoints/        rank 0: states between two steps, kept over attempts
+rows/               ranks: decoded rows where they are streamed, kept over attempts
 epochs.jsonl        rank 0 -> driver: one line an epoch
+plan.json           rank 0 -> driver: how much there is to do
 progress-0000N.json rank N -> driver: what it is doing, at most once a second
+telemetry-0000N.json rank N -> driver: what its time goes into, every few seconds
 rank-0000N.json     rank N -> driver: the error that ended it
 result.json         rank 0 -> driver: last of all; model.pt2 and best.pt are whole when it exists
 training.log        driver: every line that a rank printed, all attempts
@@ -22,7 +25,13 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from tasks.contracts import Contract, DatasetSchema, DataSplits, EpochMetrics
+from tasks.contracts import (
+    Contract,
+    DatasetSchema,
+    DataSplits,
+    EpochMetrics,
+    TrainingTelemetry,
+)
 from tasks.errors import TransientError, refused_writes_explained
 from tasks.settings import write_atomically
 from tasks.training.config import TrainingConfig
@@ -31,6 +40,11 @@ PROGRESS_EVERY_S = 1.0
 LOCK_POLL_S = 0.1
 # The exit code of a rank that could not even write down its error.
 EXIT_REPORT_REFUSED = 74
+# What an attempt writes for the driver, which the next one must not take for its own.
+LEFTOVERS = (
+    "rank-*.json", "progress-*.json", "telemetry-*.json",
+    "plan.json", "result.json", "epochs.jsonl",
+)  # fmt: skip
 
 
 class TrainingJob(Contract):
@@ -40,6 +54,16 @@ class TrainingJob(Contract):
     columns: DatasetSchema
     splits: DataSplits
     config: TrainingConfig
+    model: str = ""
+    """What is trained, for people."""
+    initial_path: Path | None = None
+    """Checkpoint of the model whose weights the network begins with."""
+    initial_columns: DatasetSchema | None = None
+    """What that model takes."""
+    num_ranks: PositiveInt = 1
+    threads_per_rank: PositiveInt = 1
+    applied: tuple[str, ...] = ()
+    """Settings that were taken from an earlier diagnosis, in sentences."""
 
 
 class RankError(Contract):
@@ -68,6 +92,13 @@ class RankProgress(Contract):
         return ", ".join([self.doing, *where])
 
 
+class RunPlan(Contract):
+    """How much there is to do, as far as it is known before early stopping."""
+
+    steps_per_epoch: PositiveInt
+    rows_per_step: PositiveInt
+
+
 class RunResult(Contract):
     """What rank 0 reports at the end."""
 
@@ -76,6 +107,15 @@ class RunResult(Contract):
     num_parameters: PositiveInt
     seconds: float
     """Wall seconds of the ranks' work, earlier attempts included up to their last checkpoint."""
+    num_ranks: PositiveInt
+    """At the end."""
+    reading: str
+    """How rows were read, and why, as a sentence."""
+    reading_mode: str = "memory"
+    num_skipped_steps: NonNegativeInt = 0
+    """Steps left out because an fp16 gradient overflowed."""
+    telemetry: TrainingTelemetry | None = None
+    """Added by the driver."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +128,16 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def rows(self) -> Path:
+        """Folder of decoded rows."""
+        return self.path / "rows"
+
+    @property
+    def snapshot(self) -> Path:
+        """The rows of a training that goes on from the champion."""
+        return self.path / "snapshot.parquet"
 
     @property
     def log(self) -> Path:
@@ -104,6 +154,15 @@ class RunDirectory:
         """Plain state dict of the best epoch."""
         return self.path / "best.pt"
 
+    def make(self) -> None:
+        """Make the folder, if there is none.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        with refused_writes_explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+
     def prepare(self, job: TrainingJob) -> None:
         """Make ready for one attempt: keep the checkpoints and the log, drop an old one's reports.
 
@@ -112,7 +171,7 @@ class RunDirectory:
         """
         with refused_writes_explained(self.path):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            for pattern in ("rank-*.json", "progress-*.json", "result.json", "epochs.jsonl"):
+            for pattern in LEFTOVERS:
                 for leftover in self.path.glob(pattern):
                     leftover.unlink()
         write_atomically(self.path / "job.json", job.model_dump_json(indent=1))
@@ -149,6 +208,23 @@ class RunDirectory:
         """What a rank last said; None before it said anything."""
         try:
             return RankProgress.model_validate_json(self._rank_file("progress", rank).read_text())
+        except FileNotFoundError:
+            return None
+
+    def read_all_progress(self) -> dict[int, RankProgress]:
+        """What each rank last said, of those that have said anything."""
+        ranks = (int(path.stem.rpartition("-")[2]) for path in self.path.glob("progress-*.json"))
+        said = {rank: self.read_progress(rank) for rank in sorted(ranks)}
+        return {rank: progress for rank, progress in said.items() if progress is not None}
+
+    def write_plan(self, plan: RunPlan) -> None:
+        """Rank 0: how much there is to do."""
+        write_atomically(self.path / "plan.json", plan.model_dump_json())
+
+    def read_plan(self) -> RunPlan | None:
+        """How much there is to do; None before rank 0 knows."""
+        try:
+            return RunPlan.model_validate_json((self.path / "plan.json").read_text())
         except FileNotFoundError:
             return None
 
@@ -196,9 +272,14 @@ class ProgressReporter:
         self._num_steps = 0
         self._write(RankProgress(doing=doing))
 
-    def step(self, epoch: int | None = None) -> None:
-        """Count a step of what is being done; cheap, written at most once a second."""
-        self._num_steps += 1
+    def step(self, epoch: int | None = None, step: int | None = None) -> None:
+        """Count a step of what is being done; cheap, written at most once a second.
+
+        Args:
+            epoch: the epoch that it belongs to, if any.
+            step: steps done of it; none: counted here.
+        """
+        self._num_steps = self._num_steps + 1 if step is None else step
         if time.monotonic() - self._written >= PROGRESS_EVERY_S:
             self._write(RankProgress(doing=self._doing, epoch=epoch, step=self._num_steps))
 

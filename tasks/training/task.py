@@ -13,7 +13,13 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from tasks.contracts import DataSplits, EpochMetrics, TrainedModel, ValidatedDataset
+from tasks.contracts import (
+    DataSplits,
+    EpochMetrics,
+    StartingPoint,
+    TrainedModel,
+    ValidatedDataset,
+)
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
 from tasks.training.config import TrainingConfig
@@ -24,7 +30,7 @@ TIMEOUT_S = 8 * 86400
 
 @task(
     name="train-distributed",
-    task_run_name="train-{dataset.snapshot.feature_service}-x{config.num_ranks}",
+    task_run_name="train-{dataset.snapshot.feature_service}-{config.strategy.name}",
     retries=NUM_RETRIES,
     retry_delay_seconds=RETRY_DELAYS_S,
     retry_jitter_factor=RETRY_JITTER,
@@ -35,9 +41,12 @@ TIMEOUT_S = 8 * 86400
     cache_policy=ByContent(task_file=__file__),
 )
 def train_distributed(
-    dataset: ValidatedDataset, splits: DataSplits, config: TrainingConfig
+    dataset: ValidatedDataset,
+    splits: DataSplits,
+    config: TrainingConfig,
+    initial: StartingPoint | None = None,
 ) -> TrainedModel:
-    """Train on `config.num_ranks` Horovod ranks and return the best epoch.
+    """Train on Horovod ranks, or as `config.strategy` says, and return the best epoch.
 
     Safe to retry: ranks go on from the newest whole checkpoint, and the model appears whole, under
     a key of its content, or not at all.
@@ -74,12 +83,13 @@ def train_distributed(
         update_progress_artifact(progress, progress=100 * (metrics.epoch + 1) / config.max_epochs)
 
     model = launch_training(
-        dataset, splits, config, settings.store, settings.home / "training", report
+        dataset, splits, config, settings.store, settings.home / "training", report, initial
     )
     update_progress_artifact(progress, progress=100.0)
     create_table_artifact(
         key="training-epochs",
         table=[epoch.model_dump(mode="json") for epoch in model.epochs],
-        description=f"Epoch {model.best_epoch} has the best validation AUC and was kept.",
+        description=f"Epoch {model.best_epoch} has the best validation AUC and was kept. "
+        f"{model.launch}. {model.reading}.",
     )
     return model

@@ -8,13 +8,14 @@ from pathlib import Path
 from tasks.contracts import EpochMetrics, TrainedModel
 from tasks.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
+from tasks.training.launch.config import LaunchConfig
 from tasks.training.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job
 from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tests.builders import dataset, frame, splits
 
 NUM_ROWS = 1600
 CONFIG = TrainingConfig(
-    num_ranks=2,
+    launch=LaunchConfig(ranks=2, threads_per_rank=1, fork_ranks=False),
     num_shards=4,
     global_batch_size=16,
     max_epochs=6,
@@ -30,6 +31,11 @@ CONFIG = TrainingConfig(
 def config(**changes: object) -> TrainingConfig:
     """The small configuration with some fields changed."""
     return TrainingConfig.model_validate({**CONFIG.model_dump(), **changes})
+
+
+def on_ranks(num_ranks: int) -> dict[str, object]:
+    """Changes for `config`: that many ranks of one thread."""
+    return {"launch": {**CONFIG.launch.model_dump(), "ranks": num_ranks}}
 
 
 def train(
@@ -51,6 +57,7 @@ def run_ranks(
         columns=small.snapshot.columns,
         splits=splits(),
         config=settings,
+        num_ranks=settings.launch.ranks,
     )
     with exclusive(folder / "run", 0) as lock:
         return run_job(RunDirectory(folder / "run"), job, lock, lambda _: None, module)

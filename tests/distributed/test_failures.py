@@ -14,7 +14,7 @@ from tasks.contracts import EpochMetrics, TrainedModel
 from tasks.errors import DataContractError, StorageError, TransientError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.builders import COLUMNS, dataset, frame
-from tests.distributed.runs import CONFIG, NUM_ROWS, config, losses, run_ranks, train
+from tests.distributed.runs import CONFIG, NUM_ROWS, config, losses, on_ranks, run_ranks, train
 from tests.processes import pids_whose_command_holds, wait_until
 
 GONE_WITHIN_S = 10
@@ -76,7 +76,7 @@ def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another
         assert driver.stdout.readline() == b"epoch 0\n"
         driver.kill()
     assert all_gone(tmp_path)
-    model = train(tmp_path, config(num_ranks=1))
+    model = train(tmp_path, config(**on_ranks(1)))
     log = log_of(model, tmp_path)
     assert "resumed after epoch" in log
     assert finished_epochs(log) == list(range(CONFIG.max_epochs))
@@ -108,15 +108,14 @@ def test_the_error_of_one_rank_is_a_sentence_that_names_it(tmp_path: Path) -> No
     assert "Traceback" in caught.value.__notes__[0]
 
 
-def test_a_full_disk_under_the_checkpoints_is_a_storage_error(tmp_path: Path) -> None:
-    checkpoints = tmp_path / "run" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    (checkpoints / ".epoch-0000.pt.aside").symlink_to("/dev/full")
+def test_a_disk_that_is_full_when_the_model_is_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".best.pt.aside").symlink_to("/dev/full")
     small = dataset(ArtifactStore(tmp_path / "store"), frame(NUM_ROWS))
     snapshot = ArtifactStore(tmp_path / "store").path(small.snapshot.data)
     with pytest.raises(StorageError, match=r"^rank 0: StorageError: .*No space left on device"):
-        run_ranks(tmp_path, config(num_ranks=1), snapshot)
-    assert list(checkpoints.iterdir()) == []
+        run_ranks(tmp_path, config(**on_ranks(1), max_epochs=1), snapshot)
+    assert not (tmp_path / "run" / "best.pt").exists()
 
 
 def test_a_forced_stall_ends_with_an_error(tmp_path: Path) -> None:

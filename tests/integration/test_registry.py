@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.contracts import ModelVersionRef, PromotionDecision
+from tasks.contracts import ModelVersionRef, PromotionDecision, StartingPoint
 from tasks.errors import RegistryError
 from tasks.registry import pictures
 from tasks.registry import task as registry_tasks
@@ -18,7 +18,7 @@ from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
 from tasks.registry.model_folder import read_version
-from tasks.registry.programs import fetch_champion, fetch_program, find_rival
+from tasks.registry.programs import fetch_champion, fetch_program, find_rival, find_start
 from tasks.registry.variants import attach_variants
 from tasks.settings import digest_of
 from tests.unit.registry import builders
@@ -233,6 +233,29 @@ def test_a_repeated_run_meets_the_same_rival_and_never_itself(world: World) -> N
     assert world.promoted(1, against=(comparison("champion:1", 0.002),)).promoted
     assert rival(1) == 1
     assert rival(0) == 2  # a champion of old meets the present one
+
+
+def test_a_training_begins_with_the_champion_and_a_repeated_one_where_it_began_before(
+    world: World,
+) -> None:
+    def start(training: dict[str, object]) -> StartingPoint | None:
+        splits = world.model().splits
+        return find_start(world.dataset, splits, training, NAME, world.location, world.store)
+
+    assert start({"seed": 1}) is None
+    assert world.promoted(0).promoted
+    found = start({"seed": 1})
+    assert found is not None
+    assert (found.version.version, found.trained_on) == (1, world.model().splits.train)
+    assert world.store.path(found.checkpoint).read_bytes().startswith(b"checkpoint 0 ")
+    assert start(world.model(0).config) is None  # what made the champion began from scratch
+
+
+def test_a_damaged_checkpoint_is_no_beginning(world: World) -> None:
+    assert world.promoted(0).promoted
+    (Registry(world.location).version(NAME, 1).folder / "checkpoint.pt").write_bytes(b"torn")
+    with pytest.raises(RegistryError, match=r"cannot be begun with: checkpoint\.pt"):
+        find_start(world.dataset, world.model().splits, {}, NAME, world.location, world.store)
 
 
 # Promoting

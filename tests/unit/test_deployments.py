@@ -32,7 +32,7 @@ def test_every_flow_is_deployed() -> None:
     entry_points = {d["entrypoint"] for d in PREFECT_FILE["deployments"]}
     files = {file.stem for file in (PROJECT_ROOT / "flows").glob("*.py")}
     stages = {"feature_refresh", "training", "conversion", "promotion", "drift_check", "pipeline"}
-    stages |= {"parity_check"}
+    stages |= {"parity_check", "search", "trial"}
     assert stages <= files
     assert entry_points == {f"flows.{stage}.{stage}_flow" for stage in stages}
 

@@ -1,4 +1,4 @@
-"""Fitting the preprocessing on all ranks' training rows, and checks made by all together."""
+"""Fitting the preprocessing on all ranks' training rows, wherever they lie."""
 
 from __future__ import annotations
 
@@ -7,76 +7,71 @@ from typing import cast
 
 import numpy as np
 
-from tasks.contracts import TimeWindow
-from tasks.errors import DataContractError
-from tasks.training.data.preprocess import Preprocessing, fit_preprocessing
-from tasks.training.data.shards import ShardRows, sample_rows
+from tasks.contracts import DatasetSchema
+from tasks.training.data.decode import RowFacts, RowLayout
+from tasks.training.data.order import merged_ranges
+from tasks.training.data.preprocess import Float32Array, Preprocessing, fit_preprocessing
+from tasks.training.data.store import ShardStore
 from tasks.training.run_directory import TrainingJob
-from tasks.training.strategies.horovod_exchange import HorovodExchange
+from tasks.training.strategies.base import Exchange
 
 # Rows over all shards from which the quantiles of numbers are taken.
 MAX_SAMPLE_ROWS = 100_000
 
 
-def fit_on_all_ranks(job: TrainingJob, rows: ShardRows, exchange: HorovodExchange) -> Preprocessing:
+def total_facts(store: ShardStore, columns: DatasetSchema) -> RowFacts:
+    """Facts about all rows of a store."""
+    total = RowFacts.none_of(columns)
+    for facts in store.facts.values():
+        total.add(facts)
+    return total
+
+
+def fit_on_all_ranks(
+    job: TrainingJob, store: ShardStore, exchange: Exchange, *, speaks: bool
+) -> Preprocessing:
     """Fit vocabularies on all training rows and bins on a seeded sample of them. Collective.
 
     Every rank brings counts and a sample of its own shards and fits on what all brought, so that
-    all get the same result, whatever their number.
+    all get the same result, whatever their number and wherever their rows lie.
+
+    Args:
+        job: columns and configuration.
+        store: this rank's training rows.
+        exchange: all ranks.
+        speaks: False on a rank whose rows another one brings: they share a replica.
 
     Raises:
         DataContractError: two categories of one column share a code.
     """
     columns, config = job.columns, job.config
-    positions = sample_rows(rows, -(-MAX_SAMPLE_ROWS // config.num_shards), config.seed)
-    all_counts = cast(list[dict[str, dict[str, int]]], exchange.gather_values(rows.category_counts))
+    facts = total_facts(store, columns) if speaks else RowFacts.none_of(columns)
+    sample = sample_numbers(store, columns, config.num_shards, config.seed, speaks=speaks)
+    of_ranks = cast(list[dict[str, dict[str, int]]], exchange.gather_values(facts.category_counts))
     merged: dict[str, Counter[str]] = {name: Counter() for name in columns.categorical}
-    for counts in all_counts:
+    for counts in of_ranks:
         for name, of_rank in counts.items():
             merged[name].update(of_rank)
+    totals = exchange.sum(np.append(facts.num_missing, facts.num_rows).astype(np.float64))
     return fit_preprocessing(
         columns,
         merged,
-        exchange.gather_rows(rows.numeric[positions]),
-        _has_missing(rows, exchange),
+        exchange.gather_rows(sample),
+        [bool(0 < missing < totals[-1]) for missing in totals[:-1]],
         min_category_rows=config.min_category_rows,
         num_bins=config.num_bins,
     )
 
 
-def _has_missing(rows: ShardRows, exchange: HorovodExchange) -> list[bool]:
-    """Per numeric column: some, but not all, training rows of all ranks lack a value."""
-    missing = np.isnan(rows.numeric).sum(axis=0, dtype=np.float64)
-    total = exchange.sum(np.append(missing, float(rows.num_rows)))
-    return [bool(0 < lacking < total[-1]) for lacking in total[:-1]]
-
-
-def check_shards(rows: ShardRows, window: TimeWindow, num_shards: int) -> None:
-    """Refuse training rows that leave one of this rank's shards empty.
-
-    Raises:
-        DataContractError: a shard has no rows.
-    """
-    empty = [shard for shard, size in rows.sizes.items() if size == 0]
-    if empty:
-        raise DataContractError(
-            f"shard(s) {', '.join(map(str, empty))} of {num_shards} have no training rows: the "
-            f"snapshot holds {rows.num_rows} of this rank's rows in {window}. Widen the training "
-            "window or lower num_shards"
-        )
-
-
-def check_labels(name: str, rows: ShardRows, window: TimeWindow, exchange: HorovodExchange) -> int:
-    """Rows of a window over all ranks; refuse a window without both labels. Collective.
-
-    Raises:
-        DataContractError: there are no rows, or all have the same label.
-    """
-    counts = exchange.sum(np.array([rows.num_rows, rows.labels.sum()], dtype=np.float64))
-    num_rows, num_positive = int(counts[0]), int(counts[1])
-    if num_positive in (0, num_rows):
-        raise DataContractError(
-            f"the {name} window {window} has {num_rows} rows, {num_positive} of them with label 1; "
-            "expected rows of both labels. Widen the window or build the snapshot again"
-        )
-    return num_rows
+def sample_numbers(
+    store: ShardStore, columns: DatasetSchema, num_shards: int, seed: int, *, speaks: bool
+) -> Float32Array:
+    """Numbers of equally many random rows of each shard, the same for any number of ranks."""
+    layout, wanted = RowLayout.of(columns), -(-MAX_SAMPLE_ROWS // num_shards)
+    sample = [np.empty((0, layout.num_numeric), dtype=np.float32)]
+    for shard, facts in store.facts.items() if speaks else ():
+        generator = np.random.default_rng((seed, shard))
+        rows = generator.choice(facts.num_rows, min(facts.num_rows, wanted), replace=False)
+        rows.sort()
+        sample.append(layout.numeric(store.read(shard, *merged_ranges(rows, rows + 1))))
+    return np.concatenate(sample)

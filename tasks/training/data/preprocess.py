@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tasks.contracts import DatasetSchema, category_code
@@ -54,6 +55,14 @@ class Preprocessing:
             known = padded[found] == codes[:, column]
             positions[:, column] = np.where(known, found, len(vocabulary))
         return positions
+
+    def state(self) -> dict[str, object]:
+        """Plain values and tensors, as a checkpoint holds them."""
+        return {
+            "vocabularies": [torch.from_numpy(codes) for codes in self.vocabularies],
+            "edges": [torch.from_numpy(edges) for edges in self.edges],
+            "flagged": list(self.flagged),
+        }
 
 
 def fit_preprocessing(

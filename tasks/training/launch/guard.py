@@ -7,6 +7,8 @@ all descendants of the command, when the command ends, when it is sent SIGTERM, 
 when its parent dies, by kill -9 too. Descendants get SIGTERM, and SIGKILL after the grace. It exits
 with the command's code, or 128 plus the number of the signal that ended the command or the guard.
 
+A process that forks, see `warm.py`, calls `run_guarded` in the fork instead.
+
 Only the standard library is used, so that it starts in a few milliseconds.
 """
 
@@ -15,15 +17,16 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
 KILL_WAIT_S = 5.0
 POLL_S = 0.05
+FIRST_OTHER_DESCRIPTOR = 3  # after standard input, output and error
+CANNOT_BE_STARTED = 127
 
 PR_SET_PDEATHSIG = 1  # ask for a signal when the parent dies
 PR_SET_CHILD_SUBREAPER = 36  # orphaned descendants become our children
@@ -32,25 +35,33 @@ LIBC = ctypes.CDLL(None)
 
 
 class Guard:
-    """Runs one command and answers for everything that it starts."""
+    """Runs one child and answers for everything that it starts.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    Args:
+        become: what the child does, in a session of its own and with nothing open but its standard
+            streams; the child ends with the code that it returns.
+    """
+
+    def __init__(self, become: Callable[[], int]) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it is queued, not discarded
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS)
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         guard_pid = os.getpid()
-
-        def prepare_child() -> None:
+        self._exit_code: int | None = None
+        self._child = os.fork()
+        if self._child == 0:
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # should the guard be killed -9
             if os.getppid() != guard_pid:
                 os._exit(1)
+            os.setsid()
+            os.closerange(FIRST_OTHER_DESCRIPTOR, os.sysconf("SC_OPEN_MAX"))
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED_SIGNALS)
-
-        self._command = subprocess.Popen(command, start_new_session=True, preexec_fn=prepare_child)
-        self._exit_code: int | None = None
+            # Not os._exit: the child leaves in good order, through the few frames that led here.
+            raise SystemExit(become())
 
     def wait(self) -> int:
-        """Wait until the command ends or the guard is told to stop; returns the exit code."""
+        """Wait until the child ends or the guard is told to stop; returns the exit code."""
         while self._exit_code is None:
             received = signal.sigwait(WATCHED_SIGNALS)
             if received in STOP_SIGNALS:
@@ -79,9 +90,8 @@ class Guard:
         try:
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = reaped
-                if pid == self._command.pid:
+                if pid == self._child:
                     self._exit_code = os.waitstatus_to_exitcode(status)
-                    self._command.returncode = self._exit_code  # Popen must not wait for it again
         except ChildProcessError:
             return
 
@@ -117,16 +127,32 @@ def _parent_of(pid: str) -> int | None:
     return int(stat[stat.rindex(")") + 2 :].split()[1])  # the name in () may hold anything
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command that `arguments` name under guard."""
-    parent, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[3:]
+def run_guarded(become: Callable[[], int], parent: int, grace_s: float) -> int:
+    """Be the guard of a child until it has ended, or until `parent` has; returns the exit code."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         return 128 + signal.SIGTERM  # the parent died before it could be watched
-    guard = Guard(command)
+    guard = Guard(become)
     code = guard.wait()
     guard.end_descendants(grace_s)
     return code
+
+
+def become_command(command: Sequence[str]) -> int:
+    """Replace this process by a command; returns 127 where there is none such."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, other programs do not
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as exc:
+        sys.stderr.write(f"{command[0]} cannot be started: {exc.strerror}\n")
+        return CANNOT_BE_STARTED
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name under guard."""
+    parent, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[3:]
+    return run_guarded(lambda: become_command(command), parent, grace_s)
 
 
 if __name__ == "__main__":

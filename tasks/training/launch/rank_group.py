@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import subprocess
-import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, Protocol, Self, cast
 
-from tasks.settings import PROJECT_ROOT
-from tasks.training.launch import guard
+from tasks.training.launch.nursery import (
+    END_WITHIN_S,
+    Nursery,
+    allowed_environment,
+    guarded_command,
+)
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
+from tasks.training.strategies.torch_environment import local_torch_variables
 
-# Everything else in the driver's environment may be a secret and stays there.
-ALLOWED_VARIABLES = (
-    "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
-)  # fmt: skip
-GRACE_S = 5.0
+LOGGER = logging.getLogger(__name__)
 READ_BYTES = 65536
 
 
@@ -36,26 +37,49 @@ class RankSpec:
     stall_warning_s: int
     stall_shutdown_s: int
     lock_descriptor: int
+    store_file: Path
+    """Where ranks on torch.distributed meet; absent, and a new name for each attempt."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What else ranks find in their environment; no secrets."""
 
     def command(self) -> list[str]:
         """The guarded command of a rank; says nothing that is not in the run directory's name."""
-        # -P: the current folder is no place to import from.
-        rank = [sys.executable, "-P", "-m", self.module, str(self.run_path)]
-        return [sys.executable, "-S", guard.__file__, str(os.getpid()), str(GRACE_S), "--", *rank]
+        return guarded_command("-m", self.module, str(self.run_path))
 
     def environment(self, rank: int, port: int, driver: Mapping[str, str]) -> dict[str, str]:
-        """The whole environment of a rank: a few allowed variables of the driver, and Horovod's."""
-        allowed = {name: driver[name] for name in ALLOWED_VARIABLES if name in driver}
-        identity = rank_variables(
-            rank, self.num_ranks, port, self.stall_warning_s, self.stall_shutdown_s
-        )
+        """The whole environment of a rank: a few allowed variables of the driver, and who it is.
+
+        It tells both engines; the strategy decides which of them the rank joins.
+        """
         return {
-            **allowed,
-            **identity,
-            "PYTHONPATH": str(PROJECT_ROOT),
-            "PYTHONUNBUFFERED": "1",
+            **allowed_environment(driver),
+            **rank_variables(
+                rank, self.num_ranks, port, self.stall_warning_s, self.stall_shutdown_s
+            ),
+            **local_torch_variables(rank, self.num_ranks, self.store_file, self.stall_shutdown_s),
             "OMP_NUM_THREADS": str(self.threads),
+            **self.variables,
         }
+
+
+class RankProcess(Protocol):
+    """What is seen of a guarded rank, whether started (`subprocess.Popen`) or forked."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What the rank prints."""
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+
+    def terminate(self) -> None:
+        """Ask its guard to end it."""
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end; raise `subprocess.TimeoutExpired` where that takes longer."""
+
+    def kill(self) -> None:
+        """End it at once."""
 
 
 class RankGroup:
@@ -63,11 +87,16 @@ class RankGroup:
 
     To be entered and left in one thread that stays in between: a guard stops its rank when the
     thread that started it ends.
+
+    Args:
+        spec: what to start.
+        nursery: where to fork the ranks; without one, or should it have died, they are started.
     """
 
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: RankSpec, nursery: Nursery | None = None) -> None:
         self._spec = spec
-        self._guards: list[subprocess.Popen[bytes]] = []
+        self._nursery = nursery
+        self._guards: list[RankProcess] = []
         self._selector = selectors.DefaultSelector()
         self._partial: dict[int, bytes] = {}
         self._stack = ExitStack()
@@ -90,22 +119,52 @@ class RankGroup:
     ) -> None:
         self._stack.close()
 
+    @property
+    def how_started(self) -> str:
+        """`forked` where the ranks come from a prepared process, else `started`."""
+        return "forked" if self._nursery else "started"
+
     def _start(self, rank: int, port: int) -> None:
-        process = subprocess.Popen(
+        environment = self._spec.environment(rank, port, os.environ)
+        process = self._fork(rank, environment) or self._start_anew(environment)
+        self._guards.append(process)
+        output = cast(IO[bytes], process.stdout)
+        os.set_blocking(output.fileno(), False)
+        self._selector.register(output, selectors.EVENT_READ, rank)
+        self._partial[rank] = b""
+
+    def _fork(self, rank: int, environment: Mapping[str, str]) -> RankProcess | None:
+        spec = self._spec
+        if self._nursery is None:
+            return None
+        if not self._nursery.is_alive or spec.module not in self._nursery.modules:
+            LOGGER.warning(
+                "there is no living process prepared for %s; ranks are started anew, which takes "
+                "some seconds more",
+                spec.module,
+            )
+            self._nursery = None
+            return None
+        return self._nursery.fork(
+            rank,
+            spec.module,
+            [str(spec.run_path)],
+            environment,
+            spec.run_path,
+            spec.lock_descriptor,
+        )
+
+    def _start_anew(self, environment: Mapping[str, str]) -> RankProcess:
+        return subprocess.Popen(
             self._spec.command(),
             cwd=self._spec.run_path,
-            env=self._spec.environment(rank, port, os.environ),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             # The guard keeps the run directory locked until the last process of its rank is gone.
             pass_fds=(self._spec.lock_descriptor,),
         )
-        self._guards.append(process)
-        output = cast(IO[bytes], process.stdout)
-        os.set_blocking(output.fileno(), False)
-        self._selector.register(output, selectors.EVENT_READ, rank)
-        self._partial[rank] = b""
 
     def read_lines(self, wait_s: float) -> list[tuple[int, str]]:
         """Lines that ranks have printed since the last call: (rank, line); waits for a while."""
@@ -115,6 +174,8 @@ class RankGroup:
             chunk = output.read(READ_BYTES)
             if chunk == b"":  # the guard and all that it started have closed their end
                 self._selector.unregister(output)
+                with suppress(subprocess.TimeoutExpired):
+                    self._guards[rank].wait(END_WITHIN_S)  # so it ended, and was not stopped
                 chunk = b"\n" if self._partial[rank] else b""
             *whole, self._partial[rank] = (self._partial[rank] + (chunk or b"")).split(b"\n")
             lines += [(rank, line.decode(errors="replace")) for line in whole]
@@ -146,9 +207,9 @@ class RankGroup:
         self.stop()
         for process in self._guards:
             try:
-                process.wait(GRACE_S + guard.KILL_WAIT_S + 1)
+                process.wait(END_WITHIN_S)
             except subprocess.TimeoutExpired:  # its rank then dies with it: see guard.py
                 process.kill()
-                process.wait()
+                process.wait(END_WITHIN_S)
             cast(IO[bytes], process.stdout).close()
         self._selector.close()

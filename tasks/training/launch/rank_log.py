@@ -62,9 +62,10 @@ class RankLog:
             self._file.write(f"{line}\n")
             self._file.flush()
 
-    def add(self, rank: int, line: str) -> None:
-        """Take one line that a rank printed."""
-        self.note(f"{time.monotonic() - self._started:8.1f} s  rank {rank} | {line}")
+    def add(self, rank: int | str, line: str) -> None:
+        """Take one line that a rank printed; `rank` is its number, or its place in words."""
+        who = f"rank {rank}" if isinstance(rank, int) else rank
+        self.note(f"{time.monotonic() - self._started:8.1f} s  {who} | {line}")
         match = LEVEL_PATTERN.match(line)
         level = LEVELS.get(match[1] or match[2], logging.INFO) if match else logging.INFO
         if level == logging.DEBUG:
@@ -72,7 +73,7 @@ class RankLog:
         if level == logging.INFO and self._is_over_rate():
             self._left_out += 1
             return
-        LOGGER.log(level, "rank %d: %s", rank, line[match.end() :] if match and match[1] else line)
+        LOGGER.log(level, "%s: %s", who, line[match.end() :] if match and match[1] else line)
 
     def _is_over_rate(self) -> bool:
         """A token bucket: refilled at the rate, and never fuller than the burst."""

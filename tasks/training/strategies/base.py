@@ -12,7 +12,8 @@ ranks' shares, never a mean of means, so ranks may have unequal numbers of rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -42,6 +43,13 @@ class Batch:
     def num_rows(self) -> int:
         """Rows in the batch; may be 0."""
         return len(self.labels)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same rows on `device`; itself where they are there already."""
+        if self.labels.device == device:
+            return self
+        inputs = tuple(part.to(device, non_blocking=True) for part in self.inputs)
+        return Batch(inputs, self.labels.to(device, non_blocking=True))
 
 
 class Exchange(Protocol):
@@ -74,6 +82,15 @@ class Exchange(Protocol):
     def sum_(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks."""
 
+    def begin_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """Start to replace `tensor` by its sum over all ranks; what is returned waits for it.
+
+        Not to be touched before; no other exchange of that `name` may be under way.
+        """
+
+    def group(self, ranks: Sequence[int]) -> Exchange | None:
+        """An exchange among some ranks; None on the others. Every rank of the job must call it."""
+
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Elementwise sum of float64 `values` over all ranks."""
 
@@ -93,6 +110,10 @@ class Exchange(Protocol):
         """Replace each tensor by rank 0's."""
 
 
+def _no_phase(_: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 class Strategy(ABC):
     """One rank's part in training one network. All methods are collective.
 
@@ -105,6 +126,18 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+
+    wire_bytes: int = 0
+    """Bytes of gradients and weights that this rank has sent to others so far, as far as the
+    strategy sees them."""
+
+    phase: Callable[[str], AbstractContextManager[object]] = staticmethod(_no_phase)
+    """Called with "exchange" around what a step waits for other ranks; a clock's may be set."""
+
+    @property
+    def num_skipped_steps(self) -> int:
+        """Steps that all ranks left out because an fp16 gradient overflowed."""
+        return 0
 
     @property
     @abstractmethod
@@ -131,7 +164,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Outputs in evaluation mode, float32 on the CPU, for this rank's inputs; no gradient."""
+        """Outputs in evaluation mode, float32 on the CPU, for this rank's inputs; no gradient.
+
+        Where the network is cut over ranks this is an exchange: each rank must call it equally
+        often, with no rows when it has none left.
+        """
 
     @abstractmethod
     def state(self) -> State:

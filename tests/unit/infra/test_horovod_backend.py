@@ -106,3 +106,92 @@ def test_jobs_of_an_outer_make_do_not_slow_the_build(
 def test_there_is_no_source_distribution(backend: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="install this folder directly"):
         backend.build_sdist("anywhere")
+
+
+@pytest.fixture
+def nccl(tmp_path: Path) -> Path:
+    """NCCL as PyTorch's CUDA wheels bring it."""
+    folder = tmp_path / "nvidia" / "nccl"
+    for name in ("include/nccl.h", "lib/libnccl.so.2"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def fitting_cuda(backend: ModuleType, place: Path, **changes: object) -> object:
+    parts = {
+        "pytorch": "2.13.0+cu130",
+        "pytorch_cuda": "13.0",
+        "toolkit": Path("/usr/local/cuda"),
+        "toolkit_version": "13.1",
+        "nccl": place,
+    }
+    return backend.Cuda(**{**parts, **changes})
+
+
+def test_a_wheel_for_gpus_links_the_nccl_that_pytorch_brings(
+    backend: ModuleType, nccl: Path, tmp_path: Path
+) -> None:
+    seen = backend.gpu_environment(fitting_cuda(backend, nccl), tmp_path / "link")
+    assert seen == {
+        "HOROVOD_GPU": "CUDA",
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CUDA_HOME": "/usr/local/cuda",
+        "HOROVOD_NCCL_LINK": "SHARED",
+        "HOROVOD_NCCL_INCLUDE": str(nccl / "include"),
+        "HOROVOD_NCCL_LIB": str(tmp_path / "link"),
+        "HOROVOD_BUILD_CUDA_CC_LIST": "80,90,100",
+    }
+    assert (tmp_path / "link/libnccl.so").resolve() == nccl / "lib/libnccl.so.2"
+
+
+def test_an_older_toolkit_is_not_asked_for_what_it_does_not_know(
+    backend: ModuleType, nccl: Path, tmp_path: Path
+) -> None:
+    older = fitting_cuda(backend, nccl, pytorch_cuda="12.6", toolkit_version="12.6")
+    seen = backend.gpu_environment(older, tmp_path / "link")
+    assert seen["HOROVOD_BUILD_CUDA_CC_LIST"] == "80,90"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"pytorch": "2.13.0+cpu", "pytorch_cuda": None}, r"but 2\.13\.0\+cpu is installed"),
+        ({"toolkit_version": None}, "/usr/local/cuda holds no CUDA toolkit"),
+        (
+            {"toolkit_version": "12.8"},
+            "is CUDA 12.8, but PyTorch 2.13.0.cu130 is built for CUDA 13",
+        ),
+        ({"nccl": None}, "has brought no NCCL"),
+        ({"nccl": Path("/nowhere")}, "has brought no NCCL"),
+    ],
+)
+def test_a_build_for_gpus_that_cannot_succeed_is_refused_with_the_reason(
+    backend: ModuleType, nccl: Path, tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(RuntimeError, match=sentence):
+        backend.gpu_environment(fitting_cuda(backend, nccl, **changes), tmp_path / "link")
+
+
+def test_what_is_installed_is_found_out(backend: ModuleType, tmp_path: Path) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    assert backend.installed_cuda({"CUDA_HOME": str(tmp_path)}).toolkit_version is None
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.1, V13.1.80'\n")
+    nvcc.chmod(0o755)
+    seen = backend.installed_cuda({"CUDA_HOME": "/none", "HOROVOD_CUDA_HOME": str(tmp_path)})
+    assert (seen.toolkit, seen.toolkit_version) == (tmp_path, "13.1")
+    assert seen.pytorch.startswith("2.13.0")
+
+
+def test_gpus_are_built_for_only_when_asked_and_only_with_nccl(
+    backend: ModuleType, nccl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "HOROVOD_GPU" not in backend.whole_environment({"PATH": "/bin"}, tmp_path / "a")
+    monkeypatch.setattr(backend, "installed_cuda", lambda _: fitting_cuda(backend, nccl))
+    asked = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_BUILD_CUDA_CC_LIST": "90"}
+    seen = backend.whole_environment(asked, tmp_path / "b")
+    assert seen["HOROVOD_BUILD_CUDA_CC_LIST"] == "90"  # the caller's wins
+    assert seen["HOROVOD_WITH_GLOO"] == seen["HOROVOD_WITH_PYTORCH"] == "1"
+    with pytest.raises(RuntimeError, match="HOROVOD_GPU_OPERATIONS=MPI is not supported"):
+        backend.whole_environment({"HOROVOD_GPU_OPERATIONS": "MPI"}, tmp_path / "c")

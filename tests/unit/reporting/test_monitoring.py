@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -126,3 +127,46 @@ def test_a_record_of_a_release_without_monitoring_still_parses(store: ArtifactSt
     text = run_record(store).refresh.model_dump_json(exclude={"monitoring"})
 
     assert type(run_record(store).refresh).model_validate_json(text).monitoring is None
+
+
+def labels(drawn: str, kind: str) -> list[tuple[float, str]]:
+    """Height and text of each label of a kind."""
+    found = re.findall(rf'<text x="[^"]+" y="([^"]+)"[^>]*class="{kind}">([^<]+)<', drawn)
+    return [(float(y), text) for y, text in found]
+
+
+def heights(drawn: str) -> list[float]:
+    """Height of every point of every area and line."""
+    points = " ".join(re.findall(r'points="([^"]*)"', drawn)).split()
+    return [float(point.split(",")[1]) for point in points]
+
+
+def test_no_line_runs_through_the_labels_of_a_charts_edges() -> None:
+    seen = monitoring(views=1, features=1)
+    for drawn in (str(feature_multiples(seen)), str(view_multiples(seen))):
+        high, low = labels(drawn, "tick")[:2]
+        assert high[0] + 3 < min(heights(drawn)), "the upper label stands above the plot"
+        assert low[0] - 9 > max(heights(drawn)), "the lower label stands below the plot"
+
+
+@pytest.mark.parametrize(
+    ("hours", "told"),
+    [
+        (0.0, "age below 1 min (dashed)"),
+        (0.05, "age up to 3 min (dashed)"),
+        (1.0, "age up to 60 min (dashed)"),
+        (30.0, "age up to 30 h (dashed)"),
+        (240.0, "age up to 10 days (dashed)"),
+        (None, "age not known"),
+    ],
+)
+def test_an_age_is_told_in_a_unit_that_leaves_a_number_to_read(
+    hours: float | None, told: str
+) -> None:
+    seen = monitoring(views=1)
+    [view] = seen.views
+    aged = view.model_copy(update={"ages_hours": (hours,) * 52})
+
+    drawn = str(view_multiples(seen.model_copy(update={"views": (aged,)})))
+
+    assert [text for _, text in labels(drawn, "faint")] == [told]

@@ -4,11 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
-
-
-def test_shards_that_do_not_divide_over_the_ranks_are_refused_with_the_fix() -> None:
-    with pytest.raises(ValidationError, match=r"num_shards=8 .* use a multiple of 3"):
-        TrainingConfig(num_ranks=3)
+from tasks.training.data.config import ReadingConfig
+from tasks.training.elastic.config import ElasticConfig
+from tasks.training.launch.config import LaunchConfig
+from tasks.training.strategies.config import StrategyConfig
 
 
 def test_a_batch_that_does_not_divide_over_the_shards_is_refused_with_the_fix() -> None:
@@ -24,11 +23,11 @@ def test_a_stall_must_be_reported_before_it_ends_a_run() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"num_ranks": 0},
+        {"launch": {"ranks": 0}},
         {"learning_rate": 0.0},
         {"dropout": 1.0},
         {"hidden_sizes": ()},
-        {"strategy": "gossip"},
+        {"strategy": {"name": "gossip"}},
         {"device": "tpu"},
         {"epochs": 3},
     ],
@@ -39,10 +38,20 @@ def test_values_out_of_bounds_and_unknown_names_are_refused(wrong: dict[str, obj
 
 
 def test_what_is_computed_does_not_depend_on_how_it_is_carried_out() -> None:
-    one, two = TrainingConfig(num_ranks=1), TrainingConfig(num_ranks=2, progress_timeout_s=7)
+    one = TrainingConfig()
+    two = TrainingConfig(
+        launch=LaunchConfig(ranks=2), reading=ReadingConfig(mode="stream"), progress_timeout_s=7
+    )
     assert one.computation() == two.computation()
-    assert one.computation() != TrainingConfig(num_ranks=1, seed=1).computation()
+    assert one.computation() != TrainingConfig(seed=1).computation()
+    shuffled = TrainingConfig(reading=ReadingConfig(piece_rows=1024))
+    assert one.computation() != shuffled.computation()
     assert set(TrainingConfig.model_fields) >= EXECUTION_FIELDS
+
+
+def test_elastic_ranks_hold_whole_networks() -> None:
+    with pytest.raises(ValidationError, match="each rank must hold the whole network"):
+        TrainingConfig(elastic=ElasticConfig(enabled=True), strategy=StrategyConfig(name="fsdp"))
 
 
 def test_every_field_is_described_for_the_form() -> None:

@@ -99,3 +99,24 @@ def test_the_guard_needs_nothing_but_the_standard_library() -> None:
         ).returncode
         == 0
     )
+
+
+def test_a_command_that_does_not_exist_is_named() -> None:
+    run = subprocess.run(guarded("no-such-program"), check=False, capture_output=True, text=True)
+    assert run.returncode == guard.CANNOT_BE_STARTED
+    assert "no-such-program cannot be started: No such file or directory" in run.stderr
+
+
+def test_a_command_inherits_no_descriptor_of_the_guard_and_ends_by_a_broken_pipe() -> None:
+    read, write = os.pipe()
+    script = f"[ -e /proc/self/fd/{write} ] && echo inherited; (yes; echo $? >&2) | head -1"
+    run = subprocess.run(
+        guarded("bash", "-c", script),
+        check=False,
+        capture_output=True,
+        text=True,
+        pass_fds=(write,),
+    )
+    os.close(read)
+    os.close(write)
+    assert (run.stdout, run.stderr) == ("y\n", f"{128 + signal.SIGPIPE}\n")

@@ -6,11 +6,12 @@ from typing import cast
 import pytest
 
 from tasks.errors import TrainingError, TransientError
-from tasks.training import launcher
+from tasks.training import watch as watch_module
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.rank_group import RankGroup
-from tasks.training.launcher import SETTLE_S, Watch
-from tasks.training.run_directory import RankProgress, RunDirectory
+from tasks.training.run_directory import RankProgress, RunDirectory, RunPlan, TrainingJob
+from tasks.training.watch import SETTLE_S, Watch
+from tests.builders import COLUMNS, splits
 from tests.unit.training.test_run_directory import epoch
 
 
@@ -37,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(launcher, "time", clock)
+    monkeypatch.setattr(watch_module, "time", clock)
     return clock
 
 
@@ -51,52 +52,59 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path)
 
 
-def watch_of(run: RunDirectory, ranks: FakeRanks, seen: list[int] | None = None) -> Watch:
+def watch_of(run: RunDirectory, seen: list[int] | None = None) -> Watch:
     config = TrainingConfig(progress_timeout_s=60, time_limit_s=600)
+    job = TrainingJob(
+        snapshot_path=run.path / "none", columns=COLUMNS, splits=splits(), config=config
+    )
     epochs = [] if seen is None else seen
-    return Watch(run, config, cast(RankGroup, ranks), lambda metrics: epochs.append(metrics.epoch))
+    return Watch(run, job, lambda metrics: epochs.append(metrics.epoch))
+
+
+def looked(watch: Watch, ranks: FakeRanks) -> None:
+    watch.look_after(cast(RankGroup, ranks))
 
 
 def test_silence_of_all_ranks_ends_the_run_and_tells_where_each_was(
     run: RunDirectory, ranks: FakeRanks, clock: Clock
 ) -> None:
-    watch = watch_of(run, ranks)
+    watch = watch_of(run)
     for step in range(3):
         clock.now += 50
         for rank in (0, 1):
             run.write_progress(rank, RankProgress(doing="training", epoch=2, step=step))
-        watch.look()
+        looked(watch, ranks)
     clock.now += 61
     with pytest.raises(
         TransientError,
         match=r"no rank has made progress for 61 s .*rank 0: training, epoch 2, step 2; rank 1: ",
     ):
-        watch.look()
+        looked(watch, ranks)
 
 
 def test_a_rank_that_waits_for_a_busy_one_is_let_alone(
     run: RunDirectory, ranks: FakeRanks, clock: Clock
 ) -> None:
-    watch = watch_of(run, ranks)
+    watch = watch_of(run)
     run.write_progress(1, RankProgress(doing="fitting the preprocessing"))
     for step in range(5):
         clock.now += 50
         run.write_progress(0, RankProgress(doing="reading rows", step=step))
-        watch.look()
+        looked(watch, ranks)
     assert ranks.num_stops == 0
 
 
 def test_the_ranks_left_behind_by_a_failed_one_are_stopped_after_a_while(
     run: RunDirectory, ranks: FakeRanks, clock: Clock
 ) -> None:
-    watch = watch_of(run, ranks)
+    watch = watch_of(run)
     ranks.exit_codes = {1: 1}
-    watch.look()
+    looked(watch, ranks)
     clock.now += SETTLE_S - 0.1
-    watch.look()
+    looked(watch, ranks)
     assert ranks.num_stops == 0
     clock.now += 0.2
-    watch.look()
+    looked(watch, ranks)
     assert ranks.num_stops == 1
 
 
@@ -104,14 +112,28 @@ def test_an_attempt_that_takes_too_long_says_how_far_it_came(
     run: RunDirectory, ranks: FakeRanks, clock: Clock
 ) -> None:
     seen: list[int] = []
-    watch = watch_of(run, ranks, seen)
+    watch = watch_of(run, seen)
     run.rewrite_epochs([epoch(0), epoch(1)])
     for step in range(13):
         clock.now += 46
         for rank in (0, 1):
             run.write_progress(rank, RankProgress(doing="training", epoch=1, step=step))
-        watch.look()
+        looked(watch, ranks)
     clock.now += 5
     with pytest.raises(TrainingError, match=r"time_limit_s=600; it has done 2 epoch\(s\)"):
-        watch.look()
+        looked(watch, ranks)
     assert seen == [0, 1]
+
+
+def test_the_rank_furthest_behind_tells_how_long_it_will_take(
+    run: RunDirectory, ranks: FakeRanks, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.write_plan(RunPlan(steps_per_epoch=100, rows_per_step=1000))
+    watch = watch_of(run)
+    with caplog.at_level("INFO"):
+        for step in range(0, 50, 10):
+            clock.now += 10
+            run.write_progress(0, RankProgress(doing="training", epoch=0, step=step + 5))
+            run.write_progress(1, RankProgress(doing="training", epoch=0, step=step))
+            looked(watch, ranks)
+    assert "epoch 1 of 8, step 40 of 100, 1,000 rows/s, about 13 min left" in caplog.text

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.training.config import TrainingConfig
-from tasks.training.loop import MIN_STEPS_PER_EPOCH, StepPlan, one_cycle_rate
+from tasks.training.schedule import MIN_STEPS_PER_EPOCH, StepPlan, one_cycle_rate
 
 
 @given(st.integers(1, 100_000), st.integers(1, 512))
 def test_a_plan_never_asks_for_more_rows_than_the_smallest_shard_has(
     smallest: int, rows_per_shard: int
 ) -> None:
-    config = TrainingConfig(num_shards=4, num_ranks=2, global_batch_size=4 * rows_per_shard)
+    config = TrainingConfig(num_shards=4, global_batch_size=4 * rows_per_shard)
     plan = StepPlan.of(smallest, config)
     assert 1 <= plan.rows_per_shard <= rows_per_shard
     assert plan.num_steps >= min(MIN_STEPS_PER_EPOCH, smallest)

@@ -1,0 +1,137 @@
+"""Search: many trainings of one use case, guided and cut short by what the earlier ones learnt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from prefect import flow
+from prefect.logging import get_run_logger
+
+from flows.config import PipelineConfig
+from flows.training import training_flow
+from flows.trial import trial_flow
+from tasks.contracts import (
+    SearchResult,
+    StudyRecord,
+    TrialRecord,
+    ValidatedDataset,
+)
+from tasks.errors import TransientError
+from tasks.features.task import build_training_set
+from tasks.lineage.task import RECORDED
+from tasks.registry.task import end_study
+from tasks.reporting.task import publish_search
+from tasks.settings import Settings
+from tasks.training.search.driver import Driver, check_any_succeeded
+from tasks.training.search.space import configured, told
+from tasks.training.search.storage import StudyStorage
+from tasks.training.search.study import Proposal
+from tasks.training.search.task import search_folder
+from tasks.training.search.trial import TrialOrder, open_study, study_name
+from tasks.training.task import train_distributed
+from tasks.validation.suites import read_suite
+from tasks.validation.task import validate_training_set
+
+POLL_S = 2.0
+
+
+@flow(
+    name="search",
+    flow_run_name="search-{config.name}-{config.splits.train.slug}",
+    persist_result=True,
+    result_serializer="json",
+    **RECORDED,
+)
+def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchResult:
+    """Walk the use case's search space and keep the best trial's model.
+
+    Args:
+        config: the use case; `config.search` says what to try.
+        make_candidate: judge the best model and register it as the candidate.
+    """
+    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
+    snapshot = build_training_set(config.window, config.features)
+    dataset = validate_training_set(snapshot, suite)
+    study = run_trials(dataset, config)
+    best = with_best_trial(config, study)
+    model = train_distributed(dataset, best.splits, best.training)  # trained already: reused
+    end_study(study, config.registry)
+    page = publish_search(study)
+    version = training_flow(best).version if make_candidate else None
+    return SearchResult(study=study, model=model, page=page, version=version)
+
+
+def run_trials(dataset: ValidatedDataset, config: PipelineConfig) -> StudyRecord:
+    """Run the study's trials, those that an earlier search began first; none is run twice.
+
+    Raises:
+        TransientError: another process drives the study, or its database does not answer.
+        TrainingError: no trial gave a model.
+        FalajError: what a trial met that says nothing about its point.
+    """
+    settings, logger = Settings.from_environment(), get_run_logger()
+    base, search = config.training, config.search
+    name = study_name(dataset, config.splits, base, search)
+    storage = StudyStorage.of(search.storage, search_folder(settings), os.environ)
+    run = _in_this_process if not search.work_pool else _on_work_pool
+
+    def run_one(proposal: Proposal) -> None:
+        run(TrialOrder.of(name, proposal, base, search), dataset, config)
+
+    def tell(trial: TrialRecord) -> None:
+        logger.info("%s", trial_in_words(trial, len(study.trials()), search.num_trials))
+
+    with storage.held(name):
+        study = open_study(name, base, search, storage)
+        reason = Driver(study, search, run_one, tell).drive()
+        check_any_succeeded(study)
+        return study.record(config.name, reason)
+
+
+def with_best_trial(config: PipelineConfig, study: StudyRecord) -> PipelineConfig:
+    """The use case with the best trial's training configuration, and nothing else changed."""
+    best = next(trial for trial in study.trials if trial.number == study.best)
+    return config.model_copy(update={"training": configured(config.training, best.point)})
+
+
+def trial_in_words(trial: TrialRecord, num_done: int, num_trials: int) -> str:
+    """One line about a trial that ended."""
+    auc = "no AUC" if trial.auc is None else f"AUC {trial.auc:.4f}"
+    return (
+        f"trial {trial.number:>3} {trial.state:<8} {auc} in {len(trial.epochs)} epochs, "
+        f"{trial.seconds:.0f} s ({num_done} of {num_trials}): {told(trial.point)}"
+    )
+
+
+def _in_this_process(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> None:
+    trial_flow(order, dataset, config)
+
+
+def _on_work_pool(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> None:
+    """Run the trial's deployment and wait; a search that is run again finds the same run.
+
+    Raises:
+        TransientError: the run crashed, failed or was cancelled; the outcome is not in the study.
+    """
+    from prefect.deployments import run_deployment
+
+    parameters = {
+        "order": order.model_dump(mode="json"),
+        "dataset": dataset.model_dump(mode="json"),
+        "config": config.model_dump(mode="json"),
+    }
+    run_deployment_now: Callable[..., object] = run_deployment
+    run = run_deployment_now(
+        f"trial/{config.search.work_pool}",
+        parameters=parameters,
+        idempotency_key=order.key,
+        as_subflow=True,
+        poll_interval=POLL_S,
+    )
+    state = getattr(run, "state", None)
+    if state is None or not state.is_completed():
+        raise TransientError(
+            f"the flow run of trial {order.number} ended {getattr(state, 'name', 'unknown')}: "
+            f"{getattr(state, 'message', None) or 'no message'}"
+        )

@@ -1,0 +1,167 @@
+"""Fewer bytes between ranks, and what that does to the model.
+
+    python -m infra.bench.compression STATE_FOLDER
+
+Two ranks train the use case's network on the finished loop's snapshot, in each way and from several
+seeds. They run in a network namespace of their own, whose loopback interface counts every byte that
+they send: gradients, negotiation and packet headers. The state folder is only read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean, median
+
+from flows.config import PipelineConfig, read_pipeline_config
+from infra.bench.compression_rank import WAYS, Outcome
+from infra.bench.figures import Figure, at_most
+from tasks.contracts import RunRecord
+from tasks.settings import PROJECT_ROOT, Settings
+from tasks.training.launch.nursery import allowed_environment, guarded_command
+from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
+from tasks.training.run_directory import RunDirectory, TrainingJob
+
+RANK_MODULE = "infra.bench.compression_rank"
+NUM_RANKS = 2
+NUM_EPOCHS = 2
+STALL_S = 60
+HIDDEN_SIZES = (256, 128)
+# With packet headers and Horovod's negotiation: half of the values' bytes is not half of all.
+BYTES_BOUNDS = {
+    "fp16": 1.02 / 2,
+    "PowerSGD": 1 / 20,
+    "top 1 %": 1 / 20,
+    "8 local steps": 1.1 / 8,
+    "8 steps, late mean": 1.1 / 8,
+}
+# In spreads of fp32's seeds. The last two are known to cost more, and these bounds say how much: a
+# late mean lags behind a short run's weights, and Adam takes a value that comes seldom for a large
+# one.
+AUC_BOUNDS = {
+    "fp16": 1.0,
+    "PowerSGD": 1.0,
+    "8 local steps": 1.0,
+    "8 steps, late mean": 3.0,
+    "top 1 %": 20.0,
+}
+# To set an interface's flags, from linux/sockios.h and linux/if.h.
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+
+
+def compression_figures(config: PipelineConfig, settings: Settings) -> list[Figure]:
+    """Measure on the snapshot of the newest finished loop.
+
+    Raises:
+        RuntimeError: a rank failed, or this process may not make a network namespace.
+    """
+    facts = json.loads((settings.reports / "latest" / "report.json").read_text())
+    record = RunRecord.model_validate(
+        {k: v for k, v in facts.items() if k in RunRecord.model_fields}
+    )
+    snapshot = record.dataset.snapshot
+    job = TrainingJob(
+        snapshot_path=settings.store.path(snapshot.data),
+        columns=snapshot.columns,
+        splits=config.splits,
+        config=config.training.model_copy(
+            update={"max_epochs": NUM_EPOCHS, "hidden_sizes": HIDDEN_SIZES}
+        ),
+    )
+    with tempfile.TemporaryDirectory(prefix="falaj-bench-") as scratch:
+        return _figures(_outcomes(Path(scratch) / "run", job))
+
+
+def _outcomes(run_path: Path, job: TrainingJob) -> list[Outcome]:
+    RunDirectory(run_path).prepare(job)
+    # As root of a user namespace where this process is not root.
+    unshared = ["unshare", "--net"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--net"]
+    command = [sys.executable, "-m", "infra.bench.compression", "--inside", str(run_path)]
+    done = subprocess.run([*unshared, *command], cwd=PROJECT_ROOT, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise RuntimeError(
+            f"the ranks did not run in a network namespace of their own (exit {done.returncode}); "
+            "what they said is above. `unshare --net` needs root, or user namespaces"
+        )
+    lines = json.loads((run_path / "outcomes.json").read_text())
+    return [Outcome(**line) for line in lines]
+
+
+def _run_inside(run_path: Path) -> None:
+    """In the new namespace: bring its loopback interface up, and run the ranks to their end."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh", b"lo", IFF_UP))
+    with rendezvous_server(NUM_RANKS) as port, ExitStack() as guards:
+        ranks = [
+            guards.enter_context(
+                subprocess.Popen(
+                    guarded_command("-m", RANK_MODULE, str(run_path)),
+                    cwd=run_path,
+                    env={
+                        **allowed_environment(os.environ),
+                        **rank_variables(rank, NUM_RANKS, port, STALL_S, 2 * STALL_S),
+                        "OMP_NUM_THREADS": "1",
+                    },
+                    stdin=subprocess.DEVNULL,
+                )
+            )
+            for rank in range(NUM_RANKS)
+        ]
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"ranks ended with {[rank.returncode for rank in ranks]}")
+
+
+def _figures(outcomes: Sequence[Outcome]) -> list[Figure]:
+    by_way = {way: [o for o in outcomes if o.way == way] for way in WAYS}
+    plain = by_way.pop("fp32")
+    return [
+        figure
+        for way, of_way in by_way.items()
+        for figure in (_bytes_figure(way, of_way, plain), _auc_figure(way, of_way, plain))
+    ]
+
+
+def _bytes_figure(way: str, of_way: list[Outcome], plain: list[Outcome]) -> Figure:
+    measured = median(o.loopback_bytes for o in of_way)
+    ratio = measured / median(o.loopback_bytes for o in plain)
+    counted = of_way[0].counted_bytes / plain[0].counted_bytes
+    per_step_kib = measured / NUM_RANKS / of_way[0].steps / 1024
+    evidence = f"{per_step_kib:,.1f} KiB a rank and step; gradients alone {counted:.4f}"
+    return at_most(f"bytes with {way}, to fp32", ratio, BYTES_BOUNDS[way], evidence)
+
+
+def _auc_figure(way: str, of_way: list[Outcome], plain: list[Outcome]) -> Figure:
+    """What the mean over the seeds loses, against how far fp32's seeds lie apart."""
+    lowest, highest = (pick(o.auc for o in plain) for pick in (min, max))
+    mean, plain_mean = (fmean(o.auc for o in of) for of in (of_way, plain))
+    lost = (plain_mean - mean) / (highest - lowest)
+    evidence = (
+        f"mean {mean:.4f}, fp32's {plain_mean:.4f} of {lowest:.4f} to {highest:.4f}, "
+        f"{len(plain)} seeds"
+    )
+    return at_most(f"AUC lost to {way}, seed spreads", lost, AUC_BOUNDS[way], evidence)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure on a state folder, or run the ranks of a measurement."""
+    if arguments[0] == "--inside":
+        _run_inside(Path(arguments[1]))
+        return 0
+    os.environ["FALAJ_HOME"] = arguments[0]
+    settings = Settings.from_environment()
+    figures = compression_figures(read_pipeline_config(settings.feature_repo), settings)
+    sys.stdout.write("\n".join(figure.line() for figure in figures) + "\n")
+    return 0 if all(figure.holds for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

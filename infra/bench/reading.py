@@ -1,0 +1,159 @@
+"""Training from Parquet on disk against training with everything in memory.
+
+    python -m infra.bench.reading STATE_FOLDER [SCRATCH_FOLDER]
+
+The finished loop's snapshot is repeated ten times, each copy a year later, into one Parquet file of
+row groups like the snapshot's own. Two pinned single-thread ranks train the default network on it:
+in one run both kinds of reading in turn, for the ratio of their rows a second; in another from
+files alone, for a rank's memory. The state folder is only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from infra.bench.figures import Figure, at_least, at_most
+from infra.bench.reading_rank import STEPS
+from tasks.contracts import DatasetSchema, DataSplits, FeatureSnapshot, RunRecord, TimeWindow
+from tasks.settings import Settings
+from tasks.training.config import TrainingConfig
+from tasks.training.launch.nursery import allowed_environment, guarded_command
+from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
+from tasks.training.run_directory import RunDirectory, TrainingJob
+
+RANK_MODULE = "infra.bench.reading_rank"
+NUM_COPIES = 10
+NUM_RANKS = 2
+GROUP_ROWS = 8192
+YEAR = timedelta(days=365)
+HELD_OUT = timedelta(days=30)
+STALL_S = 60
+MODES = ("memory", "stream")
+NUM_ROWS = STEPS * TrainingConfig().global_batch_size
+
+
+def reading_figures(settings: Settings, folder: Path) -> list[Figure]:
+    """Measure with the snapshot of the newest finished loop; everything is written to `folder`."""
+    facts = json.loads((settings.reports / "latest" / "report.json").read_text())
+    record = RunRecord.model_validate(
+        {k: v for k, v in facts.items() if k in RunRecord.model_fields}
+    )
+    snapshot = record.dataset.snapshot
+    path = folder / "tenfold.parquet"
+    num_rows = write_copies(settings.store.path(snapshot.data), snapshot.columns, path)
+    job = _job(path, snapshot)
+    speed = [json.loads(text) for text in _run_ranks(folder / "speed", job, "speed")]
+    memory = [json.loads(text) for text in _run_ranks(folder / "memory", job, "memory")]
+    return _figures(speed, memory, num_rows, path)
+
+
+def write_copies(source: Path, columns: DatasetSchema, target: Path) -> int:
+    """Write `NUM_COPIES` copies of a snapshot's rows, each a year later, ids made unique."""
+    table = pq.read_table(source)
+    times, ids = (table.schema.get_field_index(n) for n in (columns.event_time, columns.row_id))
+    with pq.ParquetWriter(target, table.schema, compression="zstd") as writer:
+        for copy in range(NUM_COPIES):
+            shift = pa.scalar(copy * YEAR, pa.duration("us"))
+            later = pc.add(table.column(times), shift)
+            named = pc.binary_join_element_wise(table.column(ids).cast(pa.string()), str(copy), "/")
+            shifted = table.set_column(times, table.schema.field(times), later)
+            shifted = shifted.set_column(ids, table.schema.field(ids), named)
+            writer.write_table(shifted, row_group_size=GROUP_ROWS)
+    return NUM_COPIES * int(table.num_rows)
+
+
+def _job(path: Path, snapshot: FeatureSnapshot) -> TrainingJob:
+    """All but the last month is for training; what follows on it holds no rows."""
+    start, end = snapshot.window.start, snapshot.window.end + (NUM_COPIES - 1) * YEAR
+    splits = DataSplits(
+        train=TimeWindow(start=start, end=end - HELD_OUT),
+        validation=TimeWindow(start=end - HELD_OUT, end=end),
+        test=TimeWindow(start=end, end=end + HELD_OUT),
+    )
+    return TrainingJob(
+        snapshot_path=path, columns=snapshot.columns, splits=splits, config=TrainingConfig()
+    )
+
+
+def _run_ranks(path: Path, job: TrainingJob, what: str) -> list[str]:
+    """Let the ranks measure, and return what each of them wrote."""
+    run = RunDirectory(path)
+    run.prepare(job)
+    (path / "what").write_text(what)
+    with rendezvous_server(NUM_RANKS) as port, ExitStack() as guards:
+        ranks = [
+            guards.enter_context(
+                subprocess.Popen(
+                    guarded_command("-m", RANK_MODULE, str(path)),
+                    cwd=path,
+                    env={
+                        **allowed_environment(os.environ),
+                        **rank_variables(rank, NUM_RANKS, port, STALL_S, 2 * STALL_S),
+                        "OMP_NUM_THREADS": "1",
+                    },
+                    stdin=subprocess.DEVNULL,
+                )
+            )
+            for rank in range(NUM_RANKS)
+        ]
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"a rank that measures {what} failed; what it said is above")
+    return [(path / f"measured-{rank}.json").read_text() for rank in range(NUM_RANKS)]
+
+
+def _figures(
+    speed: list[dict[str, dict[str, float]]],
+    memory: list[dict[str, int]],
+    num_rows: int,
+    path: Path,
+) -> list[Figure]:
+    # Ranks wait for each other in every step, so all take the same wall time.
+    wall_s, cpu_s, opened_s = (
+        {mode: sum(of_rank[mode][what] for of_rank in speed) / NUM_RANKS for mode in MODES}
+        for what in ("wall_s", "cpu_s", "opened_s")
+    )
+    resident = max(of_rank["peak_bytes"] for of_rank in memory)
+    anonymous = max(of_rank["peak_anonymous_bytes"] for of_rank in memory)
+    decoded = sum(of_rank["decoded_bytes"] for of_rank in memory)
+    return [
+        at_least(
+            "rows/s from Parquet on disk to in memory",
+            wall_s["memory"] / wall_s["stream"],
+            0.9,
+            f"{NUM_ROWS / wall_s['stream']:,.0f} to {NUM_ROWS / wall_s['memory']:,.0f}, of "
+            f"{num_rows:,} rows; by CPU seconds {cpu_s['memory'] / cpu_s['stream']:.3f}; opened in "
+            f"{opened_s['stream']:.1f} to {opened_s['memory']:.1f} s",
+        ),
+        at_most(
+            "resident memory of a rank that streams, GB",
+            resident / 1e9,
+            1.5,
+            f"{anonymous / 1e9:.2f} without file pages; decoded rows take {decoded / 1e9:.2f} GB "
+            f"of disk, the Parquet file {path.stat().st_size / 1e9:.2f}",
+        ),
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print the figures, and say by the exit code whether all hold."""
+    settings = Settings.from_environment({"FALAJ_HOME": arguments[0]})
+    scratch = arguments[1] if len(arguments) > 1 else None
+    with tempfile.TemporaryDirectory(prefix="falaj-bench-", dir=scratch) as folder:
+        figures = reading_figures(settings, Path(folder))
+    print("\n".join(figure.line() for figure in figures))
+    return 0 if all(figure.holds for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""Trials of a search as runs of MLflow, nested under one run for the study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tasks.contracts import StudyRecord, TrialRecord
+from tasks.registry.config import RegistryConfig
+from tasks.registry.connection import RegistryLocation, exclusive
+from tasks.registry.mlflow_registry import MetricPoint, Registry
+
+STUDY_TAG = "search_study"
+TRIAL_TAG = "search_trial"
+STATE_TAG = "search_state"
+PARENT_TAG = "mlflow.parentRunId"
+_WHOLE = "whole"  # what the study's own run bears in place of a number
+_STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+
+
+def record_trials(
+    study: str,
+    trials: Sequence[TrialRecord],
+    config: RegistryConfig,
+    location: RegistryLocation,
+) -> int:
+    """Write those trials that have no run yet; returns how many were written.
+
+    Safe to repeat: a trial has one run. One that was cut off while it was written is discarded and
+    written anew.
+
+    Raises:
+        TransientError: the registry was busy.
+        RegistryError: MLflow refused.
+        StorageError: the disk refused.
+    """
+    registry = Registry(location)
+    with exclusive(location):
+        known = registry.runs_by_tag(config.experiment, {STUDY_TAG: study}, TRIAL_TAG)
+        parent = known[_WHOLE].run_id if _WHOLE in known else _start_study(registry, config, study)
+        lacking = []
+        for trial in trials:
+            run = known.get(str(trial.number))
+            if run is not None and not run.is_whole:
+                registry.discard_run(run.run_id, "cut off while it was written")
+            if run is None or not run.is_whole:
+                lacking.append(trial)
+        for trial in lacking:
+            _record(registry, config, study, parent, trial)
+    return len(lacking)
+
+
+def end_study(record: StudyRecord, config: RegistryConfig, location: RegistryLocation) -> None:
+    """Write what trials are lacking, the best trial's AUC, and end the study's own run.
+
+    Raises:
+        TransientError, RegistryError, StorageError: as `record_trials`.
+    """
+    record_trials(record.study, record.trials, config, location)
+    registry = Registry(location)
+    with exclusive(location):
+        known = registry.runs_by_tag(config.experiment, {STUDY_TAG: record.study}, TRIAL_TAG)
+        states: list[str] = [trial.state for trial in record.trials]
+        points = [
+            MetricPoint(f"trials_{state}", states.count(state), step=len(states))
+            for state in _STATUS
+        ]
+        best = next((t for t in record.trials if t.number == record.best), None)
+        if best is not None and best.auc is not None:
+            points.append(MetricPoint("best_validation_auc", best.auc, step=len(states)))
+            points.append(MetricPoint("best_trial", best.number, step=len(states)))
+        run = registry.opened(known[_WHOLE].run_id)
+        registry.log(run, {}, points)
+        registry.end_run(run.run_id, "FINISHED")
+
+
+def _start_study(registry: Registry, config: RegistryConfig, study: str) -> str:
+    tags = {STUDY_TAG: study, TRIAL_TAG: _WHOLE}
+    return registry.start_run(config.experiment, study, tags).run_id
+
+
+def _record(
+    registry: Registry, config: RegistryConfig, study: str, parent: str, trial: TrialRecord
+) -> None:
+    tags = {
+        STUDY_TAG: study,
+        TRIAL_TAG: str(trial.number),
+        STATE_TAG: trial.state,
+        PARENT_TAG: parent,
+        **({"reason": trial.reason} if trial.reason else {}),
+        **({"repeats_trial": str(trial.repeats)} if trial.repeats is not None else {}),
+    }
+    run = registry.start_run(config.experiment, f"{study}-trial-{trial.number}", tags)
+    parameters = {name: str(value) for name, value in trial.point.items()}
+    registry.log(run, parameters, list(_points(trial)))
+    registry.end_run(run.run_id, _STATUS[trial.state])
+
+
+def _points(trial: TrialRecord) -> Iterator[MetricPoint]:
+    for epoch in trial.epochs:
+        for name, value in epoch.model_dump(exclude={"epoch"}).items():
+            yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
+    if trial.auc is not None:
+        yield MetricPoint("best_validation_auc", trial.auc)
+    yield MetricPoint("training_s", trial.seconds)
+    yield MetricPoint("attempts", trial.attempts)

@@ -1,0 +1,351 @@
+"""Which hosts may be used now, and how many ranks each takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import BaseModel, Field, ValidationError
+
+from tasks.errors import ConfigurationError, TransientError
+from tasks.training.elastic.config import ElasticConfig
+
+LOGGER = logging.getLogger(__name__)
+LOCAL_HOST = "localhost"
+PROBE_S = 1.0
+SCRIPT_LIMIT_S = 20.0
+API_LIMIT_S = 10.0
+MAX_PROBES = 32
+API_URL = "https://kubernetes.default.svc"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# A host goes into commands of ssh and paths of the rendezvous server.
+HOST_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+
+Slots = Mapping[str, int]
+"""Host to the number of ranks that it takes."""
+
+
+class Discovery(Protocol):
+    """A source of hosts."""
+
+    def find(self) -> Slots:
+        """Hosts that may be used now; may be none.
+
+        Raises:
+            TransientError: the source did not answer.
+            ConfigurationError: what it says cannot be understood.
+        """
+
+
+class LocalSlots:
+    """This machine, with a fixed number of ranks."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+
+    def find(self) -> Slots:
+        """See `Discovery`."""
+        return {LOCAL_HOST: self._num_slots}
+
+
+class HostFile:
+    """A file with a host a line: `name`, `name:2` or `name slots=2`; `#` begins a comment."""
+
+    def __init__(self, path: Path, default_slots: int) -> None:
+        self._path = path
+        self._default_slots = default_slots
+
+    def find(self) -> Slots:
+        """See `Discovery`; the file is read anew each time."""
+        try:
+            text = self._path.read_text()
+        except OSError as exc:
+            raise TransientError(
+                f"the hosts file {self._path} cannot be read ({exc.strerror}); the hosts of the "
+                "last look are kept. Put the file back"
+            ) from exc
+        return parse_hosts(text, self._default_slots, str(self._path))
+
+
+class AnsweringHosts:
+    """Hosts of another source, without those whose SSH port does not answer within a second."""
+
+    def __init__(self, source: Discovery, port: int) -> None:
+        self._source = source
+        self._port = port
+
+    def find(self) -> Slots:
+        """See `Discovery`."""
+        hosts = self._source.find()
+        if not hosts:
+            return {}
+        with ThreadPoolExecutor(min(len(hosts), MAX_PROBES)) as pool:
+            answers = list(pool.map(self._answers, hosts))
+        return {
+            host: slots
+            for (host, slots), answers in zip(hosts.items(), answers, strict=True)
+            if answers
+        }
+
+    def _answers(self, host: str) -> bool:
+        try:
+            with socket.create_connection((host, self._port), PROBE_S):
+                return True
+        except OSError:
+            return False
+
+
+class HostProgram:
+    """Any executable that prints hosts as a hosts file has them, such as `discover_hosts.sh`."""
+
+    def __init__(self, path: Path, default_slots: int) -> None:
+        self._path = path
+        self._default_slots = default_slots
+
+    def find(self) -> Slots:
+        """See `Discovery`. The program is run with PATH and HOME alone."""
+        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        try:
+            ended = subprocess.run(
+                [str(self._path)],
+                capture_output=True,
+                text=True,
+                timeout=SCRIPT_LIMIT_S,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as exc:
+            raise TransientError(
+                f"the discovery program {self._path} did not print hosts ({exc}); the hosts of "
+                f"the last look are kept. It must be executable and end within {SCRIPT_LIMIT_S:g} s"
+            ) from exc
+        if ended.returncode:
+            raise TransientError(
+                f"the discovery program {self._path} ended with code {ended.returncode} "
+                f"({ended.stderr.strip()[-300:] or 'it printed no reason'}); the hosts of the last "
+                "look are kept"
+            )
+        return parse_hosts(ended.stdout, self._default_slots, str(self._path))
+
+
+class _Condition(BaseModel):
+    type: str
+    status: str
+
+
+class _PodMetadata(BaseModel):
+    name: str
+    deletion: str | None = Field(default=None, alias="deletionTimestamp")
+
+
+class _PodSpec(BaseModel):
+    hostname: str | None = None
+    subdomain: str | None = None
+
+
+class _PodStatus(BaseModel):
+    phase: str = ""
+    pod_ip: str | None = Field(default=None, alias="podIP")
+    conditions: list[_Condition] = []
+
+
+class _Pod(BaseModel):
+    metadata: _PodMetadata
+    spec: _PodSpec
+    status: _PodStatus
+
+    def address(self) -> str | None:
+        """Where the pod is reached; None where it cannot take a rank now."""
+        ready = any(c.type == "Ready" and c.status == "True" for c in self.status.conditions)
+        if self.status.phase != "Running" or not ready or self.metadata.deletion:
+            return None
+        if self.spec.hostname and self.spec.subdomain:
+            return f"{self.spec.hostname}.{self.spec.subdomain}"
+        return self.status.pod_ip
+
+
+class _PodList(BaseModel):
+    items: list[_Pod]
+
+
+class KubernetesPods:
+    """Ready pods with given labels, asked of the API server with the pod's service account.
+
+    Args:
+        place: namespace/label selector.
+        slots: ranks of one pod.
+        api_url: of the API server.
+        account: folder with `token` and `ca.crt`; the token is read anew each time, it is renewed.
+    """
+
+    def __init__(
+        self, place: str, slots: int, api_url: str = API_URL, account: Path = SERVICE_ACCOUNT
+    ) -> None:
+        self._namespace, _, self._selector = place.partition("/")
+        self._slots = slots
+        self._api_url = api_url
+        self._account = account
+        if not self._namespace or not self._selector:
+            raise ConfigurationError(
+                f"place={place!r} is not namespace/label selector; expected such as "
+                "ml/training.kubeflow.org/job-name=flights"
+            )
+
+    def find(self) -> Slots:
+        """See `Discovery`."""
+        try:
+            pods = _PodList.model_validate_json(self._answer())
+        except (OSError, ValidationError) as exc:  # URLError is an OSError
+            raise TransientError(
+                f"the API server at {self._api_url} did not list the pods of {self._namespace} "
+                f"with {self._selector} ({exc}); the hosts of the last look are kept. The service "
+                "account needs the right to list pods"
+            ) from exc
+        found = sorted(address for pod in pods.items if (address := pod.address()))
+        return dict.fromkeys(found, self._slots)
+
+    def _answer(self) -> bytes:
+        selector = urllib.parse.quote(self._selector, safe="")
+        token = (self._account / "token").read_text().strip()
+        request = urllib.request.Request(
+            f"{self._api_url}/api/v1/namespaces/{self._namespace}/pods?labelSelector={selector}",
+            headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
+        )
+        context = None
+        if self._api_url.startswith("https:"):
+            context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+        with urllib.request.urlopen(request, timeout=API_LIMIT_S, context=context) as response:
+            content: bytes = response.read()
+            return content
+
+
+def parse_hosts(text: str, default_slots: int, place: str) -> Slots:
+    """Hosts of a hosts file's text; `place` names it in errors.
+
+    Raises:
+        ConfigurationError: a line is none of the known forms.
+    """
+    hosts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        host, slots = _parse_words(words, default_slots)
+        if slots < 0 or not HOST_PATTERN.fullmatch(host):
+            raise ConfigurationError(
+                f"{place}, line {number}: {line.strip()!r} is no host; expected `name`, `name:2` "
+                "or `name slots=2`"
+            )
+        hosts[host] = slots
+    return {host: slots for host, slots in hosts.items() if slots}
+
+
+def _parse_words(words: Iterable[str], default_slots: int) -> tuple[str, int]:
+    """Host and slots; -1 slots where the words make no sense."""
+    match list(words):
+        case [name]:
+            host, _, number = name.partition(":")
+            slots = number if ":" in name else str(default_slots)
+        case [host, option] if option.startswith("slots="):
+            slots = option.removeprefix("slots=")
+        case _:
+            return "", -1
+    return host, int(slots) if slots.isdecimal() else -1
+
+
+def discovery_of(config: ElasticConfig) -> Discovery:
+    """The source of hosts that the configuration names."""
+    place, slots = config.place, config.slots_per_host
+    match config.discovery:
+        case "local":
+            return LocalSlots(slots)
+        case "file":
+            return HostFile(Path(place), slots)
+        case "ssh":
+            return AnsweringHosts(HostFile(Path(place), slots), config.ssh_port)
+        case "script":
+            return HostProgram(Path(place), slots)
+        case "kubernetes":
+            return KubernetesPods(place, slots)
+
+
+class HostWatch:
+    """Looks for hosts again and again in a thread of its own; a failed look changes nothing.
+
+    A host that is missing from one look may only have been slow to answer: it counts as gone when
+    it has been missing from `misses_to_be_gone` in a row.
+    """
+
+    misses_to_be_gone = 3
+
+    def __init__(self, discovery: Discovery, interval_s: float) -> None:
+        self._discovery = discovery
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._slots: dict[str, int] = {}
+        self._missed: dict[str, int] = {}
+        self._trouble = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; a look that is under way ends by itself."""
+        self._stop.set()
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Hosts as last seen."""
+        with self._lock:
+            return dict(self._slots)
+
+    @property
+    def trouble(self) -> str:
+        """Why the last look failed; empty where it did not."""
+        with self._lock:
+            return self._trouble
+
+    def look(self) -> None:
+        """Look once."""
+        try:
+            found = self._discovery.find()
+        except (TransientError, ConfigurationError) as exc:
+            if str(exc) != self.trouble:
+                LOGGER.warning("%s. Looking again in %g s", exc, self._interval_s)
+            with self._lock:
+                self._trouble = str(exc)
+            return
+        with self._lock:
+            self._trouble = ""
+            self._take(found)
+
+    def _take(self, found: Slots) -> None:
+        for host in set(self._slots) - set(found):
+            self._missed[host] = self._missed.get(host, 0) + 1
+            if self._missed[host] >= self.misses_to_be_gone:
+                del self._slots[host]
+        self._slots |= found
+        for host in found:
+            self._missed.pop(host, None)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            started = time.monotonic()
+            self.look()
+            self._stop.wait(max(0.0, self._interval_s - (time.monotonic() - started)))

@@ -1,0 +1,423 @@
+"""The driver of elastic training: starts ranks where hosts are, and forms them into groups.
+
+A group trains until one of its ranks is lost, is to leave, or another is to join. Its ranks then
+come back here, and those that are there form the next group, with what was last committed.
+
+Horovod's own elastic driver is not used: it puts the whole environment on command lines, unpickles
+what the network hands it, takes a clean leave for the end of the job, gives up a whole host for one
+lost rank, and leaves remote workers behind. Of Horovod there is the rendezvous server alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tasks.errors import TrainingError, TransientError
+from tasks.training.elastic.config import ElasticConfig
+from tasks.training.elastic.cooldown import Cooldown
+from tasks.training.elastic.discovery import Discovery, HostWatch, discovery_of
+from tasks.training.elastic.fleet import Fleet, OnLine
+from tasks.training.elastic.groups import (
+    Rendezvous,
+    address_of,
+    assignments,
+    in_rank_order,
+)
+from tasks.training.elastic.history import History
+from tasks.training.elastic.members import Member, MemberState
+from tasks.training.elastic.messages import (
+    End,
+    Failed,
+    Finished,
+    FromRank,
+    Leave,
+    Left,
+    Ping,
+    Pong,
+    Pulse,
+    Ready,
+    Regroup,
+    Running,
+    Start,
+)
+from tasks.training.elastic.process import ElasticSpec
+from tasks.training.elastic.report import ElasticReport
+from tasks.training.elastic.stragglers import StragglerWatch
+from tasks.training.launch.outcome import OUR_KINDS
+
+LOGGER = logging.getLogger(__name__)
+PING_EVERY_S = 1.0
+STRAGGLER_LOOK_EVERY_S = 2.0
+# Ranks that are still starting are waited for so long before the others begin or regroup.
+GATHER_S = 10.0
+JOIN_GATHER_S = 3.0
+# How long ranks may take to end when all is done.
+SETTLE_S = 5.0
+# Groups in a row that break although no rank is lost, and commit nothing: it will go on so.
+FRUITLESS_LIMIT = 3
+# Ranks that end before a first group has run: nothing will come of it.
+FIRST_FAILURES_LIMIT = 3
+
+
+class ElasticDriver:
+    """All ranks of one elastic run. A context: when it is left, every process here is gone.
+
+    To be entered, looked after and left in one thread that stays: a guard stops its rank when the
+    thread that started it ends.
+
+    Args:
+        spec: what ranks run.
+        config: hosts, limits and manners.
+        on_line: takes what ranks print.
+        discovery: source of hosts; none: the one that `config` names.
+    """
+
+    def __init__(
+        self,
+        spec: ElasticSpec,
+        config: ElasticConfig,
+        on_line: OnLine,
+        discovery: Discovery | None = None,
+    ) -> None:
+        self._config = config
+        self._fleet = Fleet(spec, config, on_line)
+        self._address = address_of(config.interface)
+        self._hosts = HostWatch(discovery or discovery_of(config), config.discovery_interval_s)
+        self._cooldown = Cooldown(config.cooldown_min_s, config.cooldown_max_s)
+        self._stragglers = StragglerWatch(config.straggler_ratio)
+        self._history = History()
+        self._rendezvous: Rendezvous | None = None
+        self._num_groups = 0
+        self._num_resets = 0
+        self._fruitless = 0
+        self._commit_at_start = 0
+        self._broken_since: float | None = None
+        self._regroup_sent = False
+        self._lost_in_group = False
+        self._reason = "start"
+        self._waiting_since = time.monotonic()
+        self._pinged_s = self._looked_s = 0.0
+        self._done_since: float | None = None
+
+    def __enter__(self) -> Self:
+        self._hosts.look()
+        self._hosts.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._hosts.stop()
+        self._fleet.close()
+        self._close_rendezvous()
+
+    @property
+    def is_done(self) -> bool:
+        """True where training has come to its end and all ranks are gone."""
+        return self._done_since is not None and not len(self._fleet)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Ranks that live, whatever they do."""
+        return tuple(self._fleet)
+
+    @property
+    def report(self) -> ElasticReport:
+        """What has happened so far."""
+        return self._history.report()
+
+    def run(self, on_look: Callable[[], None] = lambda: None) -> ElasticReport:
+        """Look after the ranks until training is done.
+
+        Args:
+            on_look: called in this thread several times a second.
+
+        Raises:
+            TransientError: too few ranks for too long, or too many were lost.
+            FalajError: a rank's own error that will repeat; of its kind.
+        """
+        while not self.is_done:
+            self.look(0.2)
+            on_look()
+        return self.report
+
+    def look(self, wait_s: float) -> None:
+        """Hear the ranks and do what is to be done now; waits for a while where nothing comes.
+
+        Raises:
+            TransientError, FalajError: as `run`.
+        """
+        self._fleet.hear(wait_s, self._take)
+        now = time.monotonic()
+        for member in self._fleet.take_ended():
+            self._part_with(member, now)
+        if self._done_since is not None:
+            self._finish(now)
+            return
+        self._give_up_silent(now)
+        self._follow_hosts(now)
+        self._form_groups(now)
+        self._ping(now)
+        self._name_stragglers(now)
+
+    # Hearing the ranks
+
+    def _take(self, member: Member, message: FromRank) -> None:
+        member.heard_s = now = time.monotonic()
+        match message:
+            case Ready():
+                if member.state is MemberState.IN_GROUP:
+                    self._broken_since = self._broken_since or now
+                member.ready_s = member.ready_s or now
+                member.state = MemberState.READY
+                member.commit, member.failed = message.commit, message.failed
+            case Running():
+                member.trains = True
+                if all(other.trains for other in self._fleet.those(MemberState.IN_GROUP)):
+                    self._history.group_runs()
+            case Pulse():
+                member.commit = message.commit
+                self._history.commits(message.commit)
+                self._stragglers.note_busy(member.place, message.busy_s)
+            case Pong():
+                # A local rank has no link, and before it was ready a rank was importing.
+                if member.process.is_remote and message.sent_s > member.ready_s > 0:
+                    self._stragglers.note_link(member.place, now - message.sent_s)
+            case Left():
+                member.left = True
+            case Finished():
+                member.state = MemberState.FINISHED
+                if member.rank == 0:
+                    self._done_since = now
+            case Failed():
+                member.error = message
+
+    # Ranks that end
+
+    def _part_with(self, member: Member, now: float) -> None:
+        """A rank is gone: decide what that means.
+
+        Raises:
+            FalajError: its error will repeat.
+            TransientError: too many ranks were lost.
+        """
+        self._stragglers.forget(member.place)
+        if self._done_since is not None:
+            return
+        if member.error is not None and not member.error.infrastructure:
+            raise _error_of(member, member.error)
+        if member.state in (MemberState.IN_GROUP, MemberState.FINISHED):
+            self._broken_since = self._broken_since or now
+            self._close_rendezvous()
+        if member.left_in_good_order:
+            self._cooldown.rest(member.place, self._config.notice_s, now)
+            self._reason = f"{member.place} left"
+            self._history.note("left", member.place, f"{member.place} left before its host ended")
+            return
+        self._mourn(member, now)
+
+    def _mourn(self, member: Member, now: float) -> None:
+        place = member.host if member.lost_host else member.place
+        rest_s = self._cooldown.punish(place, now)
+        text = f"{member.label} ({member.place}) {member.end_in_words()}"
+        self._history.note("lost", member.place, f"{text}. {place} rests for {rest_s:.0f} s")
+        if member.group:
+            self._lost_in_group = True
+            self._reason = f"{member.place} was lost"
+            self._num_resets += 1
+        if self._num_resets > self._config.reset_limit:
+            raise TransientError(
+                f"{self._num_resets} ranks were lost, more than reset_limit="
+                f"{self._config.reset_limit}; the last one: {text}. A new attempt goes on from the "
+                "newest checkpoint"
+            )
+        failures = self._history.texts("lost")
+        if not self._num_groups and not len(self._fleet) and len(failures) >= FIRST_FAILURES_LIMIT:
+            raise TransientError(
+                f"no rank could be started: {'; '.join(failures[-FIRST_FAILURES_LIMIT:])}"
+            )
+
+    def _give_up(self, member: Member, why: str) -> None:
+        """End a rank that no longer answers; it counts as lost at once."""
+        self._fleet.give_up(member, why)
+        self._part_with(member, time.monotonic())
+
+    def _give_up_silent(self, now: float) -> None:
+        config = self._config
+        for member in self._fleet:
+            silent_s = now - member.heard_s
+            if member.state is MemberState.STARTING:
+                if now - member.started_s > config.start_timeout_s:
+                    self._give_up(
+                        member, f"could not take part within {config.start_timeout_s:g} s"
+                    )
+            elif silent_s > config.silence_limit_s:
+                self._give_up(member, f"has not answered for {silent_s:.0f} s")
+
+    # Where ranks run
+
+    def _follow_hosts(self, now: float) -> None:
+        slots = self._hosts.slots
+        for member in self._fleet:
+            if member.slot >= slots.get(member.host, 0) and not member.asked_to_leave:
+                member.asked_to_leave = True
+                member.process.send(Leave())
+                LOGGER.info("%s is no longer offered; it is asked to leave", member.place)
+        for host, count in slots.items():
+            for slot in range(count):
+                place = f"{host}-{slot}"
+                resting = any(self._cooldown.is_resting(name, now) for name in (host, place))
+                full = len(self._fleet) >= self._config.max_ranks
+                if not (full or resting or self._fleet.has(place)):
+                    self._fleet.start(host, slot)
+
+    # Groups
+
+    def _form_groups(self, now: float) -> None:
+        in_group = self._fleet.those(MemberState.IN_GROUP)
+        if not in_group:
+            self._form_group(now)
+            return
+        self._waiting_since = now
+        if self._broken_since is not None:
+            self._await_the_rest(in_group, now)
+        elif not self._regroup_sent and self._somebody_joins(now):
+            self._regroup_sent = True
+            for member in in_group:
+                member.process.send(Regroup())
+
+    def _await_the_rest(self, in_group: list[Member], now: float) -> None:
+        """Others of the group are lost or back: give up those that never notice."""
+        assert self._broken_since is not None
+        finishing = bool(self._fleet.those(MemberState.FINISHED))
+        waited_s = now - self._broken_since
+        if finishing or waited_s < self._config.regroup_timeout_s:
+            return
+        for member in in_group:
+            self._give_up(member, f"did not come back within {waited_s:.0f} s of its group's end")
+
+    def _somebody_joins(self, now: float) -> bool:
+        """True where ranks wait to join, and no other one is about to."""
+        ready = [m for m in self._fleet.those(MemberState.READY) if not m.asked_to_leave]
+        starting = bool(self._fleet.those(MemberState.STARTING))
+        if not ready or bool(self._fleet.those(MemberState.FINISHED)):
+            return False
+        return not starting or now - min(m.ready_s for m in ready) > JOIN_GATHER_S
+
+    def _form_group(self, now: float) -> None:
+        free = self._fleet.those(MemberState.READY, MemberState.FINISHED)
+        candidates = [member for member in free if not member.asked_to_leave]
+        if len(candidates) < self._config.min_ranks:
+            self._wait_for_ranks(len(candidates), now)
+            return
+        starting = bool(self._fleet.those(MemberState.STARTING))
+        waited_s = now - min(m.ready_s for m in candidates)
+        if not self._num_groups and starting and waited_s < GATHER_S:
+            return
+        self._check_fruit(candidates)
+        self._start_group(in_rank_order(candidates), now)
+
+    def _wait_for_ranks(self, num_ready: int, now: float) -> None:
+        waited_s = now - self._waiting_since
+        if waited_s > self._config.gather_timeout_s:
+            reasons = [self._hosts.trouble, *self._history.texts("lost")[-3:]]
+            known = "; ".join(reason for reason in reasons if reason)
+            raise TransientError(
+                f"{num_ready} rank(s) are ready after {waited_s:.0f} s, min_ranks="
+                f"{self._config.min_ranks} are needed; hosts found: "
+                f"{', '.join(self._hosts.slots) or 'none'}. {known or 'No rank has failed'}"
+            )
+
+    def _check_fruit(self, candidates: list[Member]) -> None:
+        """Refuse to go on where group after group breaks by itself."""
+        failures = [m.failed for m in candidates if m.failed]
+        committed = max(m.commit for m in candidates) > self._commit_at_start
+        if failures and not self._lost_in_group and not committed:
+            self._fruitless += 1
+        else:
+            self._fruitless = 0
+        if self._fruitless >= FRUITLESS_LIMIT:
+            raise TrainingError(
+                f"{self._fruitless} groups in a row broke although no rank was lost, and committed "
+                f"nothing: {failures[0]}. Do all ranks exchange the same tensors in the same order?"
+            )
+
+    def _start_group(self, members: list[Member], now: float) -> None:
+        self._close_rendezvous()
+        slots = assignments([member.host for member in members])
+        self._rendezvous = rendezvous = Rendezvous(self._address, slots)
+        self._num_groups += 1
+        newest = max(member.commit for member in members)
+        sync = newest == 0 or any(member.commit != newest for member in members)
+        joined = [m.place for m in members if not m.group]
+        if self._num_groups > 1 and joined and not self._lost_in_group:
+            self._reason = f"{', '.join(joined)} joined"
+        self._history.group_starts(tuple(m.place for m in members), self._reason)
+        for member, slot in zip(members, slots, strict=True):
+            member.state, member.rank, member.trains = MemberState.IN_GROUP, slot.rank, False
+            member.group, member.heard_s = self._num_groups, now
+            member.process.send(
+                Start(
+                    group=self._num_groups,
+                    rank=slot.rank,
+                    size=slot.size,
+                    local_rank=slot.local_rank,
+                    local_size=slot.local_size,
+                    cross_rank=slot.cross_rank,
+                    cross_size=slot.cross_size,
+                    address=rendezvous.address,
+                    port=rendezvous.port,
+                    sync=sync,
+                    fresh=newest == 0,
+                )
+            )
+        self._commit_at_start = newest
+        self._broken_since, self._regroup_sent, self._lost_in_group = None, False, False
+        self._waiting_since = now
+
+    def _close_rendezvous(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+            self._rendezvous = None
+
+    # From time to time
+
+    def _ping(self, now: float) -> None:
+        if now - self._pinged_s >= PING_EVERY_S:
+            self._pinged_s = now
+            self._fleet.tell_all(Ping(sent_s=now))
+
+    def _name_stragglers(self, now: float) -> None:
+        if now - self._looked_s < STRAGGLER_LOOK_EVERY_S:
+            return
+        self._looked_s = now
+        for straggler in self._stragglers.look():
+            self._history.note(
+                "straggler" if straggler.found else "recovered", straggler.place, straggler.text
+            )
+
+    def _finish(self, now: float) -> None:
+        """Rank 0 has written the result: the others need not have noticed."""
+        assert self._done_since is not None
+        for member in self._fleet:
+            if not member.asked_to_leave:
+                member.asked_to_leave = True
+                member.process.send(End())
+        if now - self._done_since > SETTLE_S:
+            for member in self._fleet:
+                self._give_up(member, "did not end")
+
+
+def _error_of(member: Member, error: Failed) -> Exception:
+    """The rank's own error: of the same kind where it is one of ours, else a `TrainingError`."""
+    kind = OUR_KINDS.get(error.error, TrainingError)
+    exc = kind(f"{member.label}: {error.error}: {error.message}")
+    exc.add_note(f"Traceback of {member.label}:\n{error.traceback}")
+    return exc

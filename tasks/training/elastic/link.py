@@ -1,0 +1,142 @@
+"""A rank's end of the talk with the driver; see `messages`."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tasks.training.elastic.messages import (
+    End,
+    FromRank,
+    Leave,
+    Left,
+    Ping,
+    Pong,
+    Regroup,
+    Start,
+    Stop,
+    encoded,
+    to_rank,
+)
+
+# Exit codes of a rank that ends on purpose.
+EXIT_STOPPED = 76
+EXIT_LEFT = 77
+# Of the notice, what is left for the end of the process itself.
+NOTICE_SHARE = 0.8
+NOTICE_POLL_S = 0.5
+
+
+class RankLink:
+    """Talks to the driver over what was stdin and stdout; from then on prints go to stderr.
+
+    A thread answers pings and notes what is asked for, so that a rank that computes or waits for
+    others still answers. The process ends at once when the driver is gone or tells it to.
+    """
+
+    def __init__(self) -> None:
+        self._input = os.fdopen(os.dup(0), "rb")
+        self._output = os.dup(1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        sys.stdout.flush()
+        os.dup2(2, 1)
+        self._sending = threading.Lock()
+        self._orders: queue.Queue[Start | End | Left] = queue.Queue()
+        self._regroup = threading.Event()
+        self._leave = threading.Event()
+        threading.Thread(target=self._listen, name="link", daemon=True).start()
+
+    @property
+    def regroup_asked(self) -> bool:
+        """True where another rank waits to join."""
+        return self._regroup.is_set()
+
+    @property
+    def leave_asked(self) -> bool:
+        """True where this rank is to leave."""
+        return self._leave.is_set()
+
+    def send(self, message: FromRank) -> None:
+        """Tell the driver something; ends the process where the driver is gone."""
+        line = memoryview(encoded(message))
+        try:
+            with self._sending:
+                while line:
+                    line = line[os.write(self._output, line) :]
+        except OSError:
+            os._exit(EXIT_STOPPED)
+
+    def next_order(self) -> Start | End | Left:
+        """Wait for what to do next: join a group, end, or (`Left`) leave as was asked."""
+        if self.leave_asked:
+            return Left(committed=True)
+        return self._orders.get()
+
+    def watch_for_notice(self, notice_s: float, notice_file: Path | None) -> None:
+        """From now on leave in good order after SIGTERM, or when the notice file appears.
+
+        To be called in the main thread.
+        """
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        # Python runs a handler only between two of its own instructions, and the main thread may be
+        # inside an exchange for long; the wake-up byte comes at once.
+        signal.set_wakeup_fd(write_end)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+        def wait_for_signal() -> None:
+            while signal.SIGTERM not in os.read(read_end, 64):
+                pass
+            self._begin_to_leave(notice_s)
+
+        def wait_for_file(path: Path) -> None:
+            while not path.exists():
+                time.sleep(NOTICE_POLL_S)
+            self._begin_to_leave(notice_s)
+
+        threading.Thread(target=wait_for_signal, name="notice", daemon=True).start()
+        if notice_file is not None:
+            threading.Thread(target=wait_for_file, args=(notice_file,), daemon=True).start()
+
+    def leave_now(self, *, committed: bool) -> None:
+        """Say goodbye and end the process."""
+        self.send(Left(committed=committed))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_LEFT)
+
+    def _begin_to_leave(self, notice_s: float) -> None:
+        if self._leave.is_set():
+            return
+        self._ask_to_leave()
+        time.sleep(notice_s * NOTICE_SHARE)
+        self.leave_now(committed=False)  # no check came within the notice
+
+    def _ask_to_leave(self) -> None:
+        self._leave.set()
+        self._orders.put(Left(committed=True))
+
+    def _listen(self) -> None:
+        for line in self._input:
+            match to_rank(line):
+                case Ping(sent_s=sent_s):
+                    self.send(Pong(sent_s=sent_s))
+                case Regroup():
+                    self._regroup.set()
+                case Leave():
+                    self._ask_to_leave()
+                case Start() as start:
+                    self._regroup.clear()
+                    self._orders.put(start)
+                case End() as end:
+                    self._orders.put(end)
+                case Stop():
+                    break
+        os._exit(EXIT_STOPPED)

@@ -1,0 +1,175 @@
+"""The rank's side of elastic training: join a group, train, and when it breaks join the next."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+import horovod.torch as hvd
+import psutil
+from horovod.common.exceptions import HorovodInternalError
+
+from tasks.errors import ConfigurationError, TransientError
+from tasks.training.elastic.commits import CheckedSteps, Commits
+from tasks.training.elastic.config import ElasticConfig
+from tasks.training.elastic.link import RankLink
+from tasks.training.elastic.messages import End, Failed, Finished, Left, Ready, Running, Start
+from tasks.training.elastic.session import ElasticSession, Regroup
+from tasks.training.strategies.base import Exchange
+
+LOGGER = logging.getLogger(__name__)
+# What another host, or a later attempt, may not meet.
+INFRASTRUCTURE_ERRORS = (TransientError, MemoryError, ConnectionError, TimeoutError)
+EXIT_FAILED = 1
+
+
+def run_elastic(
+    build: Callable[[], ElasticSession],
+    config: ElasticConfig,
+    make_exchange: Callable[[], Exchange],
+) -> None:
+    """Be one rank of an elastic run, from its start to its end; does not return.
+
+    To be called in the main thread, as early as can be, by a program that `ElasticDriver` started.
+
+    Args:
+        build: makes the session of this rank; may take long, the others train meanwhile.
+        config: as the driver has it.
+        make_exchange: joins the group that the environment names.
+    """
+    link = RankLink()
+    link.watch_for_notice(config.notice_s, config.notice_file)
+    try:
+        check_interface(config.interface)
+        ElasticRank(link, build(), config, make_exchange).run()
+    except Exception as exc:
+        _report(link, exc)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # at once: Horovod's own end may wait for ranks that are gone
+
+
+def check_interface(name: str) -> None:
+    """Raise a sentence where this host has no such network interface.
+
+    Raises:
+        ConfigurationError: it has others.
+    """
+    interfaces = psutil.net_if_addrs()
+    if name not in interfaces:
+        raise ConfigurationError(
+            f"host {socket.gethostname()} has no network interface {name!r}; it has "
+            f"{', '.join(sorted(interfaces))}. Name one that all hosts have in elastic.interface"
+        )
+
+
+class ElasticRank:
+    """Takes part in one group of ranks after the other until training has ended."""
+
+    def __init__(
+        self,
+        link: RankLink,
+        session: ElasticSession,
+        config: ElasticConfig,
+        make_exchange: Callable[[], Exchange],
+    ) -> None:
+        self._link = link
+        self._session = session
+        self._config = config
+        self._make_exchange = make_exchange
+        self._commits = Commits()
+        self._exchange: Exchange | None = None
+
+    def run(self) -> None:
+        """Train with whoever the driver names; returns when the driver says that all is done."""
+        self._link.send(Ready(commit=self._commits.number))
+        while True:
+            match self._link.next_order():
+                case Start() as start:
+                    self._take_part(start)
+                case End():
+                    self._leave_group()
+                    return
+                case Left():
+                    self._link.leave_now(committed=True)
+
+    def _take_part(self, start: Start) -> None:
+        failed = ""
+        try:
+            self._join(start)
+            self._train(start)
+            self._link.send(Finished())
+            return
+        except Regroup:
+            LOGGER.debug("group %d ends as planned", start.group)
+        except HorovodInternalError as exc:
+            failed = f"{type(exc).__name__}: {exc}"
+            LOGGER.debug("group %d is broken: %s", start.group, exc)
+        self._leave_group()
+        if not self._link.leave_asked:
+            self._link.send(Ready(commit=self._commits.number, failed=failed))
+
+    def _join(self, start: Start) -> None:
+        self._leave_group()
+        os.environ.update(group_variables(start))
+        try:
+            self._exchange = self._make_exchange()
+        except ValueError as exc:  # how Horovod says that a rank was lost while they met
+            hvd.shutdown()  # or the next start would fail as well
+            raise HorovodInternalError(str(exc)) from exc
+        self._session.rejoin(self._exchange)
+        if start.fresh:
+            self._commits.keep(self._session.snapshot())
+        if start.sync:
+            self._commits.receive(self._exchange)
+        self._session.restore(self._commits.state())
+
+    def _train(self, start: Start) -> None:
+        assert self._exchange is not None
+        self._link.send(Running(group=start.group))
+        self._session.run(
+            CheckedSteps(
+                start.group, self._link, self._exchange, self._session, self._commits, self._config
+            )
+        )
+
+    def _leave_group(self) -> None:
+        if self._exchange is not None:
+            with suppress(HorovodInternalError):
+                self._exchange.shut_down()
+            self._exchange = None
+
+
+def group_variables(start: Start) -> dict[str, str]:
+    """Environment in which Horovod finds the group."""
+    return {
+        "HOROVOD_RANK": str(start.rank),
+        "HOROVOD_SIZE": str(start.size),
+        "HOROVOD_LOCAL_RANK": str(start.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(start.local_size),
+        "HOROVOD_CROSS_RANK": str(start.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(start.cross_size),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(start.port),
+    }
+
+
+def _report(link: RankLink, error: Exception) -> None:
+    """Tell the driver of the error that ends this rank, and end the process."""
+    traceback.print_exc()
+    link.send(
+        Failed(
+            error=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            infrastructure=isinstance(error, INFRASTRUCTURE_ERRORS),
+        )
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_FAILED)

@@ -1,0 +1,122 @@
+"""Finds the rank that makes the others wait."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# How many looks in a row a rank must be slow to be named, and quick to be forgotten.
+LOOKS = 3
+# A rank that was named is forgotten below this share of the ratio: no flicker at the edge.
+RELEASE_SHARE = 0.75
+# Smaller values differ by chance.
+BUSY_FLOOR_S = 2e-3
+LINK_FLOOR_S = 20e-3
+NUM_PINGS = 7
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that is named, or no longer."""
+
+    place: str
+    found: bool
+    """False where it has recovered."""
+    text: str
+
+
+@dataclass
+class _Record:
+    slow_looks: int = 0
+    quick_looks: int = 0
+    named: bool = False
+
+
+@dataclass
+class _Measure:
+    what: str
+    advice: str
+    floor_s: float
+    records: dict[str, _Record] = field(default_factory=dict)
+
+
+class StragglerWatch:
+    """Compares each rank's own work in a step, and its link, with the median of the others.
+
+    Step times themselves tell nothing: ranks wait for each other in every step, so all are as slow
+    as the slowest.
+
+    Args:
+        ratio: to the median of the others from which a rank is named.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+        self._busy_s: dict[str, float] = {}
+        self._link_s: dict[str, deque[float]] = {}
+        self._busy = _Measure(
+            "works {0:.1f} ms a step itself, {1:.1f} times as long as the others' median of "
+            "{2:.1f} ms",
+            "look for other load, heat or a slow disk on it, or leave it out of the hosts",
+            BUSY_FLOOR_S,
+        )
+        self._link = _Measure(
+            "answers after {0:.1f} ms, {1:.1f} times as late as the others' median of {2:.1f} ms",
+            "look at its network link, or leave it out of the hosts",
+            LINK_FLOOR_S,
+        )
+
+    def note_busy(self, place: str, busy_s: float) -> None:
+        """A rank's mean seconds of own work in a step."""
+        self._busy_s[place] = busy_s
+
+    def note_link(self, place: str, round_trip_s: float) -> None:
+        """Seconds from a ping to its answer."""
+        self._link_s.setdefault(place, deque(maxlen=NUM_PINGS)).append(round_trip_s)
+
+    def forget(self, place: str) -> None:
+        """A rank is gone."""
+        for values in (self._busy_s, self._link_s, self._busy.records, self._link.records):
+            values.pop(place, None)
+
+    def look(self) -> list[Straggler]:
+        """Ranks that are named or have recovered since the last look."""
+        links = {
+            place: statistics.median(pings)
+            for place, pings in self._link_s.items()
+            if len(pings) == NUM_PINGS
+        }
+        return self._judge(self._busy, self._busy_s) + self._judge(self._link, links)
+
+    def _judge(self, measure: _Measure, values: Mapping[str, float]) -> list[Straggler]:
+        changed = []
+        for place, value in values.items():
+            others = [v for other, v in values.items() if other != place]
+            if not others:
+                continue
+            median = statistics.median(others)
+            compared = max(median, measure.floor_s)
+            record = measure.records.setdefault(place, _Record())
+            was_named = record.named
+            _advance(record, value / compared, self._ratio)
+            if record.named != was_named:
+                seen = measure.what.format(1e3 * value, value / max(median, 1e-9), 1e3 * median)
+                text = f"{place} is a straggler: it {seen}; {measure.advice}"
+                changed.append(
+                    Straggler(
+                        place, record.named, text if record.named else f"{place} has caught up"
+                    )
+                )
+        return changed
+
+
+def _advance(record: _Record, ratio: float, limit: float) -> None:
+    slow, quick = ratio >= limit, ratio < RELEASE_SHARE * limit
+    record.slow_looks = record.slow_looks + 1 if slow else 0
+    record.quick_looks = record.quick_looks + 1 if quick else 0
+    if record.slow_looks >= LOOKS:
+        record.named = True
+    elif record.quick_looks >= LOOKS:
+        record.named = False

@@ -1,0 +1,232 @@
+"""What one search is asked to do: the space, how it is walked, and when a trial is not worth it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+
+MAX_GRID_POINTS = 10_000
+Plain = bool | int | float | str
+
+
+class _Frozen(BaseModel):
+    # The input is kept out of error texts: somebody may have written a secret where a name goes.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class FloatRange(_Frozen):
+    """A real number between two bounds, both included."""
+
+    kind: Literal["float"] = "float"
+    low: float = Field(allow_inf_nan=False, description="Lower bound.")
+    high: float = Field(allow_inf_nan=False, description="Upper bound.")
+    log: bool = Field(default=False, description="Search by factors instead of by steps.")
+    grid_points: int = Field(
+        default=3, ge=2, le=100, description="Values that a grid takes, bounds included."
+    )
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        _check_bounds(self.low, self.high, self.log)
+        return self
+
+    def grid(self) -> list[float]:
+        """Evenly spread values, bounds included; by factors where `log` is set."""
+        shares = [k / (self.grid_points - 1) for k in range(self.grid_points)]
+        if self.log:
+            inner = [self.low * (self.high / self.low) ** share for share in shares[1:-1]]
+        else:
+            inner = [self.low + (self.high - self.low) * share for share in shares[1:-1]]
+        return [self.low, *inner, self.high]
+
+
+class IntRange(_Frozen):
+    """A whole number between two bounds, both included, in equal steps from the lower one."""
+
+    kind: Literal["int"]
+    low: int = Field(description="Lower bound.")
+    high: int = Field(description="Upper bound.")
+    step: PositiveInt = Field(default=1, description="Distance of two neighbours.")
+    log: bool = Field(default=False, description="Search by factors; with step 1 only.")
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        _check_bounds(self.low, self.high, self.log)
+        if self.log and self.step != 1:
+            raise ValueError(f"log with step={self.step}; expected step 1, or no log")
+        if (self.high - self.low) % self.step:
+            reached = self.high - (self.high - self.low) % self.step
+            raise ValueError(
+                f"steps of {self.step} from low={self.low} never reach high={self.high}; "
+                f"set high={reached}"
+            )
+        return self
+
+    def grid(self) -> list[int]:
+        """Every value."""
+        return list(range(self.low, self.high + 1, self.step))
+
+
+class Choices(_Frozen):
+    """One of a few values; a list is one value, such as the sizes of layers."""
+
+    kind: Literal["choices"]
+    values: tuple[Plain | tuple[Plain, ...], ...] = Field(
+        min_length=2, max_length=100, description="What can be chosen."
+    )
+
+    @model_validator(mode="after")
+    def _are_different(self) -> Self:
+        if len(set(self.names())) < len(self.values):
+            raise ValueError("a value is listed twice; expected different ones")
+        return self
+
+    def names(self) -> list[str]:
+        """The values as JSON: what the study keeps."""
+        return [json.dumps(value) for value in self.values]
+
+    def grid(self) -> list[str]:
+        """Every value, as `names`."""
+        return self.names()
+
+
+def _check_bounds(low: float, high: float, log: bool) -> None:
+    if low >= high:
+        raise ValueError(f"low={low} is not below high={high}; expected a range")
+    if log and low <= 0:
+        raise ValueError(f"low={low} has no logarithm; expected a number above 0, or log: false")
+
+
+Dimension = Annotated[FloatRange | IntRange | Choices, Field(discriminator="kind")]
+
+
+class PrunerConfig(_Frozen):
+    """When a trial ends early because it is not worth its time; epochs are counted from 1."""
+
+    rule: Literal["none", "median", "hyperband"] = Field(
+        default="median",
+        description="`median`: ended where its best validation AUC so far is below the median of "
+        "the finished trials' at the same epoch. `hyperband`: successive halving in brackets (Li "
+        "et al., 2018).",
+    )
+    startup_trials: int = Field(
+        default=4, ge=0, le=1000, description="median: trials that are never ended, to begin with."
+    )
+    warmup_epochs: int = Field(
+        default=2, ge=0, le=1000, description="median: no trial is ended in its first epochs."
+    )
+    min_epochs: PositiveInt = Field(
+        default=2, le=1000, description="hyperband: epochs that every trial gets."
+    )
+    reduction_factor: int = Field(
+        default=3, ge=2, le=10, description="hyperband: one of so many goes on at each halving."
+    )
+
+
+class SamplerConfig(_Frozen):
+    """How the next point of the space is chosen."""
+
+    rule: Literal["tpe", "random", "grid"] = Field(
+        default="tpe",
+        description="`tpe`: where good trials are denser than bad ones (Bergstra et al., 2011). "
+        "`grid`: every point once, in an order that the seed shuffles.",
+    )
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of every choice.")
+    startup_trials: PositiveInt = Field(
+        default=5, le=1000, description="tpe: trials that are drawn at random, to begin with."
+    )
+
+
+class SearchConfig(_Frozen):
+    """One search over a training configuration; logged whole with the run."""
+
+    name: str = Field(
+        default="search",
+        pattern=r"^[a-z][a-z0-9-]*$",
+        max_length=40,
+        description="Begins the study's name, which a digest of data, space and code ends.",
+    )
+    space: dict[str, Dimension] = Field(
+        default={},
+        max_length=50,
+        description="Fields of the training configuration (`a.b` is field b of field a) to what "
+        "they may be. The others keep what the use case says.",
+    )
+    num_trials: PositiveInt = Field(
+        default=12, le=100_000, description="Trials of the study, those of earlier runs included."
+    )
+    parallel_trials: PositiveInt = Field(
+        default=1, le=256, description="Trials at a time. On one machine they share its cores."
+    )
+    work_pool: str = Field(
+        default="",
+        max_length=100,
+        description="Deployment of flow `trial` that runs the trials, such as `cpu` for "
+        "`trial/cpu`. Empty: in the process of the search.",
+    )
+    timeout_s: float = Field(
+        default=7 * 86400,
+        gt=0,
+        le=30 * 86400,
+        description="Wall seconds of one run of the search after which no trial is started.",
+    )
+    budget_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Training seconds of all the study's trials together after which none is "
+        "started. None: no bound.",
+    )
+    max_retries: int = Field(
+        default=2,
+        ge=0,
+        le=10,
+        description="Times that a trial is taken up again after its process or host was lost.",
+    )
+    sampler: SamplerConfig = SamplerConfig()
+    pruner: PrunerConfig = PrunerConfig()
+    storage: str = Field(
+        default="",
+        max_length=100,
+        description="Where the study is kept. Empty: SQLite under the state folder. Else the NAME "
+        "of an environment variable that holds a PostgreSQL address, or with `_FILE` added the "
+        "path of a file that does.",
+    )
+
+    @field_validator("space")
+    @classmethod
+    def _names_are_paths(cls, space: dict[str, Dimension]) -> dict[str, Dimension]:
+        for name in space:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError("a name in the space is no field; expected such as dropout or a.b")
+        return space
+
+    @field_validator("storage")
+    @classmethod
+    def _is_a_name(cls, storage: str) -> str:
+        if storage and not (storage.isidentifier() and storage.isupper()):
+            raise ValueError(
+                "expected the name of an environment variable in capitals, such as "
+                "SEARCH_STORAGE_URL; an address may hold a password and is not written here"
+            )
+        return storage
+
+    @model_validator(mode="after")
+    def _grid_is_finite(self) -> Self:
+        if self.sampler.rule == "grid" and self.num_grid_points > MAX_GRID_POINTS:
+            raise ValueError(
+                f"the grid has {self.num_grid_points:,} points, at most {MAX_GRID_POINTS:,} can be "
+                "walked; use fewer values, or sampler rule tpe"
+            )
+        return self
+
+    @property
+    def num_grid_points(self) -> int:
+        """Points of the whole grid."""
+        return math.prod(len(dimension.grid()) for dimension in self.space.values())
+
+    def identity(self) -> dict[str, object]:
+        """The fields that make a study what it is: a change of any begins another study."""
+        return self.model_dump(mode="json", include={"name", "space", "sampler", "pruner"})

@@ -1,0 +1,160 @@
+"""How the ranks of one training run share the work."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+StrategyName = Literal["horovod", "ddp", "fsdp", "tensor-parallel", "pipeline-parallel"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Compression = Literal["none", "fp16", "powersgd", "topk"]
+
+# Every rank holds the whole network, so its gradients can be compressed or its steps be local.
+WHOLE_REPLICA = ("horovod", "ddp")
+
+
+class StrategyConfig(BaseModel):
+    """Engine, precision and exchange of gradients; recorded with the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: StrategyName = Field(
+        default="horovod",
+        description="`horovod`, `ddp` (torch.distributed): a whole replica on each rank. `fsdp`: "
+        "weights and optimizer state cut over the ranks. `tensor-parallel`, `pipeline-parallel`: "
+        "layers cut, or laid one after the other, over ranks that share a replica.",
+    )
+    precision: Precision = Field(
+        default="fp32",
+        description="Of forward and backward; weights, sums and the optimizer stay in fp32. `bf16` "
+        "pays on CPUs and GPUs that have it, `fp16` (with loss scaling) on GPUs that do not.",
+    )
+    compile: bool = Field(
+        default=False,
+        description="Compile the network with torch.compile: minutes at the start, then faster "
+        "steps; results are the same up to rounding.",
+    )
+    accumulation_steps: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Parts that a rank's rows of a step are computed in, one after the other: less "
+        "memory, the same gradient; exchanged once a step.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Compute the activations of the network's blocks again in the backward pass "
+        "instead of keeping them: less memory, about a third more time.",
+    )
+    max_gradient_norm: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="Scale a step's global gradient down to this Euclidean norm; none: never.",
+    )
+    gradient_compression: Compression = Field(
+        default="none",
+        description="What travels instead of fp32 gradients; `powersgd` and `topk` feed what they "
+        "left out back into the next step.",
+    )
+    powersgd_rank: int = Field(
+        default=4, ge=1, le=64, description="Rank of PowerSGD's approximation of a weight matrix."
+    )
+    topk_share: float = Field(
+        default=0.01,
+        gt=0,
+        le=1,
+        description="Share of the gradient's entries that `topk` sends. With Adam it costs quality "
+        "where a run is short; `powersgd` costs less at as few bytes.",
+    )
+    local_steps: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        description="Steps that a rank takes alone before the ranks' weights are averaged (local "
+        "SGD); 1: gradients are exchanged at every step.",
+    )
+    asynchronous: bool = Field(
+        default=False,
+        description="Average weights in the background while the next `local_steps` steps are "
+        "computed: averages come one round late, and a rank waits only for one that is a whole "
+        "round behind. Results do not depend on how fast ranks are.",
+    )
+    fsdp_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Groups of ranks that each hold all shards, one a host: weights then travel "
+        "inside a host alone; must divide the number of ranks.",
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="Ranks that share one replica, layer by layer."
+    )
+    pipeline_stages: int = Field(
+        default=1, ge=1, le=64, description="Ranks that share one replica, one stage each."
+    )
+
+    @property
+    def engine(self) -> Literal["horovod", "torch"]:
+        """The library that carries the ranks' exchanges; the launcher prepares ranks for it."""
+        return "horovod" if self.name == "horovod" else "torch"
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks that read the same rows, because they share one replica of the network."""
+        return self.tensor_parallel_size * self.pipeline_stages
+
+    @model_validator(mode="after")
+    def _belongs_to_the_strategy(self) -> Self:
+        for field, is_set, strategies in (
+            ("gradient_compression", self.gradient_compression != "none", WHOLE_REPLICA),
+            ("local_steps", self.local_steps > 1, WHOLE_REPLICA),
+            ("asynchronous", self.asynchronous, WHOLE_REPLICA),
+            ("fsdp_replicas", self.fsdp_replicas > 1, ("fsdp",)),
+            ("tensor_parallel_size", self.tensor_parallel_size > 1, ("tensor-parallel",)),
+            ("pipeline_stages", self.pipeline_stages > 1, ("pipeline-parallel",)),
+        ):
+            if is_set and self.name not in strategies:
+                raise ValueError(
+                    f"{field}={getattr(self, field)} is for {' and '.join(strategies)} alone"
+                    f", but name={self.name!r}; leave {field} out or choose one of them"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _exchanges_one_thing(self) -> Self:
+        """Local and asynchronous steps exchange weights, so there is no global gradient."""
+        if self.local_steps == 1 and not self.asynchronous:
+            return self
+        reason = "local_steps above 1" if self.local_steps > 1 else "asynchronous=true"
+        for field, is_set in (
+            ("gradient_compression", self.gradient_compression != "none"),
+            ("max_gradient_norm", self.max_gradient_norm is not None),
+            ("precision", self.precision == "fp16"),
+        ):
+            if is_set:
+                raise ValueError(
+                    f"{field}={getattr(self, field)} needs the gradient of all ranks in each step, "
+                    f"but with {reason} ranks exchange weights; leave one of the two out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _pays_back_in_one_unit(self) -> Self:
+        if self.precision == "fp16" and self.gradient_compression in ("powersgd", "topk"):
+            raise ValueError(
+                f"gradient_compression={self.gradient_compression!r} pays back in later steps what "
+                "it left out, but precision='fp16' scales the gradients of each step differently; "
+                "use precision='bf16' or gradient_compression='fp16'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compiles_whole_networks(self) -> Self:
+        if self.compile and self.name not in WHOLE_REPLICA:
+            raise ValueError(
+                f"compile=true is not offered with name={self.name!r}, where no rank holds a whole "
+                f"network to compile; leave it out or use {' or '.join(WHOLE_REPLICA)}"
+            )
+        return self

@@ -1,0 +1,73 @@
+"""What is measured of a training run, and at which prices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class TelemetryConfig(BaseModel):
+    """Sampling, profile, prices and export of one training run; changes nothing that it computes.
+
+    Except with `apply_suggestions`, and then the run says which settings it took over.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sample_every_s: float = Field(
+        default=1.0, ge=0.1, le=60, description="Seconds between two looks at the ranks."
+    )
+    profile: bool = Field(
+        default=False,
+        description="Record a few steps of every rank with torch.profiler, and the exchanges with "
+        "Horovod's timeline; the traces are kept with the model.",
+    )
+    profile_steps: int = Field(default=5, ge=1, le=50, description="Steps in the profile.")
+    apply_suggestions: bool = Field(
+        default=False,
+        description="Take batch size, accumulation, ranks and threads that this configuration "
+        "leaves at their defaults from the last diagnosis of the same kind of job.",
+    )
+    watts_per_core: float | None = Field(
+        default=None,
+        gt=0,
+        le=200,
+        description="Watts of one busy core, for an estimate where no meter can be read; none: no "
+        "estimate.",
+    )
+    price_per_kwh: float | None = Field(
+        default=None, ge=0, le=1000, description="Price of a kilowatt hour; none: not known."
+    )
+    price_per_node_hour: float | None = Field(
+        default=None,
+        ge=0,
+        le=100_000,
+        description="Price of one host for an hour; none: not known.",
+    )
+    currency: str = Field(
+        default="EUR", pattern=r"^[A-Z]{3}$", description="ISO 4217 code of both prices."
+    )
+    prometheus_textfile: Path | None = Field(
+        default=None,
+        description="File for the node exporter's textfile collector, replaced while the run "
+        "lasts; ends in `.prom`.",
+    )
+    prometheus_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Loopback port that serves the metrics while the run lasts; 0: any free one, "
+        "named in the log.",
+    )
+
+    @model_validator(mode="after")
+    def _is_a_textfile(self) -> Self:
+        path = self.prometheus_textfile
+        if path is not None and (path.suffix != ".prom" or not path.is_absolute()):
+            raise ValueError(
+                f"prometheus_textfile={str(path)!r} is not an absolute path that ends in .prom; "
+                "the node exporter reads nothing else"
+            )
+        return self

@@ -1,0 +1,170 @@
+"""Rank side of the profile: a few steps under torch.profiler, exchanges in Horovod's timeline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tasks.errors import refused_writes_explained
+from tasks.settings import write_atomically
+from tasks.training.telemetry.step_clock import WARM_UP_STEPS
+from tasks.training.telemetry.trace import ProfileSummary, profile_summary
+
+LOGGER = logging.getLogger(__name__)
+WARM_PROFILED_STEPS = 1
+MOST_TRACE_BYTES = 32 << 20
+"""Of one rank, compressed; a larger trace is not kept, its summary is."""
+TIMELINE = "horovod-timeline.json"
+
+
+def profiler_variables(engine: str) -> dict[str, str]:
+    """Environment that a rank needs to be profiled: Horovod records on request, later."""
+    return {"HOROVOD_TIMELINE": "DYNAMIC"} if engine == "horovod" else {}
+
+
+class StepProfiler:
+    """Profiles `num_steps` steps of one rank, after the first few. Collective with Horovod.
+
+    Usage: as a context around the training, `profiler.step()` after each step. The trace and its
+    summary are written when the last profiled step is done.
+
+    Args:
+        folder: the run directory.
+        rank: this rank's number.
+        num_steps: steps to profile.
+        with_timeline: True on Horovod with the environment of `profiler_variables`; rank 0 writes.
+    """
+
+    def __init__(self, folder: Path, rank: int, num_steps: int, *, with_timeline: bool) -> None:
+        import torch.profiler
+
+        self._folder = folder
+        self._rank = rank
+        self._num_steps = num_steps
+        self._with_timeline = with_timeline
+        self._step = 0
+        self._first = WARM_UP_STEPS + WARM_PROFILED_STEPS
+        self._began = 0.0
+        self._wall_s = 0.0
+        self._failed = False
+        self._profile: Any = torch.profiler.profile(
+            activities=torch.profiler.supported_activities(),  # type: ignore[no-untyped-call]
+            schedule=torch.profiler.schedule(
+                skip_first=WARM_UP_STEPS,
+                wait=0,
+                warmup=WARM_PROFILED_STEPS,
+                active=num_steps,
+                repeat=1,
+            ),
+            on_trace_ready=self._keep,
+            acc_events=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._failed = kind is not None
+        if self._step < self._first + self._num_steps and not self._failed:
+            LOGGER.warning(
+                "the training ended after %d steps, before the profile's %d were done",
+                self._step,
+                self._first + self._num_steps,
+            )
+            self._num_steps = max(1, self._step - self._first)
+            if self._began:
+                self._wall_s = time.perf_counter() - self._began
+                self._switch_timeline(on=False)
+        self._profile.__exit__(kind, value, traceback)
+
+    def step(self) -> None:
+        """A training step is done.
+
+        Raises:
+            StorageError: the disk refused the trace.
+        """
+        self._step += 1
+        if self._step == self._first:
+            self._began = time.perf_counter()
+            self._switch_timeline(on=True)
+        elif self._step == self._first + self._num_steps:
+            self._wall_s = time.perf_counter() - self._began
+            self._switch_timeline(on=False)
+        self._profile.step()
+
+    def _switch_timeline(self, *, on: bool) -> None:
+        if not self._with_timeline:
+            return
+        import horovod.torch as hvd
+
+        if on:
+            hvd.start_timeline(str(self._folder / TIMELINE))
+        else:
+            hvd.stop_timeline()
+
+    def _keep(self, profile: Any) -> None:
+        """Write trace and summary, whole or not at all; neither of a training that failed."""
+        if self._failed:
+            return
+        name = f"trace-{self._rank:05d}.json.gz"
+        operations = own_seconds(profile.key_averages())
+        aside = self._folder / f".aside-{name}"
+        with refused_writes_explained(aside):
+            profile.export_chrome_trace(str(aside))
+            num_bytes = aside.stat().st_size
+            if num_bytes > MOST_TRACE_BYTES:
+                aside.unlink()
+                LOGGER.warning("the trace of %d bytes is too large and not kept", num_bytes)
+            else:
+                aside.replace(self._folder / name)
+        summary = profile_summary(
+            self._rank,
+            self._num_steps,
+            self._wall_s,
+            operations,
+            name if num_bytes <= MOST_TRACE_BYTES else None,
+        )
+        write_atomically(profile_path(self._folder, self._rank), summary.model_dump_json(indent=1))
+
+
+def own_seconds(events: Iterable[Any]) -> dict[str, float]:
+    """Operation to the seconds spent in it alone: on the device where one is used, else on CPU."""
+    shown = [event for event in events if not event.key.startswith("ProfilerStep")]
+    on_device = any(event.self_device_time_total for event in shown)
+    found: dict[str, float] = {}
+    for event in shown:
+        own_us = event.self_device_time_total if on_device else event.self_cpu_time_total
+        found[event.key] = found.get(event.key, 0.0) + own_us / 1e6
+    return found
+
+
+def profile_path(folder: Path, rank: int) -> Path:
+    """Where the summary of a rank's profile lies."""
+    return folder / f"profile-{rank:05d}.json"
+
+
+def read_profiles(folder: Path) -> tuple[ProfileSummary, ...]:
+    """Summaries of all ranks that were profiled, in rank order."""
+    return tuple(
+        ProfileSummary.model_validate_json(path.read_text())
+        for path in sorted(folder.glob("profile-*.json"))
+    )
+
+
+def profile_files(folder: Path) -> tuple[Path, ...]:
+    """Everything of a profile that is worth keeping with the model."""
+    return tuple(
+        path
+        for pattern in ("trace-*.json.gz", "profile-*.json", TIMELINE)
+        for path in sorted(folder.glob(pattern))
+    )

@@ -1,0 +1,297 @@
+"""A rank's stopwatch: what its steps spend their time on, for a few microseconds a step.
+
+Every moment belongs to exactly one phase, so phases add up to the time that passed; a phase inside
+another one takes its time from it. A thread writes what was measured beside the other files of the
+run directory every few seconds, so nothing is written in a step, and a rank that is stuck still
+says in which phase.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, get_args
+
+from pydantic import NonNegativeFloat, NonNegativeInt
+
+from tasks.contracts import Contract, PhaseTime
+from tasks.errors import StorageError, refused_writes_explained
+
+Phase = Literal["data", "compute", "exchange", "validate", "checkpoint"]
+PhaseName = Literal["data", "compute", "exchange", "validate", "checkpoint", "other"]
+
+PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
+STEP_PHASES: tuple[PhaseName, ...] = ("data", "compute", "exchange")
+"""What a training step is made of."""
+OTHER = PHASES.index("other")
+NUM_STEP_PHASES = len(STEP_PHASES)
+
+WRITE_EVERY_S = 2.0
+WARM_UP_STEPS = 3
+"""First steps build what later ones reuse (optimizer state, compiled code, connections)."""
+
+SUB_BITS = 3
+"""Eight bins an octave: a quantile is known to a sixteenth."""
+NUM_BINS = 64 << SUB_BITS
+
+
+class ClockReading(Contract):
+    """What a rank's clock shows: the content of `telemetry-0000N.json`."""
+
+    rank: NonNegativeInt
+    host: str
+    pid: NonNegativeInt
+    phase: PhaseName
+    """What the rank is in at this moment."""
+    elapsed_s: NonNegativeFloat
+    num_steps: NonNegativeInt
+    num_rows: NonNegativeInt
+    wire_bytes: NonNegativeInt
+    """Bytes that this rank gave to the network for others, as far as its exchange counts them."""
+    steady_steps: NonNegativeInt
+    steady_rows: NonNegativeInt
+    phases: dict[PhaseName, PhaseTime]
+    step_p50_s: NonNegativeFloat | None = None
+    step_p95_s: NonNegativeFloat | None = None
+    cpu_s: NonNegativeFloat
+    """CPU seconds of the whole process."""
+    peak_memory_bytes: NonNegativeInt
+    major_faults: NonNegativeInt
+    """Pages that had to be read from disk or swap."""
+    preemptions: NonNegativeInt
+    """How often the system took the core away for another process."""
+
+
+def clock_path(folder: Path, rank: int) -> Path:
+    """Where the clock of a rank is written."""
+    return folder / f"telemetry-{rank:05d}.json"
+
+
+def read_clock(folder: Path, rank: int) -> ClockReading | None:
+    """What the clock of a rank last showed; None before it was first written."""
+    try:
+        return ClockReading.model_validate_json(clock_path(folder, rank).read_text())
+    except FileNotFoundError:
+        return None
+
+
+class StepClock:
+    """Measures one rank. To be used in one thread, that of the training loop.
+
+    Usage: `with clock.phase("data"): ...` around what belongs to a phase, `clock.step()` after each
+    training step, `clock.close()` at the end. What is in no phase counts as `other`.
+
+    Args:
+        folder: the run directory.
+        rank: this rank's number.
+        write_every_s: how often it is written.
+    """
+
+    def __init__(self, folder: Path, rank: int, write_every_s: float = WRITE_EVERY_S) -> None:
+        self._path = clock_path(folder, rank)
+        self._rank = rank
+        self._host = socket.gethostname()
+        self._num_steps = self._num_rows = self._wire_bytes = 0
+        self._warm_rows = 0
+        self._ns = [0] * len(PHASES)
+        self._cpu_ns = [0] * len(PHASES)
+        self._warm_ns = list(self._ns)
+        self._warm_cpu_ns = list(self._ns)
+        self._last_ns = list(self._ns)
+        self._bins = [[0] * NUM_BINS for _ in range(NUM_STEP_PHASES + 1)]
+        self._outer: list[int] = []
+        self._current = OTHER
+        self._phases = {name: _Phase(self, index) for index, name in enumerate(PHASES)}
+        self._started_ns = self._since_ns = time.perf_counter_ns()
+        self._since_cpu_ns = time.thread_time_ns()
+        self._refused: StorageError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._write_now_and_then, args=(write_every_s,), name="step-clock", daemon=True
+        )
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def phase(self, name: Phase) -> _Phase:
+        """A context whose time counts for the phase, without that of phases inside it."""
+        return self._phases[name]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which this rank itself worked on steps: reading and computing."""
+        return (self._ns[PHASES.index("data")] + self._ns[PHASES.index("compute")]) / 1e9
+
+    def add_rows(self, num_rows: int) -> None:
+        """Count rows that this rank trained on."""
+        self._num_rows += num_rows
+
+    def add_bytes(self, num_bytes: int) -> None:
+        """Count bytes that this rank gave to the network."""
+        self._wire_bytes += num_bytes
+
+    def step(self) -> None:
+        """A training step is done.
+
+        Raises:
+            StorageError: the disk refused to take an earlier reading.
+        """
+        if self._refused is not None:
+            raise self._refused
+        self._switch(self._current)
+        self._num_steps += 1
+        if self._num_steps <= WARM_UP_STEPS:
+            self._warm_ns, self._warm_cpu_ns = list(self._ns), list(self._cpu_ns)
+            self._warm_rows = self._num_rows
+        else:
+            whole = 0
+            for index in range(NUM_STEP_PHASES):
+                took = self._ns[index] - self._last_ns[index]
+                self._bins[index][bin_of(took)] += 1
+                whole += took
+            self._bins[NUM_STEP_PHASES][bin_of(whole)] += 1
+        self._last_ns[:] = self._ns
+
+    def close(self) -> None:
+        """Write the last reading.
+
+        Raises:
+            StorageError: the disk refused a write.
+        """
+        self._stop.set()
+        self._thread.join()
+        self._switch(self._current)
+        self._write()
+
+    def reading(self) -> ClockReading:
+        """What the clock shows now. In another thread counts may be a step apart."""
+        current, since_ns = self._current, self._since_ns
+        now_ns = time.perf_counter_ns()
+        ns = list(self._ns)
+        ns[current] += max(0, now_ns - since_ns)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        is_warm = self._num_steps > WARM_UP_STEPS
+        return ClockReading(
+            rank=self._rank,
+            host=self._host,
+            pid=os.getpid(),
+            phase=PHASES[current],
+            elapsed_s=(now_ns - self._started_ns) / 1e9,
+            num_steps=self._num_steps,
+            num_rows=self._num_rows,
+            wire_bytes=self._wire_bytes,
+            steady_steps=max(0, self._num_steps - WARM_UP_STEPS),
+            steady_rows=self._num_rows - self._warm_rows if is_warm else 0,
+            phases={
+                name: self._phase_time(index, ns[index], is_warm)
+                for index, name in enumerate(PHASES)
+            },
+            step_p50_s=quantile(self._bins[NUM_STEP_PHASES], 0.50),
+            step_p95_s=quantile(self._bins[NUM_STEP_PHASES], 0.95),
+            cpu_s=time.process_time(),
+            peak_memory_bytes=usage.ru_maxrss * 1024,
+            major_faults=usage.ru_majflt,
+            preemptions=usage.ru_nivcsw,
+        )
+
+    def _phase_time(self, index: int, ns: int, is_warm: bool) -> PhaseTime:
+        bins = self._bins[index] if index < NUM_STEP_PHASES else []
+        return PhaseTime(
+            seconds=ns / 1e9,
+            cpu_s=self._cpu_ns[index] / 1e9,
+            steady_s=(ns - self._warm_ns[index]) / 1e9 if is_warm else 0.0,
+            steady_cpu_s=(self._cpu_ns[index] - self._warm_cpu_ns[index]) / 1e9 if is_warm else 0.0,
+            p50_s=quantile(bins, 0.50),
+            p95_s=quantile(bins, 0.95),
+        )
+
+    def _enter(self, index: int) -> None:
+        self._outer.append(self._current)
+        self._switch(index)
+
+    def _leave(self) -> None:
+        self._switch(self._outer.pop())
+
+    def _switch(self, index: int) -> None:
+        """Give the time since the last switch to the current phase, and begin another."""
+        now_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        current = self._current
+        self._ns[current] += now_ns - self._since_ns
+        self._cpu_ns[current] += cpu_ns - self._since_cpu_ns
+        self._since_ns, self._since_cpu_ns, self._current = now_ns, cpu_ns, index
+
+    def _write_now_and_then(self, every_s: float) -> None:
+        """The first time at once: the driver learns from it which process the rank is."""
+        try:
+            self._write()
+            while not self._stop.wait(every_s):
+                self._write()
+        except StorageError as exc:  # raised in the loop's thread, by the next step
+            self._refused = exc
+
+    def _write(self) -> None:
+        """Not flushed to disk: after a power cut there is no run to tell of."""
+        aside = self._path.with_suffix(".aside")
+        with refused_writes_explained(self._path):
+            aside.write_text(self.reading().model_dump_json())
+            aside.replace(self._path)
+
+
+class _Phase:
+    """One phase as a context; entering and leaving it costs about a microsecond."""
+
+    __slots__ = ("_clock", "_index")
+
+    def __init__(self, clock: StepClock, index: int) -> None:
+        self._clock = clock
+        self._index = index
+
+    def __enter__(self) -> None:
+        self._clock._enter(self._index)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._clock._leave()
+
+
+def bin_of(ns: int) -> int:
+    """The histogram bin of a time: bins grow with what they hold, `1 << SUB_BITS` an octave."""
+    shift = max(ns.bit_length() - SUB_BITS - 1, 0)
+    return (shift << SUB_BITS) + (ns >> shift)
+
+
+def middle_of(index: int) -> float:
+    """Nanoseconds in the middle of a bin."""
+    if index < 2 << SUB_BITS:
+        return float(index)
+    shift = (index >> SUB_BITS) - 1
+    return float(((index - (shift << SUB_BITS)) + 0.5) * (1 << shift))
+
+
+def quantile(bins: list[int], share: float) -> float | None:
+    """Seconds below which `share` of the counted times lie; None where nothing was counted."""
+    wanted = share * sum(bins)
+    seen = 0
+    for index, count in enumerate(bins):
+        seen += count
+        if count and seen >= wanted:
+            return middle_of(index) / 1e9
+    return None

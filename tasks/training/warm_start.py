@@ -1,0 +1,284 @@
+"""Beginning a training with the champion's weights, as far as they mean the same.
+
+Vocabularies and bins are fitted anew on every window, so row 3 of an embedding table, or input 40
+of the first layer, stands for something else each time. Weights are therefore moved by what they
+stand for: embeddings by category code, the first layer's inputs by column. A number's weights are a
+piecewise-linear function of it, which is written down anew on the new bin edges and is the same at
+each of them, and everywhere where the new edges hold the old ones. So the network that begins is
+the champion, but for what the report names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasks.contracts import DatasetSchema
+from tasks.errors import ArtifactError
+from tasks.training.data.preprocess import Float32Array, Int32Array, Preprocessing
+
+Weights = Mapping[str, Tensor]
+Float64Array = NDArray[np.float64]
+FIRST_LAYER = "perceptron.0"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a network's inputs stand for: preprocessing, and the names of its columns."""
+
+    preprocessing: Preprocessing
+    categorical: tuple[str, ...]
+    numeric: tuple[str, ...]
+
+    @classmethod
+    def of(cls, preprocessing: Preprocessing, columns: DatasetSchema) -> Fitted:
+        """What was fitted on these columns."""
+        return cls(preprocessing, columns.categorical, columns.numeric)
+
+    @classmethod
+    def from_state(cls, state: object, columns: DatasetSchema) -> Fitted:
+        """What `Preprocessing.state` wrote into a checkpoint of a model of these columns.
+
+        Raises:
+            ArtifactError: it is of a release that did not write it, of other columns, or damaged.
+        """
+        try:
+            assert isinstance(state, Mapping)
+            fitted = Preprocessing(
+                vocabularies=tuple(codes.numpy() for codes in state["vocabularies"]),
+                edges=tuple(edges.numpy() for edges in state["edges"]),
+                flagged=tuple(int(column) for column in state["flagged"]),
+            )
+            assert len(columns.categorical) == len(fitted.vocabularies)
+            assert len(columns.numeric) == len(fitted.edges)
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as exc:
+            raise ArtifactError(
+                "the champion's checkpoint does not say which categories and bins its weights "
+                "stand for; it is of an earlier release, or damaged. Train without a warm start"
+            ) from exc
+        return cls.of(fitted, columns)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Weights to begin with, and what became of the champion's."""
+
+    weights: dict[str, Tensor]
+    taken: tuple[str, ...]
+    """What was taken over, in sentences."""
+    fresh: tuple[str, ...]
+    """What was not, and why."""
+
+
+def warm_start(initial: Weights, new: Fitted, champion: Weights, old: Fitted) -> WarmStart:
+    """The champion's weights in the place of freshly drawn ones, as far as they mean the same.
+
+    Args:
+        initial: state dict of the network that is about to be trained, freshly drawn.
+        new: what its inputs stand for.
+        champion: state dict of the champion.
+        old: what the champion's inputs stand for.
+    """
+    move = _Move(initial, new, champion, old)
+    move.embeddings()
+    if move.first_layer():
+        move.later_layers()
+    return WarmStart(move.weights, tuple(move.taken), tuple(move.fresh))
+
+
+class _Move:
+    """One move of weights; reads in the order of the network's layers."""
+
+    def __init__(self, initial: Weights, new: Fitted, champion: Weights, old: Fitted) -> None:
+        self.weights = {name: value.detach().cpu().clone() for name, value in initial.items()}
+        self.taken: list[str] = []
+        self.fresh: list[str] = []
+        self._new, self._old = new, old
+        self._champion = {name: value.detach().cpu() for name, value in champion.items()}
+        # Old inputs of the first layer in terms of the new ones, per category column.
+        self._turns: dict[str, Float64Array] = {}
+
+    def embeddings(self) -> None:
+        """Move each table by category code; one that the champion does not know is its unknown."""
+        for position, name in enumerate(self._new.categorical):
+            if name not in self._old.categorical:
+                self.fresh.append(f"category {name}: the champion does not have this column")
+                continue
+            earlier = self._old.categorical.index(name)
+            old_codes = self._old.preprocessing.vocabularies[earlier]
+            codes = self._new.preprocessing.vocabularies[position]
+            rows = _rows_by_code(old_codes, codes)
+            moved = self._champion[f"tables.{earlier}"].double().numpy()[rows]
+            table = self.weights[f"tables.{position}"]
+            kept, self._turns[name] = _fitted_width(moved, table.shape[1])
+            table[:, : kept.shape[1]] = torch.from_numpy(kept).to(table.dtype)
+            self._tell_of_table(name, old_codes, codes, moved.shape[1], table.shape[1])
+
+    def _tell_of_table(
+        self, name: str, old: Int32Array, new: Int32Array, old_width: int, new_width: int
+    ) -> None:
+        known = int(np.isin(new, old).sum())
+        self.taken.append(f"category {name}: {known} of {len(new)} known values by their code")
+        if known < len(new):
+            self.fresh.append(
+                f"category {name}: {len(new) - known} new value(s) begin as the champion's unknown"
+            )
+        if gone := int((~np.isin(old, new)).sum()):
+            self.fresh.append(f"category {name}: {gone} value(s) of the champion are unknown now")
+        if new_width < old_width:
+            self.fresh.append(
+                f"category {name}: {old_width} embedding columns were pressed into {new_width}"
+            )
+
+    def first_layer(self) -> bool:
+        """Move the inputs of the first layer by column; False where its units do not fit."""
+        weight, bias = f"{FIRST_LAYER}.weight", f"{FIRST_LAYER}.bias"
+        old, new = self._champion[weight], self.weights[weight]
+        if old.shape[0] != new.shape[0]:
+            self.fresh.append(
+                f"all layers: the champion's first one has {old.shape[0]} units, this one has "
+                f"{new.shape[0]}"
+            )
+            return False
+        source = _Inputs.of(self._old, self._champion)
+        target = _Inputs.of(self._new, self.weights)
+        made = np.zeros(new.shape)
+        offset = self._champion[bias].double().numpy().copy()
+        self._move_categories(old.double().numpy(), source, made, target)
+        self._move_numbers(old.double().numpy(), source, made, target, offset)
+        self.weights[weight] = torch.from_numpy(made).to(new.dtype)
+        self.weights[bias] = torch.from_numpy(offset).to(new.dtype)
+        self.taken.append(f"first layer: {old.shape[0]} units")
+        return True
+
+    def _move_categories(
+        self, old: Float64Array, source: _Inputs, made: Float64Array, target: _Inputs
+    ) -> None:
+        for name, turn in self._turns.items():
+            columns = target.tables[name]
+            part = old[:, source.tables[name]] @ turn.T
+            made[:, columns.start : columns.start + part.shape[1]] = part
+
+    def _move_numbers(
+        self,
+        old: Float64Array,
+        source: _Inputs,
+        made: Float64Array,
+        target: _Inputs,
+        offset: Float64Array,
+    ) -> None:
+        """Write each number's function down on its new edges; what it is at the first moves over.
+
+        Below the first edge all bins are 0, so the function's value there goes into the bias; of a
+        missing value all bins are 0 too, so its indicator takes that value back.
+        """
+        for position, name in enumerate(self._new.numeric):
+            if name not in self._old.numeric:
+                self.fresh.append(f"number {name}: the champion does not have this column")
+                continue
+            earlier = self._old.numeric.index(name)
+            edges = self._new.preprocessing.edges[position]
+            old_edges = self._old.preprocessing.edges[earlier]
+            function = _at(edges, old[:, source.bins[name]], old_edges)
+            flag = old[:, source.flags[name]] if name in source.flags else 0.0
+            base = function[:, 0] if len(edges) else 0.0
+            made[:, target.bins[name]] = np.diff(function, axis=1)
+            offset += base
+            if name in target.flags:
+                made[:, target.flags[name]] = flag - base
+            if len(old_edges) and not len(edges):
+                self.fresh.append(f"number {name}: is constant now; what it meant is left out")
+            elif not set(old_edges.tolist()) <= set(edges.tolist()):
+                self.taken.append(f"number {name}: on new bins, equal at their edges")
+            else:
+                self.taken.append(f"number {name}: equal everywhere")
+
+    def later_layers(self) -> None:
+        """Take over the layers behind the first one, up to the first that does not fit."""
+        layers = [name for name in self.weights if name.startswith("perceptron.")]
+        for name in layers:
+            if name.startswith(f"{FIRST_LAYER}."):
+                continue
+            before = self._champion.get(name)
+            if before is None or before.shape != self.weights[name].shape:
+                self.fresh.append(f"{name} and what follows it: other shapes than the champion's")
+                return
+            self.weights[name] = before.clone()
+        self.taken.append(f"all {(len(layers) - 2) // 2} layers behind the first one")
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Which inputs of the first layer belong to which column."""
+
+    tables: dict[str, slice]
+    bins: dict[str, slice]
+    flags: dict[str, int]
+
+    @classmethod
+    def of(cls, fitted: Fitted, weights: Weights) -> _Inputs:
+        at = 0
+        tables, bins = {}, {}
+        for position, name in enumerate(fitted.categorical):
+            width = weights[f"tables.{position}"].shape[1]
+            tables[name] = slice(at, at + width)
+            at += width
+        for name, edges in zip(fitted.numeric, fitted.preprocessing.edges, strict=True):
+            width = max(len(edges) - 1, 0)
+            bins[name] = slice(at, at + width)
+            at += width
+        flagged = fitted.preprocessing.flagged
+        flags = {fitted.numeric[column]: at + k for k, column in enumerate(flagged)}
+        return cls(tables, bins, flags)
+
+
+def _rows_by_code(old: Int32Array, new: Int32Array) -> NDArray[np.int64]:
+    """For each row of the new table, its last one (unknown) included, the row of the old one."""
+    unknown = len(old)
+    places = {int(code): row for row, code in enumerate(old)}
+    return np.array([*(places.get(int(code), unknown) for code in new), unknown], dtype=np.int64)
+
+
+def _fitted_width(table: Float64Array, width: int) -> tuple[Float64Array, Float64Array]:
+    """The table in at most `width` columns, and the turn with `table = made @ turn`.
+
+    Where columns have to go, those of least variance do (singular values; Eckart and Young, 1936).
+
+    Returns:
+        (made, turn), shapes (rows, k) and (k, table's columns), k <= width.
+    """
+    if table.shape[1] <= width:
+        return table, np.eye(table.shape[1])
+    left, sizes, right = np.linalg.svd(table, full_matrices=False)
+    return left[:, :width] * sizes[:width], right[:width]
+
+
+def _at(values: Float32Array, weights: Float64Array, edges: Float32Array) -> Float64Array:
+    """A number's part in each unit at `values`: weights times its piecewise-linear encoding.
+
+    Args:
+        values: shape (values,); may be empty.
+        weights: of the encoding on `edges`, shape (units, bins).
+        edges: of the bins; none for a constant column, whose part is 0.
+
+    Returns:
+        Shape (units, values).
+    """
+    if not len(edges):
+        return np.zeros((len(weights), len(values)))
+    wide = edges.astype(np.float64)
+    shares = (values.astype(np.float64)[:, None] - wide[:-1]) / np.diff(wide)
+    return weights @ np.clip(shares, 0.0, 1.0).T
+
+
+def described(start: WarmStart) -> Sequence[str]:
+    """Everything a run's log should say about a warm start, one line each."""
+    return [
+        *(f"taken over: {s}" for s in start.taken),
+        *(f"not taken over: {s}" for s in start.fresh),
+    ]

@@ -1,0 +1,90 @@
+"""One rank that writes or reads checkpoints with the others: `python -m ... FOLDER save|load`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.errors import StorageError
+from tasks.settings import write_atomically
+from tasks.training.checkpoints.places import LocalPlace
+from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
+from tasks.training.checkpoints.state import TensorRows
+from tasks.training.checkpoints.store import CheckpointStore
+from tasks.training.strategies.base import Exchange
+from tasks.training.strategies.horovod_exchange import HorovodExchange
+
+NUM_ROWS = 1000
+SHARD_BYTES = 1 << 14
+NUM_KEPT = 2
+
+
+def cut_tensor() -> Tensor:
+    """The tensor of which each rank has some rows."""
+    return torch.arange(NUM_ROWS * 8, dtype=torch.float32).view(NUM_ROWS, 8)
+
+
+def whole_tensors() -> dict[str, Tensor]:
+    """Tensors that every rank has whole."""
+    return {f"bias{number}": torch.full((2000,), float(number)) for number in range(4)}
+
+
+def rows_of(rank: int, size: int) -> slice:
+    """Rows of the cut tensor that a rank has; the last rank has more than the others."""
+    each = NUM_ROWS // (size + 1)
+    return slice(rank * each, NUM_ROWS if rank == size - 1 else (rank + 1) * each)
+
+
+class FullPlace(LocalPlace):
+    """A folder on a full disk."""
+
+    def write(self, name: str, chunks: Iterable[memoryview]) -> None:
+        raise StorageError(f"{name}: No space left on device")
+
+
+def save(folder: Path, exchange: Exchange) -> dict[str, Any]:
+    mine = rows_of(exchange.rank, exchange.size)
+    state = {
+        "epoch": 1,
+        "network": {"cut": TensorRows(cut_tensor()[mine], mine.start, NUM_ROWS), **whole_tensors()},
+        "strategy": {f"of rank {exchange.rank}": torch.tensor([exchange.rank])},
+        "world_size": exchange.size,
+    }
+    place = LocalPlace(folder)
+    store = CheckpointStore(place, SHARD_BYTES)
+    refs = [save_by_ranks(store, exchange, e, 0, state, NUM_KEPT).name for e in (1, 2, 3)]
+    full = FullPlace(folder) if exchange.rank == 1 else place
+    refused = ""
+    try:
+        save_by_ranks(CheckpointStore(full, SHARD_BYTES), exchange, 4, 0, state, NUM_KEPT)
+    except StorageError as exc:
+        refused = str(exc)
+    return {"refs": refs, "refused": refused}
+
+
+def load(folder: Path, exchange: Exchange) -> dict[str, Any]:
+    store = CheckpointStore(LocalPlace(folder), SHARD_BYTES)
+    ref = agreed_newest(store, exchange)
+    assert ref
+    state = store.load(ref, ["network/cut", f"network/bias{exchange.rank}"])
+    mine = rows_of(exchange.rank, exchange.size)
+    assert torch.equal(state["network"]["cut"][mine], cut_tensor()[mine])
+    return {"ref": ref.name, "names": sorted(state["network"]), "saved_by": state["world_size"]}
+
+
+def main(folder: Path, what: str) -> None:
+    torch.set_num_threads(1)
+    exchange = HorovodExchange()
+    seen = {"save": save, "load": load}[what](folder / "checkpoints", exchange)
+    write_atomically(folder / f"{what}-{exchange.rank}.json", json.dumps(seen))
+    exchange.shut_down()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

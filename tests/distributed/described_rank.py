@@ -1,0 +1,71 @@
+"""A rank program that writes down how it finds itself, then ends in the way it is told to.
+
+`describe.json` in the run directory holds, for each rank, the way: `end`, `raise`, `exit 7`,
+`leave a child`, or `sleep`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tasks.settings import write_atomically
+from tasks.training.strategies.horovod_exchange import HorovodExchange
+
+WAYS_FILE = "describe.json"
+
+
+def main(arguments: list[str]) -> None:
+    folder = Path(arguments[0])
+    exchange = HorovodExchange()
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(exchange.rank)
+    product = torch.randn(600, 600, generator=generator) @ torch.ones(600, 1)
+    description = {
+        "environment": dict(os.environ),
+        "arguments": sys.argv[1:],
+        "folder": str(Path.cwd()),
+        "descriptors": sorted(
+            (int(entry.name), os.readlink(entry)) for entry in own_descriptors() if entry.exists()
+        ),
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGCHLD)],
+        "leads_its_session": os.getsid(0) == os.getpid(),
+        "threads": torch.get_num_threads(),
+        "product": float(product.sum()),
+        "sum": exchange.sum(np.array([exchange.rank + 1.0])).tolist(),
+    }
+    write_atomically(folder / f"rank-is-{exchange.rank}", json.dumps(description))
+    write_atomically(folder / f"pid-{exchange.rank}", str(os.getpid()))
+    end(json.loads((folder / WAYS_FILE).read_text())[exchange.rank], exchange)
+
+
+def own_descriptors() -> list[Path]:
+    """What this process had open before Horovod and PyTorch opened their own."""
+    return [Path(f"/proc/self/fd/{number}") for number in range(3)]
+
+
+def end(way: str, exchange: HorovodExchange) -> None:
+    sys.stdout.write(f"about to {way}\n")
+    if way == "raise":
+        raise ValueError("on purpose")
+    if way == "exit 7":
+        sys.exit(7)
+    if way == "leave a child":
+        subprocess.Popen(["sleep", "300"])
+    if way == "sleep":
+        threading.Event().wait()
+    exchange.shut_down()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,145 @@
+"""Checkpoints that several ranks write together and others read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow.fs import FileSelector, S3FileSystem
+
+from tasks.contracts import EpochMetrics
+from tasks.errors import StorageError, TransientError
+from tasks.training.checkpoints.access import FILE_NAME
+from tests.distributed.checkpoint_ranks import NUM_KEPT, cut_tensor, whole_tensors
+from tests.distributed.rank_programs import run_on_ranks
+from tests.distributed.runs import CONFIG, config, on_ranks, train
+from tests.distributed.test_failures import finished_epochs, log_of, pid_of_rank
+from tests.processes import pids_whose_command_holds
+from tests.services import s3_server
+from tests.unit.training.checkpoints.states import assert_equal, store_in
+
+PROGRAM = "tests.distributed.checkpoint_ranks"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks have written three checkpoints, and failed to write a fourth."""
+    folder = tmp_path_factory.mktemp("by_ranks")
+    run_on_ranks(PROGRAM, folder, 2, "save")
+    return folder
+
+
+def seen_by(folder: Path, what: str, num_ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{what}-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def test_parts_of_two_ranks_make_one_whole_state(folder: Path) -> None:
+    store = store_in(folder / "checkpoints")
+    newest = store.newest()
+    assert newest
+    assert_equal(
+        store.load(newest),
+        {
+            "epoch": 1,
+            "network": {"cut": cut_tensor(), **whole_tensors()},
+            "strategy": {"of rank 0": torch.tensor([0]), "of rank 1": torch.tensor([1])},
+            "world_size": 2,
+        },
+    )
+
+
+def test_each_rank_writes_its_rows_and_its_share_of_the_rest(folder: Path) -> None:
+    newest = max((folder / "checkpoints").iterdir())
+    bytes_of_rank = [
+        sum(part.stat().st_size for part in newest.glob(f"part-{rank:05d}-*")) for rank in (0, 1)
+    ]
+    assert sum(bytes_of_rank) > cut_tensor().nbytes + 4 * 8000
+    assert min(bytes_of_rank) > 0.3 * sum(bytes_of_rank)  # the rows are cut unevenly, 1 to 2
+
+
+def test_all_ranks_name_the_same_checkpoints_and_old_ones_are_pruned(folder: Path) -> None:
+    seen = seen_by(folder, "save", 2)
+    assert seen[0] == seen[1]
+    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert left == seen[0]["refs"][-NUM_KEPT:]
+
+
+def test_a_full_disk_of_one_rank_is_the_same_error_on_all(folder: Path) -> None:
+    refused = [seen["refused"] for seen in seen_by(folder, "save", 2)]
+    assert refused[0] == refused[1]
+    assert refused[0].startswith("the checkpoint of rank 1 failed: StorageError")
+    assert "No space left on device" in refused[0]
+
+
+def test_another_number_of_ranks_goes_on_from_it(folder: Path) -> None:
+    run_on_ranks(PROGRAM, folder, 3, "load")
+    seen = seen_by(folder, "load", 3)
+    assert {of_rank["ref"] for of_rank in seen} == {seen_by(folder, "save", 2)[0]["refs"][-1]}
+    assert [of_rank["names"] for of_rank in seen] == [[f"bias{r}", "cut"] for r in range(3)]
+    assert {of_rank["saved_by"] for of_rank in seen} == {2}
+
+
+SECRET = "marker-of-a-secret-40c2a9"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, S3FileSystem]]:
+    """An S3 service with a bucket; the driver, and it alone, has the keys in its environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with s3_server() as endpoint:
+        s3 = S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True)
+        s3.create_dir("lake")
+        yield endpoint, s3
+
+
+def objects(s3: S3FileSystem) -> list[str]:
+    found = s3.get_file_info(FileSelector("lake", recursive=True))
+    return [info.path for info in found if info.is_file]
+
+
+def test_a_run_with_checkpoints_on_s3_goes_on_from_there_and_leaves_nothing(
+    bucket: tuple[str, S3FileSystem], tmp_path: Path
+) -> None:
+    endpoint, s3 = bucket
+    on_s3 = {"uri": "s3://lake/runs", "s3_endpoint": endpoint, "every_s": 0.2}
+    seen: list[bytes] = []
+    modes: list[int] = []
+
+    def look_and_kill(metrics: EpochMetrics) -> None:
+        if metrics.epoch == 1:
+            for pid in pids_whose_command_holds(str(tmp_path / "work")):
+                seen.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+                seen.append(Path(f"/proc/{pid}/environ").read_bytes())
+            modes.extend(
+                file.stat().st_mode & 0o777 for file in tmp_path.glob(f"work/*/{FILE_NAME}")
+            )
+            os.kill(pid_of_rank(1, tmp_path), signal.SIGKILL)
+
+    with pytest.raises(TransientError, match="rank 1 was killed"):
+        train(tmp_path, config(checkpoints=on_s3), look_and_kill)
+    assert modes == [0o600]
+    assert len(seen) >= 8  # two guards and two ranks
+    assert not any(SECRET.encode() in text for text in seen)
+    assert not list(tmp_path.glob(f"work/*/{FILE_NAME}"))
+    assert any(name.endswith("/manifest.json") for name in objects(s3))
+    model = train(tmp_path, config(checkpoints=on_s3))
+    log = log_of(model, tmp_path)
+    assert "of an earlier attempt" in log
+    assert finished_epochs(log.split("--- attempt at")[2])[0] > 1
+    assert [metrics.epoch for metrics in model.epochs] == list(range(CONFIG.max_epochs))
+    assert SECRET not in log
+    assert objects(s3) == []
+
+
+def test_a_place_that_refuses_checkpoints_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    refusing = config(**on_ranks(1), checkpoints={"uri": "file:///dev/full/checkpoints"})
+    with pytest.raises(StorageError, match=r"^rank 0: StorageError: .*the disk refused a write"):
+        train(tmp_path, refusing)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import TrainingError
+from tasks.settings import PROJECT_ROOT
+from tasks.training.elastic.driver import ElasticDriver
+from tasks.training.launch.guard import descendants
+from tests.distributed.elastic_runs import LOCAL, ElasticRun, pid_of_rank, run_here
+from tests.distributed.elastic_worker import TinyJob
+from tests.processes import pids_whose_command_holds, wait_until
+
+SECRET = "marker-of-a-secret-8d21aa"
+
+
+def test_a_killed_rank_costs_no_committed_step_and_its_slot_is_used_again(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path / "run")
+    killed: list[str] = []
+
+    def kill_rank_0(driver: ElasticDriver) -> None:
+        if not killed and run.has_done(5, size=3):
+            killed.append(next(m.place for m in driver.members if m.rank == 0))
+            os.kill(pid_of_rank(driver, 0), signal.SIGKILL)
+        groups = driver.report.groups
+        lost = [g.number for g in groups if killed and g.reason == f"{killed[0]} was lost"]
+        if lost and groups[-1].number > lost[0] and groups[-1].size == 3:
+            run.go()
+
+    report = run_here(run, TinyJob(config=LOCAL, num_steps=150, patient=True), kill_rank_0)
+    run.check_result()
+    lost = [event for event in report.events if event.kind == "lost"]
+    assert [event.place for event in lost] == killed
+    assert "was killed (signal 9; out of memory?)" in lost[0].text
+    without = next(g for g in report.groups if g.reason == f"{killed[0]} was lost")
+    assert without.size == 2
+    after = next(g for g in report.groups if g.number > without.number)
+    assert after.size == 3
+    assert killed[0] in after.reason
+    assert not pids_whose_command_holds(str(tmp_path))
+
+
+def test_a_rank_that_is_told_to_end_commits_and_leaves_and_nobody_is_blamed(
+    tmp_path: Path,
+) -> None:
+    run = ElasticRun(tmp_path / "run")
+    told: list[int] = []
+
+    def tell_rank_1(driver: ElasticDriver) -> None:
+        if not told and run.has_done(5, size=2):
+            told.append(pid_of_rank(driver, 1))
+            os.kill(told[0], signal.SIGTERM)
+
+    config = LOCAL.model_copy(update={"slots_per_host": 2})
+    report = run_here(run, TinyJob(config=config, num_steps=60), tell_rank_1)
+    run.check_result()
+    kinds = [event.kind for event in report.events if event.kind in ("lost", "left")]
+    assert kinds == ["left"]
+    assert report.groups[-1].size == 1
+    assert run.lost_steps() == 0
+    assert (run.path / "checkpoint.pt").exists()
+
+
+@pytest.mark.skipif(
+    version("horovod") == "0.28.1+falaj1",
+    reason="this Horovod aborts all ranks when one is lost while they meet",
+)
+def test_a_rank_that_is_lost_while_the_others_meet_it_is_all_that_is_lost(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path / "run")
+    report = run_here(run, TinyJob(config=LOCAL, num_steps=20, dies_while_joining=True))
+    run.check_result()
+    lost = [event for event in report.events if event.kind == "lost"]
+    assert len(lost) == 1
+    assert report.groups[0].running_s is None
+    assert report.groups[1].size == report.groups[0].size - 1
+
+
+def test_an_error_of_user_code_ends_the_run_with_its_sentence(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path / "run")
+    config = LOCAL.model_copy(update={"slots_per_host": 2})
+    with pytest.raises(TrainingError) as caught:
+        run_here(run, TinyJob(config=config, failing_step=17))
+    assert str(caught.value) == "localhost rank 0: ValueError: column 'age' has NaN in row 17"
+    assert "in _train_step" in caught.value.__notes__[0]
+    assert max(step.number for step in run.steps) == 17
+    assert not pids_whose_command_holds(str(tmp_path))
+
+
+def test_ranks_that_disagree_are_not_tried_for_ever(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path / "run")
+    config = LOCAL.model_copy(update={"slots_per_host": 2})
+    with pytest.raises(TrainingError, match="groups in a row broke although no rank was lost"):
+        run_here(run, TinyJob(config=config, mismatch=True))
+
+
+def test_kill_9_of_the_driver_leaves_no_rank_and_no_secret_was_to_be_seen(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path / "run")
+    run.prepare(TinyJob(config=LOCAL, num_steps=100_000))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.distributed.elastic_driver", str(run.path)],
+        cwd=PROJECT_ROOT,
+        env={**os.environ, "FALAJ_DATABASE_PASSWORD": SECRET},
+        stderr=subprocess.DEVNULL,
+    ) as driver:
+        wait_until(lambda: run.has_done(3), "ranks train", 120)
+        for pid in descendants(driver.pid):
+            for kind in ("cmdline", "environ"):
+                assert SECRET.encode() not in Path(f"/proc/{pid}/{kind}").read_bytes()
+        driver.kill()
+    wait_until(lambda: not pids_whose_command_holds(str(tmp_path)), "no process is left")

@@ -1,0 +1,104 @@
+"""Elastic training over several hosts, played by network namespaces of this machine.
+
+Every host maps its own name to 127.0.1.1, as Debian does. So each of these tests also shows that
+Horovod's traffic goes over the chosen interface: without that the ranks could not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed import hosts
+from tests.distributed.cluster_runs import command_of, environment_of, ranks_on, started
+from tests.processes import wait_until
+
+SECRET = "marker-of-a-secret-51be07"
+LISTENING = "0A"  # in /proc/net/tcp
+
+pytestmark = pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not()))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Cluster]:
+    with hosts.cluster(tmp_path_factory.mktemp("cluster"), num_hosts=3) as built:
+        yield built
+
+
+def listening(host: str) -> set[str]:
+    """IPv4 addresses on which the processes of training listen on a host."""
+    found = set()
+    for pid in hosts.pids_of(host):
+        if "elastic_" in command_of(pid):
+            sockets = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+            # psutil would show the connections of this process's own namespace.
+            for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == LISTENING and f"socket:[{inode}]" in sockets:
+                    in_host_order = bytes.fromhex(local.partition(":")[0])[::-1]
+                    found.add(str(IPv4Address(in_host_order)))
+    return found
+
+
+def test_three_hosts_train_one_network_and_nothing_shows_a_secret(
+    cluster: hosts.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_DATABASE_PASSWORD", SECRET)
+    with started(cluster, tmp_path, 3, {"min_ranks": 3}, num_steps=40, patient=True) as job:
+        monkeypatch.undo()  # the driver has it, its ranks must not
+        job.await_that(lambda: job.run.has_done(3, size=3), "three ranks train")
+        assert listening("h0") == {hosts.address("h0")}
+        for host in cluster.hosts:
+            ranks = ranks_on(host, job.run)
+            assert len(ranks) == 2  # a guard and a rank
+            for pid in ranks:
+                assert SECRET not in environment_of(pid)
+            assert listening(host) <= {hosts.address(host)}
+        for pid in psutil.pids():
+            assert SECRET not in command_of(pid)
+        job.run.go()
+        job.await_end()
+        job.run.check_result()
+        report = job.run.read_report()
+    assert [group.places for group in report.groups] == [("h1-0", "h2-0", "h3-0")]
+    assert not any(ranks_on(host, job.run) for host in ("h0", *cluster.hosts))
+
+
+def test_a_cut_link_is_noticed_and_its_host_is_used_again_when_it_is_back(
+    cluster: hosts.Cluster, tmp_path: Path
+) -> None:
+    settings = {"gloo_timeout_s": 5, "silence_limit_s": 5}
+    with started(cluster, tmp_path, 3, settings, num_steps=200, patient=True) as job:
+        job.await_that(lambda: job.run.has_done(3, size=3), "three ranks train")
+        cluster.cut("h2")
+        try:
+            job.await_that(lambda: job.run.has_done(3, size=2), "the others go on")
+            job.await_that(lambda: not ranks_on("h2", job.run), "the rank behind the cut ends")
+        finally:
+            cluster.mend("h2")
+        job.await_that(lambda: job.run.has_done(3, size=3), "the host is back")
+        job.run.go()
+        job.await_end()
+        job.run.check_result()
+        report = job.run.read_report()
+    assert {event.place for event in report.events if event.kind == "lost"} == {"h2-0"}
+
+
+def test_kill_9_of_the_driver_leaves_no_process_on_any_host(
+    cluster: hosts.Cluster, tmp_path: Path
+) -> None:
+    with started(cluster, tmp_path, 2, {}, num_steps=100_000) as job:
+        job.await_that(lambda: job.run.has_done(3, size=2), "two ranks train")
+        for pid in ranks_on("h0", job.run):
+            if "elastic_driver" in command_of(pid):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: not any(ranks_on(host, job.run) for host in ("h0", *cluster.hosts)),
+            "no process is left on any host",
+        )

@@ -1,0 +1,167 @@
+"""Every strategy comes to what one plain process comes to, on one, two and three ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.rank_programs import run_on_ranks
+from tests.distributed.strategy_cases import (
+    CASES,
+    MORE,
+    NUM_STEPS,
+    Case,
+    global_batch,
+    network_of,
+    plain_run,
+)
+
+# All ranks of all groups start within the first test.
+pytestmark = pytest.mark.timeout(900)
+SIZES = (2, 3, 1)
+"""In this order, so that states go to larger and to smaller world sizes."""
+PLAIN_STATE = "plain-half.of-1"
+EXCHANGING = [case for case in CASES.values() if case.exchanges_states]
+RUNS = [(case, size) for case in CASES.values() for size in case.sizes]
+RUN_IDS = [f"{case.name} x{size}" for case, size in RUNS]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the ranks of all groups wrote down."""
+
+    folder: Path
+    by_size: dict[int, list[dict[str, Any]]]
+
+    def of(self, name: str, size: int) -> list[Any]:
+        """What each rank of a group saw of something."""
+        return [seen[name] for seen in self.by_size[size]]
+
+    def weights(self, case: Case, size: int) -> dict[str, Tensor]:
+        state = torch.load(self.folder / f"{case.name}-end.of-{size}.pt", weights_only=True)
+        weights: dict[str, Tensor] = state["network"]
+        return weights
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    folder = tmp_path_factory.mktemp("strategies")
+    torch.save(plain_run(CASES["horovod"]).half_state, folder / f"{PLAIN_STATE}.pt")
+    by_size = {}
+    for size in SIZES:
+        run_on_ranks("tests.distributed.strategy_ranks", folder, size, "cpu", *CASES)
+        paths = [folder / f"seen-{rank}-of-{size}.json" for rank in range(size)]
+        by_size[size] = [json.loads(path.read_text()) for path in paths]
+    return Seen(folder, by_size)
+
+
+@pytest.mark.parametrize(("case", "size"), RUNS, ids=RUN_IDS)
+def test_every_step_has_the_loss_of_one_plain_process(seen: Seen, case: Case, size: int) -> None:
+    for curve in [of_rank["curve"] for of_rank in seen.of(case.name, size)]:
+        assert len(curve) == NUM_STEPS
+        np.testing.assert_allclose(curve, plain_run(case).curve, rtol=case.loss_tolerance)
+
+
+@pytest.mark.parametrize(("case", "size"), RUNS, ids=RUN_IDS)
+def test_the_weights_become_those_of_one_plain_process(seen: Seen, case: Case, size: int) -> None:
+    expected, weights = plain_run(case).weights, seen.weights(case, size)
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, atol=case.weight_tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(("case", "size"), RUNS, ids=RUN_IDS)
+def test_all_ranks_end_with_equal_weights(seen: Seen, case: Case, size: int) -> None:
+    checksums = [of_rank["checksum"] for of_rank in seen.of(case.name, size)]
+    assert all(checksum == checksums[0] for checksum in checksums)
+    assert len(checksums) == size
+
+
+@pytest.mark.parametrize(("case", "size"), RUNS, ids=RUN_IDS)
+def test_evaluation_gives_every_rank_the_outputs_of_its_state(
+    seen: Seen, case: Case, size: int
+) -> None:
+    network = network_of(case, seed=0)
+    network.load_state_dict(seen.weights(case, size))
+    with torch.no_grad():
+        expected = network.eval()(*global_batch(0).inputs)
+    for of_rank in seen.of(case.name, size):
+        torch.testing.assert_close(torch.tensor(of_rank["outputs"]), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", EXCHANGING, ids=lambda case: case.name)
+def test_any_strategy_goes_on_from_the_state_of_any_other_on_any_world_size(
+    seen: Seen, case: Case
+) -> None:
+    sources = {PLAIN_STATE} | {
+        f"{other.name}-half.of-{size}" for other in EXCHANGING for size in other.sizes
+    }
+    written: set[str] = {PLAIN_STATE}
+    for size in SIZES:
+        written |= {f"{other.name}-half.of-{size}" for other in EXCHANGING if size in other.sizes}
+        for source in written if size in case.sizes else ():
+            expected = plain_run(case).curve[MORE.start : MORE.stop]
+            for curve in seen.of(f"{case.name} from {source}", size):
+                np.testing.assert_allclose(curve, expected, rtol=5e-5)
+    assert written == sources
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_travel_only_where_there_is_another_rank(seen: Seen, size: int) -> None:
+    for name in ("horovod", "ddp", "fsdp"):
+        sent = {of_rank["wire_bytes"] for of_rank in seen.of(name, size)}
+        assert len(sent) == 1
+        assert (sent.pop() > 0) == (size > 1)
+
+
+@pytest.mark.parametrize("name", ["horovod", "ddp", "fsdp"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_broken_gradient_names_its_rank_and_changes_no_weight(
+    seen: Seen, name: str, size: int
+) -> None:
+    for of_rank in seen.of(f"{name} broken", size):
+        assert f"It comes from rank {size - 1} (1 of its 24 rows have a loss" in of_rank["said"]
+        assert of_rank["kept"]
+
+
+@pytest.mark.parametrize("name", ["horovod", "ddp", "fsdp"])
+def test_an_fp16_overflow_on_one_rank_is_skipped_by_all_until_the_scale_fits(
+    seen: Seen, name: str
+) -> None:
+    ranks = seen.of(f"{name}, fp16 overflow", 2)
+    assert ranks[0] == ranks[1]
+    skipped = ranks[0]["skipped"]
+    assert 0 < skipped[-1] < len(skipped)
+    assert skipped == [min(step + 1, skipped[-1]) for step in range(len(skipped))]
+    assert ranks[0]["scale"] == 2.0 ** (16 - skipped[-1])
+
+
+def test_fp16_skips_the_same_steps_whatever_the_strategy(seen: Seen) -> None:
+    ends = [seen.of(f"{name}, fp16 overflow", 2)[0] for name in ("horovod", "ddp", "fsdp")]
+    assert len({tuple(end["skipped"]) for end in ends}) == 1
+
+
+@pytest.mark.parametrize("engine", ["horovod", "torch"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_collective_gives_each_rank_what_it_says(seen: Seen, engine: str, size: int) -> None:
+    total = float(sum(range(size)))
+    for rank, answer in enumerate(seen.of(f"exchange {engine}", size)):
+        assert answer == {
+            "sum_": [total + size] * 3,
+            "begun": [[total] * 4, [float(size)] * 5],
+            "sum": [total, 1.5 * size],
+            "minimum": 5 - (size - 1),
+            "from_rank_0": 7,
+            "rows": [[float(r)] * 2 for r in range(size) for _ in range(r)],
+            "values": [{"rank": r, "text": "x" * r} for r in range(size)],
+            "broadcast": [[0.0, 0.0], 1.0, [[0.0]], [0.0] * 3, [[0.0, 0.0], [0.0, 0.0]]],
+            "group": [0, 1, 1.0, 1.0] if rank == size - 1 and size > 1 else None,
+            "local": [rank, size],
+        }

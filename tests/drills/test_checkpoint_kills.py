@@ -1,0 +1,30 @@
+"""A writer of checkpoints is killed 30 times (`FALAJ_KILLS`), on a disk and on S3."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import S3FileSystem
+
+from tests.services import s3_server
+from tests.writer_kills import kill_and_look
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
+
+KILLS = int(os.environ.get("FALAJ_KILLS", "30"))
+SEED = int(os.environ.get("FALAJ_KILLS_SEED", "0"))
+
+
+def test_a_killed_writer_never_leaves_half_a_checkpoint_on_a_disk(tmp_path: Path) -> None:
+    kill_and_look([str(tmp_path)], KILLS, SEED)
+
+
+def test_a_killed_writer_never_leaves_half_a_checkpoint_on_s3() -> None:
+    with s3_server() as endpoint:
+        keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
+        S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True, **keys).create_dir(
+            "lake"
+        )
+        kill_and_look([endpoint, "lake/run"], KILLS, SEED)

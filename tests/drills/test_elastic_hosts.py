@@ -1,0 +1,103 @@
+"""What happens to hosts of a cluster now and then, done on purpose; see tests/distributed/hosts."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import hosts
+from tests.distributed.cluster_runs import ClusterRun, command_of, ranks_on, started
+
+pytestmark = [
+    pytest.mark.drill,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not())),
+]
+NUM_KILLS = 12
+SEED = 20261121
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Cluster]:
+    with hosts.cluster(tmp_path_factory.mktemp("cluster"), num_hosts=3) as built:
+        yield built
+
+
+def finish(job: ClusterRun) -> None:
+    job.run.go()
+    job.await_end()
+    job.run.check_result()
+
+
+def stragglers(job: ClusterRun) -> set[str]:
+    return set(job.run.read_report().stragglers)
+
+
+def test_the_others_go_on_when_a_host_dies(cluster: hosts.Cluster, tmp_path: Path) -> None:
+    with started(cluster, tmp_path, 3, {"gloo_timeout_s": 5}, num_steps=200, patient=True) as job:
+        job.await_that(lambda: job.run.has_done(3, size=3), "three ranks train")
+        cluster.kill_host("h3")
+        try:
+            job.await_that(lambda: job.run.has_done(3, size=2), "the others go on")
+        finally:
+            cluster.mend("h3")
+            cluster.start_sshd("h3")
+        job.await_that(lambda: job.run.has_done(3, size=3), "the host is back")
+        finish(job)
+
+
+def test_a_host_that_is_added_takes_part_and_one_that_is_removed_leaves(
+    cluster: hosts.Cluster, tmp_path: Path
+) -> None:
+    with started(cluster, tmp_path, 1, {}, num_steps=600, patient=True) as job:
+        job.await_that(lambda: job.run.has_done(3, size=1), "one rank trains")
+        job.hosts_file.write_text("h1\nh2\n")
+        job.await_that(lambda: job.run.has_done(3, size=2), "the second has joined")
+        job.hosts_file.write_text("h2\n")
+        job.await_that(lambda: job.run.has_done(3, size=1), "the first has left")
+        finish(job)
+        report = job.run.read_report()
+        assert [event.kind for event in report.events if event.kind in ("lost", "left")] == ["left"]
+        assert job.run.lost_steps() == 0
+
+
+def test_a_host_with_a_slow_link_is_named(cluster: hosts.Cluster, tmp_path: Path) -> None:
+    with started(cluster, tmp_path, 3, {}, num_steps=600, patient=True) as job:
+        job.await_that(lambda: job.run.has_done(3, size=3), "three ranks train")
+        cluster.slow_down("h3", rate_kbit=24)
+        try:
+            job.await_that(lambda: "h3-0" in stragglers(job), "h3 is named")
+        finally:
+            cluster.quicken("h3")
+        assert "h3-0 is a straggler: it answers after" in job.said
+        finish(job)
+
+
+def test_a_host_that_computes_slowly_is_named(cluster: hosts.Cluster, tmp_path: Path) -> None:
+    with started(cluster, tmp_path, 3, {}, num_steps=600, step_s=0.05, slow_host="h2") as job:
+        job.await_that(lambda: "h2-0" in stragglers(job), "h2 is named")
+        assert "h2-0 is a straggler: it works" in job.said
+
+
+def test_ranks_killed_at_random_moments_never_change_the_result(
+    cluster: hosts.Cluster, tmp_path: Path
+) -> None:
+    """Never two at once: with all ranks their memory would be gone, which checkpoints are for."""
+    drawn = random.Random(SEED)
+    with started(cluster, tmp_path, 3, {}, num_steps=4000, patient=True) as job:
+        for _ in range(NUM_KILLS):
+            job.await_that(lambda: job.run.has_done(1, size=3), "three ranks train")
+            number = job.run.steps[-1].number + drawn.randrange(20)
+            job.await_that(lambda number=number: job.run.has_done(number), "some more steps")
+            for pid in ranks_on(drawn.choice(cluster.hosts), job.run):
+                if "guard.py" not in command_of(pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        job.await_that(lambda: job.run.has_done(1, size=3), "all are back")
+        finish(job)

@@ -1,0 +1,95 @@
+"""A search whose trials run on a work pool: a real server, a real process worker, a lost trial."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.settings import PREFECT_API_URL
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.trial import trial_flow
+from tasks.settings import PROJECT_ROOT, Settings
+from tests.builders import dataset, frame
+from tests.integration.test_search import NUM_ROWS, search_under_test, trained_once, use_case
+from tests.processes import pids_whose_command_holds, wait_until
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]
+
+POOL = "trials"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path / "results"))
+    with prefect_test_harness(server_startup_timeout=120):
+        yield Settings.from_environment()
+
+
+def deploy() -> None:
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+        flow_id = client.create_flow(trial_flow)
+        asyncio.run(_deploy(flow_id))
+
+
+async def _deploy(flow_id: object) -> None:
+    async with get_client() as client:
+        await client.create_deployment(
+            flow_id=flow_id,  # type: ignore[arg-type]
+            name="pool",
+            work_pool_name=POOL,
+            entrypoint="flows.trial.trial_flow",
+            pull_steps=[],
+        )
+
+
+@contextmanager
+def worker() -> Iterator[None]:
+    environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
+    environment |= {"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONPATH": str(PROJECT_ROOT)}
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
+    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+
+
+def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -> None:
+    deploy()
+    data = dataset(settings.store, frame(NUM_ROWS))
+    config = use_case(work_pool="pool", num_trials=3, parallel_trials=2, pruner={"rule": "none"})
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        """End the engine that runs a trial, as a host that goes away would."""
+        wait_until(lambda: pids_whose_command_holds("prefect.engine"), "an engine", 300)
+        killed.append(pids_whose_command_holds("prefect.engine")[0])
+        os.kill(killed[0], signal.SIGKILL)
+
+    from threading import Thread
+
+    with worker():
+        killer = Thread(target=kill_one, daemon=True)
+        killer.start()
+        study = search_under_test(data, config)
+        killer.join(10)
+
+    assert killed
+    assert [trial.state for trial in study.trials] == ["complete"] * 3
+    assert max(trial.attempts for trial in study.trials) == 2
+    assert trained_once(settings) == 3
+    wait_until(
+        lambda: not pids_whose_command_holds(str(settings.home / "training")), "no rank is left", 60
+    )

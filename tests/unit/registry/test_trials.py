@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.contracts import EpochMetrics, StudyRecord, TrialRecord
+from tasks.registry.config import RegistryConfig
+from tasks.registry.connection import RegistryLocation, load_mlflow
+from tasks.registry.mlflow_registry import Registry
+from tasks.registry.trials import end_study, record_trials
+
+CONFIG = RegistryConfig(model_name="delay", experiment="flights")
+
+
+def trial(number: int, state: str = "complete", **changes: Any) -> TrialRecord:
+    epochs = tuple(
+        EpochMetrics(
+            epoch=epoch,
+            train_loss=0.5,
+            validation_loss=0.5,
+            validation_auc=0.6 + 0.01 * epoch + 0.001 * number,
+            learning_rate=0.01,
+            seconds=1.0,
+            rows_per_s=100.0,
+        )
+        for epoch in range(3)
+    )
+    return TrialRecord.model_validate(
+        {
+            "number": number,
+            "state": state,
+            "point": {"dropout": 0.25, "hidden_sizes": "[64, 32]", "strategy.name": '"ddp"'},
+            "auc": epochs[-1].validation_auc,
+            "epochs": epochs,
+            "seconds": 3.0,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def location(tmp_path_factory: pytest.TempPathFactory) -> RegistryLocation:
+    """One database for all: making its schema takes longer than the tests; studies differ."""
+    folder = tmp_path_factory.mktemp("registry")
+    return RegistryLocation(f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts")
+
+
+def runs(location: RegistryLocation, study: str) -> dict[str, Any]:
+    client = load_mlflow().MlflowClient(location.uri)
+    experiment = client.get_experiment_by_name(CONFIG.experiment)
+    found = client.search_runs([experiment.experiment_id], f"tags.search_study = '{study}'")
+    return {run.data.tags["search_trial"]: run for run in found}
+
+
+def test_each_trial_is_one_run_under_that_of_the_study(location: RegistryLocation) -> None:
+    trials = [
+        trial(0),
+        trial(1, "pruned", reason="rule median after epoch 3 of 8"),
+        trial(2, "failed", auc=None, epochs=(), reason="the loss is nan", seconds=0.0),
+        trial(3, repeats=0, seconds=0.0),
+    ]
+    assert record_trials("s-1", trials[:2], CONFIG, location) == 2
+    assert record_trials("s-1", trials, CONFIG, location) == 2
+    assert record_trials("s-1", trials, CONFIG, location) == 0
+    assert record_trials("s-2", trials[:1], CONFIG, location) == 1
+
+    client = load_mlflow().MlflowClient(location.uri)
+    found = runs(location, "s-1")
+    assert sorted(found) == ["0", "1", "2", "3", "whole"]
+    statuses = [found[n].info.status for n in ("0", "1", "2", "3")]
+    assert statuses == ["FINISHED", "KILLED", "FAILED", "FINISHED"]
+    for number in ("0", "1", "2", "3"):
+        tags = found[number].data.tags
+        assert tags["mlflow.parentRunId"] == found["whole"].info.run_id
+    assert found["2"].data.tags["reason"] == "the loss is nan"
+    assert found["3"].data.tags["repeats_trial"] == "0"
+    assert found["0"].data.params["hidden_sizes"] == "[64, 32]"
+    history = client.get_metric_history(found["1"].info.run_id, "epoch_validation_auc")
+    assert sorted(m.step for m in history) == [0, 1, 2]
+
+
+def test_a_run_that_was_cut_off_is_written_anew(location: RegistryLocation) -> None:
+    record_trials("s-3", [trial(0)], CONFIG, location)
+    half = Registry(location).start_run(
+        CONFIG.experiment, "half", {"search_study": "s-3", "search_trial": "1"}
+    )
+    assert record_trials("s-3", [trial(0), trial(1)], CONFIG, location) == 1
+    found = runs(location, "s-3")
+    assert found["1"].info.run_id != half.run_id
+    assert found["1"].info.status == "FINISHED"
+
+
+def test_the_study_ends_with_its_best_trial(location: RegistryLocation) -> None:
+    record = StudyRecord(
+        study="s-4",
+        use_case="flights",
+        fields=(),
+        trials=(trial(0), trial(1), trial(2, "pruned")),
+        best=1,
+        importance={},
+        sampler="tpe",
+        pruner="median",
+        storage="sqlite",
+        max_epochs=8,
+        ended_because="num_trials=3 trials are done",
+    )
+    for _ in range(2):
+        end_study(record, CONFIG, location)
+    whole = runs(location, "s-4")["whole"]
+    assert whole.info.status == "FINISHED"
+    assert whole.data.metrics["best_trial"] == 1
+    assert whole.data.metrics["trials_pruned"] == 1
+    assert len(runs(location, "s-4")) == 4
+
+
+def test_a_study_is_found_among_more_runs_than_one_page_holds(
+    location: RegistryLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_trials("s-5", [trial(n, epochs=()) for n in range(6)], CONFIG, location)
+    registry = Registry(location)
+    search = registry._client.search_runs
+    monkeypatch.setattr(
+        registry._client, "search_runs", lambda *a, **k: search(*a, **k, max_results=2)
+    )
+    found = registry.runs_by_tag(CONFIG.experiment, {"search_study": "s-5"}, "search_trial")
+    assert len(found) == 7
+    assert [number for number, run in found.items() if not run.is_whole] == ["whole"]

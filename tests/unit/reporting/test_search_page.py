@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tasks.contracts import EpochMetrics, SearchedField, StudyRecord, TrialRecord
+from tasks.reporting.search_charts import FieldScale, spoken
+from tasks.reporting.search_page import gallery, render_search_page, write_search_page
+from tasks.reporting.svg import as_data_url
+
+FIELDS = (
+    SearchedField(name="learning_rate", low=1e-4, high=1e-1, log=True),
+    SearchedField(name="dropout", low=0.0, high=0.5),
+    SearchedField(name="hidden_sizes", choices=("[32]", "[64, 32]")),
+)
+
+
+def trial(number: int, state: str = "complete", auc: float | None = 0.7, **changes: Any) -> Any:
+    curve = [] if auc is None else [auc - 0.02, auc]
+    return TrialRecord.model_validate(
+        {
+            "number": number,
+            "state": state,
+            "point": {
+                "learning_rate": 10 ** (-4 + number % 4),
+                "dropout": 0.05 * (number % 10),
+                "hidden_sizes": FIELDS[2].choices[number % 2],
+            },
+            "auc": auc,
+            "epochs": [
+                EpochMetrics.model_construct(
+                    epoch=epoch,
+                    train_loss=0.5,
+                    validation_loss=0.5,
+                    validation_auc=value,
+                    learning_rate=0.01,
+                    seconds=1.0,
+                    rows_per_s=100.0,
+                )
+                for epoch, value in enumerate(curve)
+            ],
+            "seconds": 2.0,
+            **changes,
+        }
+    )
+
+
+def study(*trials: TrialRecord, **changes: Any) -> StudyRecord:
+    complete = [t for t in trials if t.state == "complete" and t.auc is not None]
+    best = max(complete, key=lambda t: t.auc or 0, default=None)
+    return StudyRecord.model_validate(
+        {
+            "study": "search-0123456789ab",
+            "use_case": "flights",
+            "fields": FIELDS,
+            "trials": trials,
+            "best": best.number if best else None,
+            "importance": {"learning_rate": 0.7, "dropout": 0.2, "hidden_sizes": 0.1},
+            "sampler": "tpe",
+            "pruner": "median",
+            "storage": "sqlite",
+            "max_epochs": 2,
+            "ended_because": "num_trials=4 trials are done",
+            **changes,
+        }
+    )
+
+
+def whole() -> StudyRecord:
+    return study(
+        trial(0, auc=0.70),
+        trial(1, "pruned", auc=0.62, reason="rule median after epoch 2 of 8"),
+        trial(2, "failed", auc=None, reason="the loss is <nan> & more"),
+        trial(3, auc=0.74, attempts=2),
+        trial(4, auc=0.70, repeats=0),
+    )
+
+
+def test_the_page_shows_every_trial_and_why_it_ended(tmp_path: Path) -> None:
+    record = whole()
+    page = write_search_page(record, tmp_path)
+    assert page == tmp_path / record.study / "search.html"
+    text = page.read_text(encoding="utf-8")
+    assert "the loss is &lt;nan&gt; &amp; more" in text
+    assert "same point as trial 0" in text
+    assert "taken up 2 times" in text
+    assert "3 complete, 1 pruned, 1 failed" in text
+    assert text.count("<tr") == 1 + len(record.trials)
+    assert "<script" not in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+    facts = json.loads((page.parent / "search.json").read_text())
+    assert StudyRecord.model_validate(facts) == record
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        whole(),
+        study(),
+        study(trial(0)),
+        study(trial(0, "failed", auc=None), importance={}),
+        study(trial(0, auc=math.nan), trial(1, auc=math.inf), importance={}),
+        study(*[trial(n, auc=0.5) for n in range(300)]),
+        study(
+            trial(0, point={"learning_rate": 5.0, "dropout": -3.0, "hidden_sizes": "[32]"}),
+        ),
+    ],
+    ids=["usual", "empty", "one", "all failed", "not finite", "many alike", "outside the space"],
+)
+def test_pictures_are_drawn_whatever_came_out(record: StudyRecord) -> None:
+    assert "</html>" in render_search_page(record)
+    for drawing in gallery(record).values():
+        ElementTree.fromstring(str(drawing))
+        assert as_data_url(drawing).startswith("data:image/svg+xml")
+        assert "nan" not in str(drawing).replace("nance", "")
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_an_axis_runs_from_its_start_to_its_end(field: SearchedField) -> None:
+    scale = FieldScale(field, 300.0, 100.0)
+    places = [scale(value) for value, _ in scale.marks()]
+    assert places == sorted(places, reverse=True)
+    assert all(100.0 <= place <= 300.0 for place in places)
+    if field.low is not None and field.high is not None:
+        assert (scale(field.low), scale(field.high)) == (300.0, 100.0)
+
+
+def test_a_logarithmic_axis_gives_equal_lengths_to_equal_factors() -> None:
+    scale = FieldScale(FIELDS[0], 0.0, 300.0)
+    assert scale(1e-3) == pytest.approx(100.0)
+    assert scale(1e-2) == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("[64, 32]", "64, 32"), ('"ddp"', "ddp"), ("true", "True"), (8, "8"), (0.012345, "0.0123")],
+)
+def test_values_are_written_as_people_read_them(value: object, words: str) -> None:
+    assert spoken(value) == words

@@ -1,0 +1,169 @@
+"""What a training took, on the page: in words, as a picture, and honest about what is not known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tasks.contracts import (
+    DeviceTelemetry,
+    Diagnosis,
+    EnergyUse,
+    Finding,
+    HostTelemetry,
+    PhaseTime,
+    RankTelemetry,
+    RunCost,
+    RunRecord,
+    TrainingTelemetry,
+)
+from tasks.reporting.training_cost import MOST_RANKS, cost_told, money, phases_chart, shown_ranks
+from tasks.settings import ArtifactStore
+from tests.unit.reporting.run_records import EVIL, run_record
+from tests.unit.reporting.test_page import rendered
+
+SECONDS = {"compute": 30.0, "data": 3.0, "exchange": 12.0, "validate": 5.0, "other": 0.0}
+
+
+def rank(number: int, host: str = "one", rows_per_s: float | None = 50_000.0) -> RankTelemetry:
+    return RankTelemetry(
+        rank=number, host=host, num_steps=800, num_rows=819_200, rows_per_s=rows_per_s,
+        phases={
+            name: PhaseTime(seconds=s, cpu_s=s, steady_s=s, steady_cpu_s=s)
+            for name, s in SECONDS.items()
+        },
+        step_p50_s=0.0123, step_p95_s=0.02, wire_bytes=3_200_000_000, cpu_s=60.0,
+        peak_memory_bytes=512_000_000, major_faults=0, preemptions=3, busy_cores_mean=0.93,
+        busy_cores_max=1.0, disk_read_bytes=None, disk_written_bytes=7_000,
+    )  # fmt: skip
+
+
+def telemetry(**changes: object) -> TrainingTelemetry:
+    told = TrainingTelemetry(
+        seconds=63.2,
+        num_attempts=1,
+        num_samples=60,
+        ranks=(rank(0), rank(1)),
+        host=HostTelemetry(
+            name="one", num_cores=2, memory_bytes=16_000_000_000, cpu_share_mean=0.8,
+            cpu_share_max=1.0, temperature_max_c=None, network_sent_bytes=0,
+            network_received_bytes=0, loopback_bytes=6_400_000_000, swapped_in_bytes=0,
+        ),
+        energy=EnergyUse(joules=None, known_by="this host shows no RAPL counters"),
+    )  # fmt: skip
+    return told.model_copy(update=changes)
+
+
+def with_telemetry(record: RunRecord, told: TrainingTelemetry | None) -> RunRecord:
+    model = record.model.model_copy(update={"telemetry": told})
+    return record.model_copy(update={"model": model})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def test_what_is_not_known_is_said_with_its_reason() -> None:
+    assert cost_told(telemetry()) == (
+        "The training took 63.2 s; its 2 ranks trained on 100,000 rows a second together. Its "
+        "energy is not known: this host shows no RAPL counters. Its cost is not known: the "
+        "configuration names no price that could be used."
+    )
+
+
+def test_measured_energy_and_cost_are_told() -> None:
+    told = telemetry(
+        energy=EnergyUse(joules=7.2e6, known_by="RAPL counters of package-0"),
+        cost=RunCost(amount=1.5, currency="OMR", energy_part=0.5, node_part=1.0),
+    )
+    assert "It used 7,200,000 J (2.00 kWh) of energy (RAPL counters of package-0)." in cost_told(
+        told
+    )
+    assert "It cost 1.50 OMR: 0.50 for energy and 1.00 for the use of hosts." in cost_told(told)
+
+
+def test_an_estimate_is_told_as_one() -> None:
+    energy = EnergyUse(joules=1250, known_by="estimated: 12.5 W for each core", estimated=True)
+    words = cost_told(telemetry(energy=energy, num_attempts=2))
+    assert "It used about 1,250 J of energy, estimated: 12.5 W" in words
+    assert "took 63.2 s in 2 attempts" in words
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0.0, "0.00"), (0.00123, "0.0012"), (0.5, "0.50"), (1234.5, "1,234.50")]
+)
+def test_small_money_keeps_its_digits(amount: float, text: str) -> None:
+    assert money(amount) == text
+
+
+def test_the_page_shows_ranks_devices_and_the_diagnosis(store: ArtifactStore) -> None:
+    finding = Finding(
+        kind="input", share=0.5, evidence="Ranks wait for rows.", advice="Set reading.mode."
+    )
+    device = DeviceTelemetry(
+        index=0, name="a device", utilisation_mean=0.71, utilisation_max=0.99,
+        peak_memory_bytes=40_000_000_000, temperature_max_c=63.0, power_mean_w=None, energy_j=None,
+    )  # fmt: skip
+    told = telemetry(
+        diagnosis=Diagnosis(summary="Input-bound: half of a step.", findings=(finding,)),
+        devices=(device,),
+        applied=("launch.ranks is 1 instead of auto",),
+    )
+    text, page = rendered(with_telemetry(run_record(store), told), store)
+    for words in (
+        "What training took", "1 on one", "12.3 ms", "3.20 GB", "Ranks wait for rows.",
+        "Set reading.mode.", "Input-bound: half of a step.", "a device", "40.0 GB",
+        "launch.ranks is 1 instead of auto",
+    ):  # fmt: skip
+        assert words in page.words, words
+    assert 'href="#training-cost"' in text
+    assert "Energy could not be measured" not in page.words, "the new section says it already"
+
+
+def test_a_run_without_telemetry_has_no_such_section(store: ArtifactStore) -> None:
+    text, _ = rendered(run_record(store), store)
+    assert "training-cost" not in text
+
+
+def test_telemetry_of_nothing_can_be_shown(store: ArtifactStore) -> None:
+    _, page = rendered(with_telemetry(run_record(store), telemetry(ranks=())), store)
+    assert "No rank was measured." in page.words
+    assert "no rank trained long enough for a rate" in page.words
+
+
+def test_names_stay_names(store: ArtifactStore) -> None:
+    told = telemetry(ranks=(rank(0, host=EVIL),), diagnosis=Diagnosis(summary=EVIL))
+    text, _ = rendered(with_telemetry(run_record(store), told), store)
+    assert EVIL not in text
+
+
+def test_pieces_of_a_bar_are_as_long_as_their_phases_and_end_at_the_axis() -> None:
+    drawn = str(phases_chart(telemetry()))
+    boxes = re.findall(r'<rect class="bar[^"]*" x="([^"]+)" y="40" width="([^"]+)"', drawn)
+    assert len(boxes) == 4, "a phase that took no time has no piece"
+    widths = [float(wide) for _, wide in boxes]
+    assert widths[0] / widths[2] == pytest.approx(30 / 12, rel=0.02)
+    last, wide = boxes[-1]
+    assert float(last) + float(wide) == pytest.approx(1060 - 110, abs=2)
+
+
+def test_of_many_ranks_the_slowest_are_shown(store: ArtifactStore) -> None:
+    ranks = tuple(rank(n, rows_per_s=1000.0 - n) for n in range(20))
+    told = telemetry(ranks=ranks)
+    assert [r.rank for r in shown_ranks(told)] == list(range(19, 3, -1))
+    _, page = rendered(with_telemetry(run_record(store), told), store)
+    assert f"the {MOST_RANKS} slowest of 20" in page.words
+
+
+def test_a_record_of_a_release_without_telemetry_still_parses(store: ArtifactStore) -> None:
+    model = run_record(store).model
+    text = model.model_dump_json(exclude={"telemetry"})
+    assert type(model).model_validate_json(text).telemetry is None
+
+
+def test_a_record_with_telemetry_is_read_back_as_it_was() -> None:
+    told = telemetry()
+    assert TrainingTelemetry.model_validate_json(told.model_dump_json()) == told

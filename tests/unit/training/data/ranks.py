@@ -1,0 +1,79 @@
+"""Ranks as threads of one process, for tests of what ranks agree on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Result = TypeVar("Result")
+WAIT_S = 60.0
+
+
+class ThreadExchange:
+    """Collectives among threads; as `Exchange`, as far as reading needs it."""
+
+    name = "threads"
+
+    def __init__(self, rank: int, size: int, board: list[object], barrier: threading.Barrier):
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = size
+        self._board = board
+        self._barrier = barrier
+
+    def _all(self, value: object) -> list[object]:
+        self._board[self.rank] = value
+        self._barrier.wait(WAIT_S)
+        values = list(self._board)
+        self._barrier.wait(WAIT_S)
+        return values
+
+    def gather_values(self, value: object) -> list[object]:
+        return self._all(value)
+
+    def gather_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.concatenate(self._all(rows))  # type: ignore[arg-type]
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.sum(self._all(values), axis=0)  # type: ignore[arg-type, no-any-return]
+
+    def minimum(self, value: int) -> int:
+        return min(self._all(value))  # type: ignore[type-var, return-value]
+
+    def from_rank_0(self, value: int) -> int:
+        return self._all(value)[0]  # type: ignore[return-value]
+
+    def sum_(self, tensor: Tensor) -> None:
+        raise AssertionError("reading exchanges no gradients")
+
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        raise AssertionError("reading exchanges no weights")
+
+    def shut_down(self) -> None:
+        pass
+
+
+def on_ranks(size: int, work: Callable[[ThreadExchange], Result]) -> list[Result]:
+    """Do the same work on `size` ranks at once; raise what the first failed one raised."""
+    board: list[object] = [None] * size
+    barrier = threading.Barrier(size)
+
+    def of_rank(rank: int) -> Result:
+        try:
+            return work(ThreadExchange(rank, size, board, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as threads:
+        futures = [threads.submit(of_rank, rank) for rank in range(size)]
+    failures = [f.exception() for f in futures if f.exception() is not None]
+    for failure in failures:
+        if failure is not None and not isinstance(failure, threading.BrokenBarrierError):
+            raise failure
+    return [future.result() for future in futures]

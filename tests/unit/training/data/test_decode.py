@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.contracts import DatasetSchema, TimeWindow
+from tasks.errors import DataContractError
+from tasks.training.data.decode import BLOCKS_PER_SHARD, SnapshotFile, deal_blocks
+from tasks.training.data.store import MemoryStore
+from tests.builders import COLUMNS, YEAR, frame, month
+
+NUM_SHARDS = 4
+LATE_RATE = COLUMNS.numeric.index("late_rate_24h")
+
+
+def write(tmp_path: Path, rows: pd.DataFrame, row_group_size: int = 100) -> Path:
+    path = tmp_path / "data.parquet"
+    rows.to_parquet(path, row_group_size=row_group_size, index=False)
+    return path
+
+
+def store_of(
+    path: Path,
+    window: TimeWindow = YEAR,
+    rank: int = 0,
+    num_ranks: int = 1,
+    columns: DatasetSchema = COLUMNS,
+) -> MemoryStore:
+    snapshot = SnapshotFile(path, columns, NUM_SHARDS)
+    return MemoryStore(snapshot, window, range(rank, NUM_SHARDS, num_ranks), lambda: None)
+
+
+def words_of(store: MemoryStore, shard: int) -> np.ndarray:
+    size = store.facts[shard].num_rows
+    return store.read(shard, np.array([0]), np.array([size]))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 8))
+def test_every_row_belongs_to_one_shard(groups: list[int], num_shards: int) -> None:
+    dealt = deal_blocks(groups, num_shards)
+    assert [len(group.owners()) for group in dealt] == groups
+    for group in dealt:
+        assert set(group.owners()) <= group.shards() <= set(range(num_shards))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 3000), st.integers(1, 8))
+def test_shards_are_even_however_large_the_row_groups(
+    num_groups: int, group_rows: int, num_shards: int
+) -> None:
+    dealt = deal_blocks([group_rows] * num_groups, num_shards)
+    sizes = np.bincount(np.concatenate([g.owners() for g in dealt]), minlength=num_shards)
+    num_rows = num_groups * group_rows
+    one_block = num_rows / num_shards / BLOCKS_PER_SHARD
+    assert sizes.sum() == num_rows
+    assert np.ptp(sizes) <= 2 * one_block + 3 * BLOCKS_PER_SHARD
+
+
+def test_small_row_groups_are_read_by_one_rank_alone() -> None:
+    assert all(len(group.shards()) == 1 for group in deal_blocks([10] * 400, num_shards=8))
+
+
+def test_words_hold_what_every_exported_model_is_given(tmp_path: Path) -> None:
+    """Codes and numbers are those of `DatasetSchema.model_inputs`, which serving uses."""
+    rows = frame(900)
+    rows.loc[3, "carrier"] = ""
+    rows.loc[5, "temp"] = np.inf
+    snapshot = SnapshotFile(write(tmp_path, rows), COLUMNS, NUM_SHARDS)
+    codes, numeric = COLUMNS.model_inputs(rows)
+    owners = np.concatenate([group.owners() for group in snapshot.groups(YEAR).values()])
+    store = MemoryStore(snapshot, YEAR, range(NUM_SHARDS), lambda: None)
+    for shard in range(NUM_SHARDS):
+        words, own = words_of(store, shard), owners == shard
+        np.testing.assert_array_equal(snapshot.layout.codes(words), codes[own])
+        np.testing.assert_array_equal(snapshot.layout.numeric(words), numeric[own])
+        np.testing.assert_array_equal(snapshot.layout.labels(words), rows[own]["is_late"])
+
+
+def test_facts_count_what_lies_in_the_window(tmp_path: Path) -> None:
+    rows, window = frame(1500), month(3, 4)
+    inside = rows[(rows.event_timestamp >= window.start) & (rows.event_timestamp < window.end)]
+    path = write(tmp_path, rows)
+    for num_ranks in (1, 2, 3, 4, 6):
+        stores = [store_of(path, window, rank, num_ranks) for rank in range(num_ranks)]
+        facts = [facts for store in stores for facts in store.facts.values()]
+        assert sum(f.num_rows for f in facts) == len(inside)
+        assert sum(f.num_positive for f in facts) == inside["is_late"].sum()
+        for name in COLUMNS.categorical:
+            counted = sum(
+                (f.category_counts[name] for f in facts),
+                start=type(facts[0].category_counts[name])(),
+            )
+            assert counted == inside[name].value_counts().to_dict()
+        missing = np.sum([f.num_missing for f in facts], axis=0)
+        np.testing.assert_array_equal(missing, inside[list(COLUMNS.numeric)].isna().sum())
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_each_shard_holds_the_same_rows_for_any_number_of_ranks(
+    tmp_path: Path, num_ranks: int
+) -> None:
+    path = write(tmp_path, frame(900))
+    alone = store_of(path)
+    for rank in range(num_ranks):
+        part = store_of(path, rank=rank, num_ranks=num_ranks)
+        for shard in part.facts:
+            assert shard % num_ranks == rank
+            np.testing.assert_array_equal(words_of(part, shard), words_of(alone, shard))
+
+
+def test_ranges_come_as_they_are_asked_for(tmp_path: Path) -> None:
+    store = store_of(write(tmp_path, frame(900), row_group_size=40))
+    whole = words_of(store, 1)
+    parts = store.read(1, np.array([3, 90, 140]), np.array([4, 135, 141]))
+    np.testing.assert_array_equal(
+        parts, np.concatenate([whole[3:4], whole[90:135], whole[140:141]])
+    )
+
+
+def test_row_groups_outside_the_window_are_not_read(tmp_path: Path) -> None:
+    snapshot = SnapshotFile(write(tmp_path, frame(1200)), COLUMNS, NUM_SHARDS)
+    assert 1 <= len(snapshot.groups(month(6))) <= 3
+    assert sum(f.num_rows for f in store_of(snapshot.path, month(6)).facts.values()) > 0
+
+
+def test_a_window_without_rows_gives_empty_shards(tmp_path: Path) -> None:
+    later = TimeWindow(start=YEAR.end, end=YEAR.end.replace(year=2015))
+    store = store_of(write(tmp_path, frame(300)), later)
+    assert {facts.num_rows for facts in store.facts.values()} == {0}
+    assert words_of(store, 0).shape[0] == 0
+
+
+@pytest.mark.parametrize("label", [2.0, None, -1.0, float("nan")])
+def test_a_label_that_is_neither_0_nor_1_is_refused(tmp_path: Path, label: float | None) -> None:
+    rows = frame(300).astype({"is_late": "float64"})
+    rows.loc[17, "is_late"] = label
+    with pytest.raises(DataContractError, match=r"1 of \d+ rows have a label .*flight_id is 17\."):
+        store_of(write(tmp_path, rows))
+
+
+def test_a_wrong_label_deep_in_a_large_row_group_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.training.data.decode.DECODED_ROWS", 64)
+    rows = frame(900).astype({"is_late": "float64"})
+    rows.loc[700, "is_late"] = 3
+    with pytest.raises(DataContractError, match=r"the first is 3 .*flight_id is 700\."):
+        store_of(write(tmp_path, rows, row_group_size=900))
+
+
+def test_a_large_row_group_is_decoded_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, frame(900), row_group_size=900)
+    whole = store_of(path)
+    monkeypatch.setattr("tasks.training.data.decode.DECODED_ROWS", 64)
+    parts = store_of(path)
+    for shard in range(NUM_SHARDS):
+        np.testing.assert_array_equal(words_of(parts, shard), words_of(whole, shard))
+        assert parts.facts[shard].category_counts == whole.facts[shard].category_counts
+
+
+def damage(path: Path, column: str, group: int) -> None:
+    """Overwrite the data of one column of one row group."""
+    metadata = pq.ParquetFile(path).metadata.row_group(group)
+    position = [metadata.column(i).path_in_schema for i in range(metadata.num_columns)].index(
+        column
+    )
+    chunk = metadata.column(position)
+    with path.open("r+b") as file:
+        file.seek(chunk.data_page_offset)
+        file.write(b"\xff" * chunk.total_compressed_size)
+
+
+def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, frame(900))
+    damage(path, "temp", 5)
+    with pytest.raises(
+        DataContractError, match=r"row group 5 of 9 of snapshot data\.parquet cannot"
+    ):
+        store_of(path)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_a_cut_file_is_refused(tmp_path: Path, kept: float) -> None:
+    path = write(tmp_path, frame(900))
+    with path.open("r+b") as file:
+        file.truncate(int(path.stat().st_size * kept))
+    with pytest.raises(DataContractError, match=r"data\.parquet cannot be read as Parquet"):
+        store_of(path)
+
+
+def test_a_file_cut_after_it_was_opened_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, frame(900))
+    snapshot = SnapshotFile(path, COLUMNS, NUM_SHARDS)
+    with path.open("r+b") as file:
+        file.truncate(2000)
+    with pytest.raises(DataContractError, match=r"row group \d of 9 .*the file was cut or changed"):
+        MemoryStore(snapshot, YEAR, range(NUM_SHARDS), lambda: None)
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataContractError, match=r"lacks column\(s\) temp, gust"):
+        store_of(write(tmp_path, frame(300).drop(columns=["temp", "gust"])))
+
+
+def test_a_number_that_came_as_text_is_refused(tmp_path: Path) -> None:
+    rows = frame(300).astype({"temp": "str"})
+    with pytest.raises(DataContractError, match=r"column 'temp' is .*string.*; expected a number"):
+        store_of(write(tmp_path, rows))
+
+
+def test_times_without_a_zone_are_refused(tmp_path: Path) -> None:
+    rows = frame(300)
+    rows["event_timestamp"] = rows["event_timestamp"].dt.tz_localize(None)
+    with pytest.raises(DataContractError, match="expected a timestamp with a time zone"):
+        store_of(write(tmp_path, rows))
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    path.write_text("no parquet at all")
+    with pytest.raises(DataContractError, match="cannot be read as Parquet"):
+        store_of(path)
+
+
+def test_a_schema_without_features_is_refused(tmp_path: Path) -> None:
+    bare = COLUMNS.model_copy(update={"categorical": (), "numeric": ()})
+    with pytest.raises(DataContractError, match="names no feature"):
+        store_of(write(tmp_path, frame(300)), columns=bare)
+
+
+def test_categories_that_are_integers_are_read_like_text(tmp_path: Path) -> None:
+    rows = frame(300)
+    rows["carrier"] = np.arange(300) % 3
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), path, row_group_size=50)
+    assert set(store_of(path).facts[0].category_counts["carrier"]) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("kind", ["int64", "float64", "bool", "Int16"])
+def test_numbers_of_any_type_become_float32(tmp_path: Path, kind: str) -> None:
+    rows = frame(300)
+    rows["temp"] = (np.arange(300) % 2).astype(np.int64)
+    rows = rows.astype({"temp": kind})
+    if kind == "Int16":
+        rows.loc[::7, "temp"] = pd.NA
+    snapshot = SnapshotFile(write(tmp_path, rows), COLUMNS, 1)
+    words = words_of(MemoryStore(snapshot, YEAR, [0], lambda: None), 0)
+    _, expected = COLUMNS.model_inputs(rows)
+    np.testing.assert_array_equal(snapshot.layout.numeric(words), expected)

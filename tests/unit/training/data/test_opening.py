@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks.errors import DataContractError
+from tasks.training.config import TrainingConfig
+from tasks.training.data import opening
+from tasks.training.data.config import ReadingConfig
+from tasks.training.data.opening import free_memory_bytes, open_sources
+from tasks.training.data.preprocess import Preprocessing
+from tasks.training.data.source import Sources
+from tasks.training.run_directory import TrainingJob
+from tests.builders import COLUMNS, frame, splits
+from tests.unit.training.data.ranks import ThreadExchange, on_ranks
+
+NUM_SHARDS = 4
+
+
+def job(
+    folder: Path,
+    rows: pd.DataFrame | None = None,
+    num_shards: int = NUM_SHARDS,
+    **reading: object,
+) -> TrainingJob:
+    path = folder / "data.parquet"
+    if rows is not None or not path.exists():
+        data = frame(1600) if rows is None else rows
+        data.to_parquet(path, row_group_size=100, index=False)
+    config = TrainingConfig(
+        num_shards=num_shards,
+        global_batch_size=8 * num_shards,
+        min_category_rows=5,
+        num_bins=4,
+        reading=ReadingConfig.model_validate(reading),
+    )
+    return TrainingJob(snapshot_path=path, columns=COLUMNS, splits=splits(), config=config)
+
+
+def opened(work: TrainingJob, folder: Path, size: int, ranks_per_replica: int = 1) -> list[Sources]:
+    def open_rank(exchange: ThreadExchange) -> Sources:
+        return open_sources(
+            work,
+            exchange,  # type: ignore[arg-type]
+            rank=exchange.rank // ranks_per_replica,
+            size=size // ranks_per_replica,
+            folder=folder / "rows",
+            on_progress=lambda: None,
+        )
+
+    return on_ranks(size, open_rank)
+
+
+def assert_same(one: Preprocessing, other: Preprocessing) -> None:
+    assert one.flagged == other.flagged
+    for a, b in zip(
+        (*one.vocabularies, *one.edges), (*other.vocabularies, *other.edges), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_any_number_of_ranks_fits_the_same_preprocessing_in_either_mode(
+    tmp_path: Path, size: int, mode: str
+) -> None:
+    (alone,) = opened(job(tmp_path, mode="memory"), tmp_path, 1)
+    assert any(map(len, alone.preprocessing.edges))
+    assert alone.preprocessing.flagged == (COLUMNS.numeric.index("gust"),)
+    ranks = opened(job(tmp_path, mode=mode), tmp_path, size)
+    for sources in ranks:
+        assert_same(sources.preprocessing, alone.preprocessing)
+        assert (sources.plan, sources.mode) == (alone.plan, mode)
+        assert sources.num_training_rows == alone.num_training_rows == alone.training.num_rows
+    assert sum(sources.training.num_rows for sources in ranks) == alone.num_training_rows
+    assert sum(sources.validation.num_rows for sources in ranks) == alone.validation.num_rows
+
+
+def test_the_bins_are_fitted_on_a_sample_where_there_are_many_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = opened(job(tmp_path, mode="memory"), tmp_path, 1)
+    monkeypatch.setattr("tasks.training.data.fitting.MAX_SAMPLE_ROWS", 80)
+    sampled = [
+        opened(job(tmp_path, mode=mode), tmp_path, size)[0].preprocessing
+        for mode, size in (("memory", 1), ("stream", 1), ("stream", 3))
+    ]
+    for other in sampled[1:]:
+        assert_same(sampled[0], other)
+    late_rate = COLUMNS.numeric.index("late_rate_24h")
+    assert not np.array_equal(sampled[0].edges[late_rate], whole.preprocessing.edges[late_rate])
+
+
+def test_ranks_that_share_a_replica_read_the_same_rows_and_are_counted_once(
+    tmp_path: Path,
+) -> None:
+    two = opened(job(tmp_path, mode="stream"), tmp_path, 2)
+    four = opened(job(tmp_path, mode="stream"), tmp_path, 4, ranks_per_replica=2)
+    for rank, sources in enumerate(four):
+        assert_same(sources.preprocessing, two[0].preprocessing)
+        assert sources.training.sizes == two[rank // 2].training.sizes
+        assert sources.num_training_rows == two[0].num_training_rows
+
+
+def test_ranks_that_have_changed_find_the_decoded_rows_of_earlier_ones(tmp_path: Path) -> None:
+    work = job(tmp_path, mode="stream")
+    before = opened(work, tmp_path, 3)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.rows")}
+    assert len(files) == 2 * NUM_SHARDS
+    after = opened(work, tmp_path, 2)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.rows")} == files
+    assert_same(before[0].preprocessing, after[0].preprocessing)
+    assert before[0].plan == after[1].plan
+
+
+def test_a_rank_that_gets_no_shard_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        ranks = opened(job(tmp_path, num_shards=2), tmp_path, 3)
+    assert ranks[2].training.num_rows == ranks[2].validation.num_rows == 0
+    assert "holds no rows: part 2 of 3 gets none of the shards" in caplog.text
+    steps = [len(list(sources.training.batches(0))) for sources in ranks]
+    assert steps == [ranks[0].plan.num_steps] * 3
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "mode"), [(10_000.0, "memory"), (0.25, "memory"), (0.01, "stream")]
+)
+def test_auto_streams_where_the_rows_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: float, mode: str
+) -> None:
+    monkeypatch.setattr(opening, "free_memory_bytes", lambda: int(free_mib * 2**20))
+    ranks = opened(job(tmp_path), tmp_path, 2)
+    assert {sources.mode for sources in ranks} == {mode}
+    assert f"reading mode '{mode}': this rank's rows take" in ranks[0].reason
+    assert "memory_share=0.5 of what is free, over 2 rank(s)" in ranks[0].reason
+
+
+def test_the_memory_limit_of_a_container_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "CGROUP", tmp_path)
+    host = free_memory_bytes()
+    assert host > 0
+    (tmp_path / "memory.current").write_text("900\n")
+    for limit, free in (("1000\n", 100), ("500\n", 0)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert free_memory_bytes() == free
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory_bytes() > 10**6
+
+
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_a_window_without_both_labels_is_refused(tmp_path: Path, mode: str) -> None:
+    rows = frame(1600)
+    in_july = rows.event_timestamp >= splits().validation.start
+    rows.loc[in_july, COLUMNS.label] = 0
+    with pytest.raises(DataContractError, match=r"validation window .* rows, 0 of them with label"):
+        opened(job(tmp_path, rows, mode=mode), tmp_path, 2)
+
+
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_a_label_that_is_no_number_on_one_rank_alone_is_refused(tmp_path: Path, mode: str) -> None:
+    rows = frame(1600).astype({COLUMNS.label: "float64"})
+    rows.loc[40, COLUMNS.label] = np.nan
+    with pytest.raises(DataContractError, match=r"the first is nan .*flight_id is 40\."):
+        opened(job(tmp_path, rows, mode=mode), tmp_path, 2)
+
+
+def test_an_empty_shard_is_refused_with_the_fix(tmp_path: Path) -> None:
+    rows = frame(1600).astype({COLUMNS.label: "int64"})
+    first = rows[rows.event_timestamp < splits().validation.start].head(3)
+    later = rows[rows.event_timestamp >= splits().validation.start]
+    few = pd.concat([first, later])
+    few.loc[first.index, COLUMNS.label] = [0, 1, 0]
+    with pytest.raises(DataContractError, match=r"have no training rows: .*lower num_shards"):
+        opened(job(tmp_path, few, num_shards=16), tmp_path, 1)

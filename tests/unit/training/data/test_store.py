@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tasks.errors import StorageError, TransientError
+from tasks.training.data.decode import SnapshotFile
+from tasks.training.data.store import FileStore, MemoryStore
+from tests.builders import COLUMNS, YEAR, frame, month
+
+NUM_SHARDS = 4
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> SnapshotFile:
+    path = tmp_path / "data.parquet"
+    frame(900).to_parquet(path, row_group_size=100, index=False)
+    return SnapshotFile(path, COLUMNS, NUM_SHARDS)
+
+
+def open_store(folder: Path, snapshot: SnapshotFile, *shards: int) -> tuple[FileStore, int]:
+    """A store in files, and how many row groups were looked at to make it."""
+    groups: list[int] = []
+    store = FileStore(folder, snapshot, YEAR, shards, lambda: groups.append(1))
+    return store, len(groups)
+
+
+def test_files_hold_what_memory_holds(tmp_path: Path, snapshot: SnapshotFile) -> None:
+    files, _ = open_store(tmp_path / "rows", snapshot, 1, 3)
+    memory = MemoryStore(snapshot, YEAR, [1, 3], lambda: None)
+    assert list(files.facts) == [1, 3]
+    for shard, facts in memory.facts.items():
+        assert files.facts[shard].category_counts == facts.category_counts
+        assert files.facts[shard].num_positive == facts.num_positive
+        np.testing.assert_array_equal(files.facts[shard].num_missing, facts.num_missing)
+        ranges = np.array([0, 5, 77]), np.array([2, 60, facts.num_rows])
+        np.testing.assert_array_equal(files.read(shard, *ranges), memory.read(shard, *ranges))
+
+
+def test_decoded_shards_are_found_again_and_only_others_decoded(
+    tmp_path: Path, snapshot: SnapshotFile
+) -> None:
+    first, looked_at = open_store(tmp_path / "rows", snapshot, 0, 2)
+    assert looked_at == 9
+    again, looked_at = open_store(tmp_path / "rows", snapshot, 0, 2)
+    assert looked_at == 0
+    more, looked_at = open_store(tmp_path / "rows", snapshot, 0, 1, 2, 3)
+    assert looked_at == 9
+    assert list(more.facts) == [0, 1, 2, 3]
+    for store in (again, more):
+        assert store.facts[2].category_counts == first.facts[2].category_counts
+        everything = np.array([0]), np.array([first.facts[2].num_rows])
+        np.testing.assert_array_equal(store.read(2, *everything), first.read(2, *everything))
+
+
+def test_rows_of_another_snapshot_or_window_are_not_taken(
+    tmp_path: Path, snapshot: SnapshotFile
+) -> None:
+    open_store(tmp_path / "rows", snapshot, 0)
+    frame(900, seed=1).to_parquet(snapshot.path, row_group_size=100, index=False)
+    changed = SnapshotFile(snapshot.path, COLUMNS, NUM_SHARDS)
+    store, looked_at = open_store(tmp_path / "rows", changed, 0)
+    assert looked_at == 9
+    march = FileStore(tmp_path / "rows", changed, month(3), [0], lambda: None)
+    assert 0 < march.facts[0].num_rows < store.facts[0].num_rows
+
+
+def test_a_file_that_was_cut_is_decoded_again(tmp_path: Path, snapshot: SnapshotFile) -> None:
+    store, _ = open_store(tmp_path / "rows", snapshot, 0)
+    (path,) = tmp_path.rglob("*.rows")
+    with path.open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(TransientError, match="A new attempt decodes them again"):
+        store.read(0, np.array([0]), np.array([50]))
+    whole, looked_at = open_store(tmp_path / "rows", snapshot, 0)
+    assert looked_at == 9
+    assert len(whole.read(0, np.array([0]), np.array([50]))) == 50
+
+
+def test_rows_that_were_removed_are_a_transient_error(
+    tmp_path: Path, snapshot: SnapshotFile
+) -> None:
+    store, _ = open_store(tmp_path / "rows", snapshot, 0)
+    shutil.rmtree(tmp_path / "rows")
+    with pytest.raises(TransientError, match=r"rows of shard 0 cannot be read"):
+        store.read(0, np.array([0]), np.array([1]))
+
+
+def test_a_disk_without_space_is_refused_before_anything_is_decoded(
+    tmp_path: Path, snapshot: SnapshotFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**6, 10**6 - 999, 999))
+    looked_at: list[int] = []
+    with pytest.raises(StorageError, match=r"0 MiB free; decoded rows of 2 shard\(s\) take"):
+        FileStore(tmp_path / "rows", snapshot, YEAR, [0, 1], lambda: looked_at.append(1))
+    assert looked_at == []
+
+
+def test_a_full_disk_is_a_storage_error_and_leaves_nothing(
+    tmp_path: Path, snapshot: SnapshotFile
+) -> None:
+    (tmp_path / "rows").symlink_to("/proc/self")  # a folder in which nothing can be made
+    with pytest.raises(StorageError, match="the disk refused a write"):
+        open_store(tmp_path / "rows", snapshot, 0)
+
+
+def test_what_a_killed_process_left_half_written_is_removed(
+    tmp_path: Path, snapshot: SnapshotFile
+) -> None:
+    open_store(tmp_path / "rows", snapshot, 0)
+    (folder,) = (tmp_path / "rows").iterdir()
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    abandoned = folder / f".3-{dead.stdout.strip()}.aside"
+    ours = folder / f".3-{os.getppid()}.aside"
+    for path in (abandoned, ours):
+        path.write_bytes(b"half")
+    open_store(tmp_path / "rows", snapshot, 0)
+    assert not abandoned.exists()
+    assert ours.exists()
+
+
+def test_a_refused_snapshot_leaves_no_half_written_file(tmp_path: Path) -> None:
+    rows = frame(900).astype({"is_late": "float64"})
+    rows.loc[890, "is_late"] = 5
+    path = tmp_path / "data.parquet"
+    rows.to_parquet(path, row_group_size=100, index=False)
+    with pytest.raises(Exception, match="flight_id is 890"):
+        open_store(tmp_path / "rows", SnapshotFile(path, COLUMNS, NUM_SHARDS), *range(NUM_SHARDS))
+    assert [p for p in (tmp_path / "rows").rglob("*") if p.is_file()] == []

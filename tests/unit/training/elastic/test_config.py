@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.training.elastic.config import ElasticConfig
+
+REMOTE = {
+    "discovery": "file",
+    "place": "/shared/hosts",
+    "interface": "eth0",
+    "ssh_key_file": "/keys/id",
+    "ssh_known_hosts_file": "/keys/known_hosts",
+}
+
+
+def test_this_machine_alone_needs_nothing_said() -> None:
+    assert ElasticConfig().discovery == "local"
+
+
+def test_other_hosts_are_reached_where_all_is_said() -> None:
+    assert ElasticConfig.model_validate(REMOTE).interface == "eth0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"place": ""}, "needs `place`"),
+        ({"interface": "lo"}, "cannot be reached over interface='lo'"),
+        ({"ssh_key_file": None}, "needs ssh_key_file and ssh_known_hosts_file"),
+        ({"ssh_known_hosts_file": None}, "only those whose host key is known"),
+        ({"min_ranks": 5, "max_ranks": 4}, "min_ranks=5 is above max_ranks=4"),
+        ({"cooldown_min_s": 9, "cooldown_max_s": 3}, "cooldown_min_s=9.0 is above"),
+        ({"interface": "eth0; rm"}, "interface"),
+        ({"ssh_user": "-oProxyCommand=x y"}, "ssh_user"),
+        ({"min_hosts": 1}, "min_hosts"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused_with_a_sentence(
+    changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        ElasticConfig.model_validate({**REMOTE, **changes})

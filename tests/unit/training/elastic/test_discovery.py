@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import ConfigurationError, TransientError
+from tasks.training.elastic.config import ElasticConfig
+from tasks.training.elastic.discovery import (
+    AnsweringHosts,
+    HostFile,
+    HostProgram,
+    HostWatch,
+    KubernetesPods,
+    LocalSlots,
+    Slots,
+    discovery_of,
+    parse_hosts,
+)
+
+
+def test_a_hosts_file_names_slots_in_three_ways_and_may_hold_comments() -> None:
+    text = "# our hosts\nh1\nh2:3  # the large one\n\nh3.example slots=4\nidle:0\n"
+    assert parse_hosts(text, 2, "hosts") == {"h1": 2, "h2": 3, "h3.example": 4}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["h1 slots=two", "h1:", "h1:-1", "-oProxyCommand=evil", "h1 h2 h3", "h1 gpus=2", "a/b", ":3"],
+)
+def test_a_line_that_is_no_host_is_refused_with_its_number(line: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^hosts, line 2: .* is no host; expected"):
+        parse_hosts(f"h0\n{line}\n", 1, "hosts")
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True), st.integers(1, 64), max_size=5
+    )
+)
+def test_whatever_hosts_are_written_are_read(hosts: dict[str, int]) -> None:
+    text = "".join(f"{host} slots={slots}\n" for host, slots in hosts.items())
+    assert parse_hosts(text, 1, "hosts") == hosts
+
+
+def test_a_changed_hosts_file_is_read_anew_and_a_missing_one_is_transient(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("h1\n")
+    discovery = HostFile(path, 2)
+    assert discovery.find() == {"h1": 2}
+    path.write_text("h1\nh2\n")
+    assert discovery.find() == {"h1": 2, "h2": 2}
+    path.unlink()
+    with pytest.raises(TransientError, match="cannot be read"):
+        discovery.find()
+
+
+def program(folder: Path, text: str) -> Path:
+    path = folder / "discover_hosts.sh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_any_program_may_print_the_hosts(tmp_path: Path) -> None:
+    path = program(tmp_path, "echo worker-0.job; echo worker-1.job:4")
+    assert HostProgram(path, 2).find() == {"worker-0.job": 2, "worker-1.job": 4}
+
+
+def test_a_program_that_fails_is_transient_and_says_what_it_printed(tmp_path: Path) -> None:
+    path = program(tmp_path, "echo no such job >&2; exit 3")
+    with pytest.raises(TransientError, match=r"ended with code 3 \(no such job\)"):
+        HostProgram(path, 2).find()
+    with pytest.raises(TransientError, match="did not print hosts"):
+        HostProgram(tmp_path / "none", 2).find()
+
+
+def test_a_program_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FALAJ_PASSWORD", "secret")
+    path = program(tmp_path, 'echo "host-${FALAJ_PASSWORD:-without}"')
+    assert list(HostProgram(path, 1).find()) == ["host-without"]
+
+
+class FixedHosts:
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.failure: Exception | None = None
+
+    def find(self) -> Slots:
+        if self.failure is not None:
+            raise self.failure
+        return self.slots
+
+
+def test_hosts_that_do_not_answer_are_left_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = AnsweringHosts(FixedHosts({"127.0.0.1": 2, "127.0.0.2": 2}), port).find()
+    assert found == {"127.0.0.1": 2}
+
+
+class PodAnswers(BaseHTTPRequestHandler):
+    pods: ClassVar[list[object]] = []
+    seen: ClassVar[list[tuple[str, str]]] = []
+
+    def do_GET(self) -> None:
+        self.seen.append((self.path, self.headers["Authorization"]))
+        body = json.dumps({"kind": "PodList", "items": self.pods}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def api() -> Iterator[str]:
+    PodAnswers.seen.clear()
+    with HTTPServer(("127.0.0.1", 0), PodAnswers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def pod(name: str, ip: str, **changes: object) -> dict[str, object]:
+    ready = {"type": "Ready", "status": changes.pop("ready", "True")}
+    status = {"phase": changes.pop("phase", "Running"), "podIP": ip, "conditions": [ready]}
+    metadata = {"name": name, "labels": {}, **changes.pop("metadata", {})}  # type: ignore[dict-item]
+    return {"metadata": metadata, "spec": changes, "status": status}
+
+
+def test_only_ready_pods_that_stay_are_hosts(api: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc\n")
+    PodAnswers.pods = [
+        pod("w0", "10.0.0.1", hostname="job-worker-0", subdomain="job"),
+        pod("w1", "10.0.0.2"),
+        pod("w2", "10.0.0.3", ready="False"),
+        pod("w3", "10.0.0.4", phase="Pending"),
+        pod("w4", "10.0.0.5", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+    ]
+    found = KubernetesPods("ml/job-name=flights", 2, api, tmp_path).find()
+    assert found == {"job-worker-0.job": 2, "10.0.0.2": 2}
+    expected = "/api/v1/namespaces/ml/pods?labelSelector=job-name%3Dflights"
+    assert PodAnswers.seen == [(expected, "Bearer abc")]
+
+
+def test_an_api_server_that_does_not_answer_is_transient(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc")
+    with pytest.raises(TransientError, match="did not list the pods of ml"):
+        KubernetesPods("ml/a=b", 2, "http://127.0.0.1:9", tmp_path).find()
+
+
+def test_a_place_without_a_selector_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="is not namespace/label selector"):
+        KubernetesPods("ml", 2)
+
+
+def test_a_failed_look_keeps_the_hosts_of_the_last_one() -> None:
+    source = FixedHosts({"h1": 1})
+    watch = HostWatch(source, 1)
+    source.failure = TransientError("away")
+    watch.look()
+    assert watch.slots == {}
+    assert watch.trouble == "away"
+    source.failure = None
+    watch.look()
+    source.failure = TransientError("away again")
+    watch.look()
+    assert watch.slots == {"h1": 1}
+
+
+def test_a_host_is_gone_only_after_several_looks_without_it() -> None:
+    source = FixedHosts({"h1": 1, "h2": 1})
+    watch = HostWatch(source, 1)
+    watch.look()
+    source.slots = {"h1": 1}
+    for _ in range(HostWatch.misses_to_be_gone - 1):
+        watch.look()
+        assert set(watch.slots) == {"h1", "h2"}
+    watch.look()
+    assert set(watch.slots) == {"h1"}
+
+
+def test_fewer_slots_of_a_host_count_at_once() -> None:
+    source = FixedHosts({"h1": 4})
+    watch = HostWatch(source, 1)
+    watch.look()
+    source.slots = {"h1": 2}
+    watch.look()
+    assert watch.slots == {"h1": 2}
+
+
+def test_the_configuration_chooses_the_source(tmp_path: Path) -> None:
+    def source(kind: str, place: str) -> object:
+        return discovery_of(
+            ElasticConfig.model_validate(
+                {
+                    "discovery": kind,
+                    "place": place,
+                    "interface": "eth0",
+                    "ssh_key_file": tmp_path / "key",
+                    "ssh_known_hosts_file": tmp_path / "known",
+                }
+            )
+        )
+
+    assert isinstance(source("file", "hosts"), HostFile)
+    assert isinstance(source("ssh", "hosts"), AnsweringHosts)
+    assert isinstance(source("script", "x.sh"), HostProgram)
+    assert isinstance(source("kubernetes", "ml/a=b"), KubernetesPods)
+    local = discovery_of(ElasticConfig(slots_per_host=3))
+    assert isinstance(local, LocalSlots)
+    assert local.find() == {"localhost": 3}

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import itertools
+import socket
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import ConfigurationError
+from tasks.training.elastic.groups import Rendezvous, address_of, assignments, in_rank_order
+
+
+@dataclass
+class Rank:
+    host: str
+    commit: int
+    seniority: int
+
+
+def test_rank_0_is_one_that_holds_the_newest_commit() -> None:
+    ranks = [Rank("h1", 0, 0), Rank("h2", 7, 2), Rank("h1", 7, 3), Rank("h3", 6, 1)]
+    ordered = in_rank_order(ranks)
+    assert ordered[0] == Rank("h2", 7, 2)
+    assert [rank.host for rank in ordered] == ["h2", "h1", "h1", "h3"]
+
+
+members = st.lists(
+    st.builds(Rank, st.sampled_from(["a", "b", "c"]), st.integers(0, 3), st.integers(0, 1000)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(members)
+def test_ranks_of_a_host_follow_each_other_and_nobody_is_lost(ranks: list[Rank]) -> None:
+    ordered = in_rank_order(ranks)
+    key = repr
+    assert sorted(ordered, key=key) == sorted(ranks, key=key)
+    assert ordered[0].commit == max(rank.commit for rank in ranks)
+    changes = [a.host != b.host for a, b in itertools.pairwise(ordered)]
+    assert sum(changes) == len({rank.host for rank in ranks}) - 1
+
+
+@given(members)
+def test_horovods_numbers_follow_the_order(ranks: list[Rank]) -> None:
+    ordered = in_rank_order(ranks)
+    slots = assignments([rank.host for rank in ordered])
+    assert [slot.rank for slot in slots] == list(range(len(ranks)))
+    assert [slot.hostname for slot in slots] == [rank.host for rank in ordered]
+    for slot in slots:
+        assert slot.size == len(ranks)
+        assert slot.local_size == sum(rank.host == slot.hostname for rank in ranks)
+        assert 0 <= slot.local_rank < slot.local_size
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(ConfigurationError, match=r"no network interface 'wg7'.*it has .*lo"):
+        address_of("wg7")
+
+
+def test_the_rendezvous_is_on_its_one_address_and_gone_when_closed() -> None:
+    rendezvous = Rendezvous("127.0.0.1", assignments(["localhost"]))
+    url = f"http://127.0.0.1:{rendezvous.port}/global/0"
+    request = urllib.request.Request(url, data=b"address", method="PUT")
+    urllib.request.urlopen(request, timeout=5).close()
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        assert answer.read() == b"address"
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", rendezvous.port), 5)
+    rendezvous.close()
+    rendezvous.close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=5)

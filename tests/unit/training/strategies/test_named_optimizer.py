@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tasks.training.strategies.named_optimizer import NamedOptimizer
+from tests.distributed.strategy_cases import SmallNetwork, adamw, global_batch
+
+
+def trained(network: nn.Module, optimizer: NamedOptimizer, steps: int) -> None:
+    for step in range(steps):
+        network.zero_grad()
+        network(*global_batch(step).inputs).square().sum().backward()
+        optimizer.step(0.01)
+
+
+def in_two_groups(
+    parameters: object,
+) -> torch.optim.Optimizer:
+    """The groups are in another order than the network's parameters."""
+    named = [p for _, p in parameters]  # type: ignore[attr-defined]
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in named if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": [p for p in named if p.ndim > 1], "weight_decay": 0.1},
+        ],
+        eps=1e-6,
+        fused=True,
+    )
+
+
+@pytest.mark.parametrize("build", [adamw, in_two_groups])
+def test_an_optimizer_goes_on_from_the_state_of_another(build: object) -> None:
+    networks = [SmallNetwork(), SmallNetwork()]
+    first, second = (NamedOptimizer(build, n.named_parameters()) for n in networks)  # type: ignore[arg-type]
+    trained(networks[0], first, 3)
+    networks[1].load_state_dict(networks[0].state_dict())
+    second.load(first.state())
+    for network, optimizer in zip(networks, (first, second), strict=True):
+        trained(network, optimizer, 2)
+    for ours, theirs in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_state_is_known_by_name_and_holds_copies() -> None:
+    network = SmallNetwork()
+    optimizer = NamedOptimizer(adamw, network.named_parameters())
+    assert optimizer.state() == {}
+    trained(network, optimizer, 1)
+    state = optimizer.state()
+    names = {name for name, _ in network.named_parameters()}
+    assert {key.rpartition("/")[0] for key in state} == names
+    assert {key.rpartition("/")[2] for key in state} == {"step", "exp_avg", "exp_avg_sq"}
+    kept = state["entry.weight/exp_avg"].clone()
+    second = NamedOptimizer(adamw, network.named_parameters())
+    second.load(state)
+    trained(network, second, 1)
+    assert torch.equal(state["entry.weight/exp_avg"], kept)
+
+
+def test_a_state_without_some_parameters_leaves_those_new() -> None:
+    network = SmallNetwork()
+    optimizer = NamedOptimizer(adamw, network.named_parameters())
+    trained(network, optimizer, 2)
+    part = {k: v for k, v in optimizer.state().items() if k.startswith("entry")}
+    fresh = NamedOptimizer(adamw, network.named_parameters())
+    fresh.load(part)
+    assert fresh.state().keys() == part.keys()
+
+
+def test_every_step_is_taken_at_its_own_rate() -> None:
+    network = SmallNetwork()
+    optimizer = NamedOptimizer(adamw, network.named_parameters())
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    network(*global_batch(0).inputs).sum().backward()
+    optimizer.step(0.0)
+    assert all(torch.equal(before[name], p) for name, p in network.named_parameters())

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.training.strategies.build import STRATEGIES, strategy_kind
+from tasks.training.strategies.config import StrategyConfig
+
+
+def config(**fields: object) -> StrategyConfig:
+    return StrategyConfig.model_validate(fields)
+
+
+def test_the_default_is_horovod_in_fp32_with_nothing_else() -> None:
+    default = StrategyConfig()
+    assert (default.name, default.precision, default.engine) == ("horovod", "fp32", "horovod")
+    assert default.accumulation_steps == default.local_steps == default.ranks_per_replica == 1
+    assert not any((default.compile, default.activation_checkpointing, default.asynchronous))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"name": "fsdp", "gradient_compression": "topk"}, "topk is for horovod and ddp alone"),
+        ({"name": "fsdp", "local_steps": 4}, "local_steps=4 is for horovod and ddp alone"),
+        ({"name": "fsdp", "asynchronous": True}, "asynchronous=True is for horovod and ddp"),
+        ({"tensor_parallel_size": 2}, "is for tensor-parallel alone, but name='horovod'"),
+        ({"name": "fsdp", "pipeline_stages": 2}, "is for pipeline-parallel alone"),
+        ({"fsdp_replicas": 2}, "fsdp_replicas=2 is for fsdp alone"),
+        ({"local_steps": 2, "max_gradient_norm": 1.0}, "with local_steps above 1 ranks exchange"),
+        ({"local_steps": 2, "precision": "fp16"}, "precision=fp16 needs the gradient of all"),
+        ({"asynchronous": True, "gradient_compression": "fp16"}, "asynchronous=true ranks exch"),
+        ({"name": "tensor-parallel", "compile": True}, "compile=true is not offered with"),
+        ({"precision": "fp16", "gradient_compression": "topk"}, "use precision='bf16' or"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(
+    fields: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValidationError, match=re.escape(sentence)):
+        config(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "mpi"},
+        {"precision": "int8"},
+        {"accumulation_steps": 0},
+        {"max_gradient_norm": 0.0},
+        {"max_gradient_norm": float("nan")},
+        {"max_gradient_norm": float("inf")},
+        {"topk_share": 0.0},
+        {"local_steps": 10_001},
+        {"unknown": 1},
+    ],
+)
+def test_values_out_of_bounds_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "horovod"),
+        ({"name": "ddp"}, "ddp"),
+        ({"name": "ddp", "gradient_compression": "powersgd"}, "horovod"),
+        ({"name": "ddp", "local_steps": 4}, "local-sgd"),
+        ({"asynchronous": True}, "asynchronous"),
+    ],
+)
+def test_how_a_rank_steps_comes_before_by_which_library_it_talks(
+    fields: dict[str, object], kind: str
+) -> None:
+    assert strategy_kind(config(**fields)) == kind
+    assert kind in STRATEGIES

@@ -1,0 +1,44 @@
+"""Ranks with known shares of their time, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from tasks.contracts import HostTelemetry, PhaseTime, RankTelemetry
+from tasks.training.telemetry.diagnosis import JobFacts
+from tasks.training.telemetry.step_clock import PHASES, WARM_UP_STEPS
+
+NUM_STEPS = 100
+HOST = HostTelemetry(
+    name="one", num_cores=2, memory_bytes=8_000_000_000, cpu_share_mean=0.9, cpu_share_max=1.0,
+    temperature_max_c=None, network_sent_bytes=0, network_received_bytes=0,
+    loopback_bytes=1_000_000, swapped_in_bytes=0,
+)  # fmt: skip
+JOB = JobFacts(
+    num_ranks=2, threads_per_rank=1, global_batch_size=2048, num_shards=8, num_cores=2
+)  # fmt: skip
+
+
+def rank(
+    number: int = 0,
+    data_ms: float = 0.3,
+    compute_ms: float = 9.0,
+    exchange_ms: float = 0.7,
+    cpu_share: float = 1.0,
+    **changes: object,
+) -> RankTelemetry:
+    """A rank whose steps after the first few take so long."""
+    steady = {"data": data_ms, "compute": compute_ms, "exchange": exchange_ms}
+    phases = {}
+    for name in PHASES:
+        seconds = steady.get(name, 0.0) * (NUM_STEPS - WARM_UP_STEPS) / 1000
+        cpu_s = seconds * (cpu_share if name == "compute" else 0.1)
+        phases[name] = PhaseTime(
+            seconds=seconds + 1, cpu_s=cpu_s, steady_s=seconds, steady_cpu_s=cpu_s
+        )
+    values: dict[str, object] = {
+        "rank": number, "host": "one", "num_steps": NUM_STEPS, "num_rows": 102_400,
+        "rows_per_s": 50_000.0, "phases": phases, "step_p50_s": 0.01, "step_p95_s": 0.012,
+        "wire_bytes": 100 * 4_000_000, "cpu_s": 1.0, "peak_memory_bytes": 500_000_000,
+        "major_faults": 0, "preemptions": 0, "busy_cores_mean": 0.9, "busy_cores_max": 1.0,
+        "disk_read_bytes": 0, "disk_written_bytes": 0,
+    }  # fmt: skip
+    return RankTelemetry.model_validate({**values, **changes})

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.training.telemetry.config import TelemetryConfig
+
+
+@pytest.mark.parametrize("path", ["training.prom", "/var/lib/training.txt"])
+def test_a_textfile_that_the_collector_would_not_read_is_refused(path: str) -> None:
+    with pytest.raises(ValidationError, match=r"is not an absolute path that ends in \.prom"):
+        TelemetryConfig(prometheus_textfile=Path(path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sample_every_s": 0}, {"watts_per_core": -1}, {"currency": "euro"}, {"prometheus_port": -1}],
+)
+def test_numbers_without_sense_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TelemetryConfig.model_validate(change)
+
+
+def test_nothing_is_priced_estimated_or_exported_unless_asked_for() -> None:
+    config = TelemetryConfig()
+    assert not config.profile
+    assert not config.apply_suggestions
+    assert config.watts_per_core is config.price_per_kwh is config.price_per_node_hour is None
+    assert config.prometheus_textfile is config.prometheus_port is None

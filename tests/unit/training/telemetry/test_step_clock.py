@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import StorageError
+from tasks.training.telemetry import step_clock
+from tasks.training.telemetry.step_clock import (
+    NUM_BINS,
+    PHASES,
+    WARM_UP_STEPS,
+    StepClock,
+    bin_of,
+    clock_path,
+    middle_of,
+    quantile,
+    read_clock,
+)
+from tests.processes import wait_until
+
+NEVER_S = 3600.0
+
+
+def test_phases_add_up_to_the_time_that_passed(tmp_path: Path) -> None:
+    with StepClock(tmp_path, 0, NEVER_S) as clock:
+        for _ in range(20):
+            with clock.phase("data"):
+                pass
+            with clock.phase("compute"):
+                sum(range(1000))
+            clock.step()
+        reading = clock.reading()
+    assert sum(p.seconds for p in reading.phases.values()) == pytest.approx(
+        reading.elapsed_s, rel=1e-3, abs=1e-3
+    )
+    assert set(reading.phases) == set(PHASES)
+
+
+class HandTurnedTime:
+    """Stands in for `time` in the clock: it only moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def perf_counter_ns(self) -> int:
+        return int(self.ms * 1e6)
+
+    def thread_time_ns(self) -> int:
+        return 0
+
+    def process_time(self) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def turned(monkeypatch: pytest.MonkeyPatch) -> HandTurnedTime:
+    turned = HandTurnedTime()
+    monkeypatch.setattr(step_clock, "time", turned)
+    return turned
+
+
+def test_a_phase_inside_another_takes_its_time_from_it(
+    tmp_path: Path, turned: HandTurnedTime
+) -> None:
+    with StepClock(tmp_path, 0, NEVER_S) as clock:
+        with clock.phase("compute"):
+            turned.ms += 1
+            with clock.phase("exchange"):
+                turned.ms += 20
+            turned.ms += 2
+        turned.ms += 5
+        phases = clock.reading().phases
+        assert clock.busy_s == pytest.approx(0.003)
+    assert phases["exchange"].seconds == pytest.approx(0.020)
+    assert phases["compute"].seconds == pytest.approx(0.003)
+    assert phases["other"].seconds == pytest.approx(0.005)
+
+
+def test_a_waiting_phase_takes_wall_time_and_no_cpu_time(tmp_path: Path) -> None:
+    with StepClock(tmp_path, 0, NEVER_S) as clock:
+        with clock.phase("exchange"):
+            threading.Event().wait(0.2)
+        exchange = clock.reading().phases["exchange"]
+    assert exchange.seconds >= 0.2
+    assert exchange.cpu_s < 0.1
+
+
+def test_the_first_steps_are_not_part_of_the_steady_time(
+    tmp_path: Path, turned: HandTurnedTime
+) -> None:
+    with StepClock(tmp_path, 0, NEVER_S) as clock:
+        for number in range(WARM_UP_STEPS + 2):
+            with clock.phase("compute"):
+                turned.ms += 1000 if number == 0 else 8
+            clock.add_rows(7)
+            clock.step()
+        reading = clock.reading()
+    assert reading.steady_steps == 2
+    assert reading.steady_rows == 14
+    assert reading.num_rows == 7 * (WARM_UP_STEPS + 2)
+    compute = reading.phases["compute"]
+    assert compute.steady_s == pytest.approx(0.016)
+    assert compute.seconds == pytest.approx(1.0 + 0.008 * (WARM_UP_STEPS + 1))
+    assert compute.p50_s == pytest.approx(0.008, rel=1 / 16)
+    assert reading.step_p95_s == pytest.approx(0.008, rel=1 / 16)
+
+
+def test_before_the_first_steady_step_nothing_is_steady(tmp_path: Path) -> None:
+    with StepClock(tmp_path, 0, NEVER_S) as clock:
+        with clock.phase("data"):
+            pass
+        reading = clock.reading()
+    assert reading.steady_steps == reading.steady_rows == 0
+    assert reading.phases["data"].steady_s == 0
+    assert reading.step_p50_s is None
+
+
+def test_the_driver_reads_what_a_rank_wrote_last(tmp_path: Path) -> None:
+    assert read_clock(tmp_path, 3) is None
+    with StepClock(tmp_path, 3, NEVER_S) as clock:
+        wait_until(clock_path(tmp_path, 3).exists, "the first reading is written at once")
+        clock.add_bytes(12)
+        clock.step()
+    reading = read_clock(tmp_path, 3)
+    assert reading is not None
+    assert (reading.rank, reading.num_steps, reading.wire_bytes) == (3, 1, 12)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["telemetry-00003.json"]
+
+
+def test_a_rank_that_is_stuck_says_in_which_phase(tmp_path: Path) -> None:
+    def says_exchange() -> bool:
+        reading = read_clock(tmp_path, 0)
+        return reading is not None and reading.phases["exchange"].seconds > 0.1
+
+    with StepClock(tmp_path, 0, write_every_s=0.05) as clock, clock.phase("exchange"):
+        wait_until(says_exchange, "the running phase is written")
+        reading = read_clock(tmp_path, 0)
+    assert reading is not None
+    assert reading.phase == "exchange"
+
+
+def test_an_error_inside_a_phase_ends_it(tmp_path: Path) -> None:
+    with StepClock(tmp_path, 0, NEVER_S) as clock:
+        with pytest.raises(ValueError, match="broken"), clock.phase("compute"):
+            raise ValueError("broken")
+        assert clock.reading().phase == "other"
+
+
+def test_a_disk_that_refuses_is_told_by_a_later_step(tmp_path: Path) -> None:
+    clock_path(tmp_path, 0).with_suffix(".aside").symlink_to("/dev/full")
+    clock = StepClock(tmp_path, 0, write_every_s=0.02)
+
+    def refused() -> bool:
+        try:
+            clock.step()
+        except StorageError:
+            return True
+        return False
+
+    wait_until(refused, "a step raises what the writing thread met")
+    with pytest.raises(StorageError, match="No space left"):
+        clock.close()
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_bin_knows_a_time_to_a_sixteenth(ns: int) -> None:
+    assert 0 <= bin_of(ns) < NUM_BINS
+    assert abs(middle_of(bin_of(ns)) - ns) <= max(1, ns / 16)
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=200))
+def test_quantiles_of_bins_are_close_to_those_of_the_times(times: list[int]) -> None:
+    bins = [0] * NUM_BINS
+    for ns in times:
+        bins[bin_of(ns)] += 1
+    for share in (0.5, 0.95):
+        rank = max(0, -int(-share * len(times) // 1) - 1)
+        exact = sorted(times)[rank]
+        found = quantile(bins, share)
+        assert found is not None
+        assert abs(found * 1e9 - exact) <= max(2, exact / 8)
+
+
+def test_bins_rise_with_the_time() -> None:
+    times = [0, 1, 15, 16, 17, 31, 32, 1000, 10**6, 10**9, 10**12]
+    bins = [bin_of(ns) for ns in times]
+    assert bins == sorted(bins)

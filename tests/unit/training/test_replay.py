@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import WindowError
+from tasks.training.replay import new_rows_window, replay_probability, replayed
+from tests.builders import month
+
+
+def test_new_rows_begin_where_the_champion_ended() -> None:
+    assert new_rows_window(month(1, 8), month(1, 6)) == month(7, 2)
+    assert new_rows_window(month(8, 1), month(1, 6)) == month(8, 1)
+
+
+@pytest.mark.parametrize("champion", [month(1, 8), month(2, 9)])
+def test_a_window_without_new_rows_is_refused(champion: object) -> None:
+    with pytest.raises(WindowError, match="nothing new is there to learn"):
+        new_rows_window(month(1, 8), champion)  # type: ignore[arg-type]
+
+
+@given(num_new=st.integers(1, 5000), num_old=st.integers(0, 20_000), share=st.floats(0.0, 0.95))
+def test_older_rows_are_the_share_that_was_asked_for(
+    num_new: int, num_old: int, share: float
+) -> None:
+    probability = replay_probability(num_new, num_old, share)
+    kept = int(replayed(np.arange(num_old), probability, seed=3).sum())
+    wanted = min(num_old, share / (1 - share) * num_new)
+    assert abs(kept - wanted) <= 5 * np.sqrt(wanted) + 1
+
+
+@given(seed=st.integers(0, 2**31 - 1), probability=st.floats(0, 1))
+def test_the_choice_is_a_matter_of_the_row_and_the_seed_alone(
+    seed: int, probability: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(-(2**62), 2**62, 200)
+    order = rng.permutation(200)
+    chosen = replayed(ids, probability, seed)
+    assert np.array_equal(replayed(ids[order], probability, seed), chosen[order])
+
+
+def test_another_seed_chooses_others() -> None:
+    ids = np.arange(10_000)
+    one, other = replayed(ids, 0.5, 0), replayed(ids, 0.5, 1)
+    assert 0.45 < (one == other).mean() < 0.55
+    assert not replayed(ids, 0.0, 0).any()
+    assert replayed(ids, 1.0, 0).all()

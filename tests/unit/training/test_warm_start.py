@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.contracts import DatasetSchema, category_code
+from tasks.errors import ArtifactError
+from tasks.training.config import TrainingConfig
+from tasks.training.data.preprocess import Preprocessing
+from tasks.training.model import TabularNetwork
+from tasks.training.warm_start import Fitted, WarmStart, described, warm_start
+
+CONFIG = TrainingConfig(hidden_sizes=(12, 8))
+NAMES = [f"value {n}" for n in range(30)]
+
+
+def fitted(
+    vocabularies: dict[str, list[str]], edges: dict[str, list[float]], flagged: tuple[str, ...]
+) -> Fitted:
+    codes = [sorted(map(category_code, known)) for known in vocabularies.values()]
+    return Fitted(
+        Preprocessing(
+            vocabularies=tuple(np.array(c, dtype=np.int32) for c in codes),
+            edges=tuple(np.array(e, dtype=np.float32) for e in edges.values()),
+            flagged=tuple(k for k, name in enumerate(edges) if name in flagged),
+        ),
+        tuple(vocabularies),
+        tuple(edges),
+    )
+
+
+OLD = fitted(
+    {"carrier": NAMES[:9], "dest": NAMES[:4]},
+    {"temp": [-2.0, 0.0, 1.0, 4.0], "gust": [0.0, 1.0, 2.0], "still": []},
+    ("gust",),
+)
+
+
+def network(of: Fitted, seed: int = 0, config: TrainingConfig = CONFIG) -> TabularNetwork:
+    torch.manual_seed(seed)
+    return TabularNetwork(of.preprocessing, config).eval()
+
+
+def started(
+    new: Fitted, champion: TabularNetwork, config: TrainingConfig = CONFIG, old: Fitted = OLD
+) -> tuple[TabularNetwork, WarmStart]:
+    made = network(new, seed=1, config=config)
+    start = warm_start(made.state_dict(), new, champion.state_dict(), old)
+    made.load_state_dict(start.weights)
+    return made, start
+
+
+def logits(
+    of: TabularNetwork, what: Fitted, categories: dict[str, list[str]], numbers: dict[str, Any]
+) -> np.ndarray:
+    codes = [[category_code(value) for value in categories[name]] for name in what.categorical]
+    positions = what.preprocessing.category_positions(np.array(codes, dtype=np.int32).T)
+    numeric = np.array([numbers[name] for name in what.numeric], dtype=np.float32).T
+    with torch.no_grad():
+        return of(torch.from_numpy(positions), torch.from_numpy(numeric)).double().numpy()
+
+
+def same(
+    new: Fitted,
+    categories: dict[str, list[str]],
+    numbers: dict[str, Any],
+    old: Fitted = OLD,
+) -> None:
+    champion = network(old)
+    made, _ = started(new, champion, old=old)
+    np.testing.assert_allclose(
+        logits(made, new, categories, numbers),
+        logits(champion, old, categories, numbers),
+        atol=2e-5,
+    )
+
+
+def rows(draw: Any, names: list[str], values: st.SearchStrategy[float]) -> tuple[Any, Any]:
+    count = 6
+    categories = {
+        name: draw(st.lists(st.sampled_from(names), min_size=count, max_size=count))
+        for name in ("carrier", "dest")
+    }
+    numbers = {
+        name: draw(st.lists(values, min_size=count, max_size=count))
+        for name in ("temp", "gust", "still")
+    }
+    return categories, numbers
+
+
+ANY_NUMBER = st.floats(-10, 10, width=32)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_on_the_same_preprocessing_it_is_the_champion(data: st.DataObject) -> None:
+    numbers = st.one_of(ANY_NUMBER, st.just(float("nan")))
+    same(OLD, *rows(data.draw, [*NAMES, ""], numbers))
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_more_categories_and_finer_bins_change_nothing_at_first(data: st.DataObject) -> None:
+    more = data.draw(st.integers(9, 30))
+    extra = data.draw(st.sets(st.integers(-15, 31), max_size=6))
+    temp = sorted({-3.0, -2.0, 0.0, 1.0, 4.0, 7.0, *(edge / 8 for edge in extra)})
+    finer = fitted(
+        {"dest": NAMES[:more], "carrier": NAMES[:more]},  # other widths, another order
+        {"still": [], "gust": [-1.0, 0.0, 1.0, 1.5, 2.0], "temp": temp},
+        ("gust", "temp"),
+    )
+    same(finer, *rows(data.draw, [*NAMES, ""], st.one_of(ANY_NUMBER, st.just(float("nan")))))
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_on_any_other_bins_it_is_the_champion_at_their_edges(data: st.DataObject) -> None:
+    edges = sorted(data.draw(st.sets(st.integers(-40, 60), min_size=2, max_size=9)))
+    temp = [edge / 8 for edge in edges]
+    other = fitted(
+        {"carrier": NAMES[:9], "dest": NAMES[:4]},
+        {"temp": temp, "gust": [0.0, 1.0, 2.0], "still": []},
+        ("gust",),
+    )
+    categories, numbers = rows(data.draw, NAMES, ANY_NUMBER)
+    numbers["temp"] = data.draw(st.lists(st.sampled_from(temp), min_size=6, max_size=6))
+    same(other, categories, numbers)
+
+
+def test_a_new_column_changes_nothing_at_first_and_is_named() -> None:
+    wider = fitted(
+        {"carrier": NAMES[:9], "dest": NAMES[:4], "tail": NAMES[:3]},
+        {"temp": [-2.0, 0.0, 1.0, 4.0], "gust": [0.0, 1.0, 2.0], "still": [], "wind": [0.0, 9.0]},
+        ("gust", "wind"),
+    )
+    champion = network(OLD)
+    made, start = started(wider, champion)
+    categories = {name: NAMES[:3] for name in ("carrier", "dest", "tail")}
+    numbers = {name: [0.5, 1.5, float("nan")] for name in ("temp", "gust", "still", "wind")}
+    numbers["temp"] = [0.1, 0.2, 0.3]
+    np.testing.assert_allclose(
+        logits(made, wider, categories, numbers),
+        logits(champion, OLD, categories, numbers),
+        atol=2e-5,
+    )
+    assert "category tail: the champion does not have this column" in start.fresh
+    assert "number wind: the champion does not have this column" in start.fresh
+    made.train()
+    made(torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 4)).sum().backward()
+    gradient = made.perceptron[0].weight.grad
+    assert gradient is not None
+    assert gradient.abs().sum(0).count_nonzero() > 0  # zeros learn like any other weights
+
+
+def test_a_narrower_table_keeps_what_varies_most() -> None:
+    fewer = fitted(
+        {"carrier": NAMES[:4], "dest": NAMES[:4]},  # from 4 embedding columns to 3
+        {"temp": [-2.0, 0.0, 1.0, 4.0], "gust": [0.0, 1.0, 2.0], "still": []},
+        ("gust",),
+    )
+    champion = network(OLD)
+    with torch.no_grad():  # a table of rank 2 fits into 3 columns whole
+        champion.tables[0].copy_(torch.randn(10, 2) @ torch.randn(2, 4))
+    made, start = started(fewer, champion)
+    categories = {"carrier": [*NAMES[:4], "new"], "dest": [NAMES[0]] * 5}
+    numbers = {name: [0.5] * 5 for name in ("temp", "gust", "still")}
+    np.testing.assert_allclose(
+        logits(made, fewer, categories, numbers),
+        logits(champion, OLD, categories, numbers),
+        atol=2e-5,
+    )
+    assert "category carrier: 4 embedding columns were pressed into 3" in start.fresh
+    assert "category carrier: 5 value(s) of the champion are unknown now" in start.fresh
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence", "layers"),
+    [
+        ((20, 8), "all layers: the champion's first one has 12 units, this one has 20", 0),
+        ((12, 9), "perceptron.3.weight and what follows it", 1),
+        ((12,), "perceptron.3.weight and what follows it", 1),
+        ((12, 8, 4), "perceptron.6.weight and what follows it", 2),
+    ],
+)
+def test_layers_are_taken_over_up_to_the_first_that_does_not_fit(
+    sizes: tuple[int, ...], sentence: str, layers: int
+) -> None:
+    config = TrainingConfig(hidden_sizes=sizes)
+    champion = network(OLD)
+    made, start = started(OLD, champion, config)
+    assert any(line.startswith(sentence) for line in start.fresh)
+    assert torch.equal(made.tables[0], champion.tables[0])
+    for layer in range(len(sizes)):
+        index = 3 * layer
+        mine, theirs = made.perceptron[index].bias, champion.perceptron[index].bias
+        assert torch.is_tensor(mine)
+        assert torch.is_tensor(theirs)
+        equal = mine.shape == theirs.shape and torch.allclose(mine, theirs, atol=1e-6)
+        assert equal == (layer < layers)
+
+
+def test_a_number_that_became_constant_is_named() -> None:
+    still = fitted(
+        {"carrier": NAMES[:9], "dest": NAMES[:4]},
+        {"temp": [], "gust": [0.0, 1.0, 2.0], "still": []},
+        ("gust",),
+    )
+    _, start = started(still, network(OLD))
+    assert "number temp: is constant now; what it meant is left out" in start.fresh
+    lines = described(start)
+    assert len(lines) == len(start.taken) + len(start.fresh)
+
+
+COLUMNS = DatasetSchema(
+    row_id="id",
+    event_time="time",
+    label="late",
+    categorical=OLD.categorical,
+    numeric=OLD.numeric,
+)
+STATE = OLD.preprocessing.state()
+
+
+def test_what_was_fitted_survives_a_checkpoint_that_holds_plain_values_only() -> None:
+    content = io.BytesIO()
+    torch.save(STATE, content)
+    content.seek(0)
+    read = Fitted.from_state(torch.load(content, weights_only=True), COLUMNS)
+    assert (read.categorical, read.numeric) == (OLD.categorical, OLD.numeric)
+    assert read.preprocessing.flagged == OLD.preprocessing.flagged
+    for mine, theirs in zip(
+        (*read.preprocessing.vocabularies, *read.preprocessing.edges),
+        (*OLD.preprocessing.vocabularies, *OLD.preprocessing.edges),
+        strict=True,
+    ):
+        assert mine.dtype == theirs.dtype
+        assert np.array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "state", [None, {}, {**STATE, "edges": []}, {**STATE, "vocabularies": [1, 2]}]
+)
+def test_a_checkpoint_that_does_not_say_it_is_refused(state: object) -> None:
+    with pytest.raises(ArtifactError, match="Train without a warm start"):
+        Fitted.from_state(state, COLUMNS)
