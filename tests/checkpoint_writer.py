@@ -57,7 +57,7 @@ def write_for_ever(epoch: int, place: list[str]) -> None:
     store = store_at(place)
     newest = store.newest()
     assert newest is None or newest.epoch <= epoch
-    writer = CheckpointWriter(store, CheckpointConfig(num_kept=NUM_KEPT))
+    writer = CheckpointWriter(store, CheckpointConfig(num_kept=NUM_KEPT, asynchronous=True))
     told = 0
     for count in range(1_000_000):
         writer.save(epoch + count, 0, state_of(epoch + count))

@@ -87,7 +87,7 @@ def _training_figures(folder: Path) -> list[Figure]:
     steps = _steps_in(training, STRETCH_S)
     seen: dict[str, list[Stretch]] = {"none": [], "beside": [], "waited for": []}
     with (
-        CheckpointWriter(_store(folder / "a"), CheckpointConfig()) as beside,
+        CheckpointWriter(_store(folder / "a"), CheckpointConfig(asynchronous=True)) as beside,
         CheckpointWriter(_store(folder / "b"), CheckpointConfig(asynchronous=False)) as waiting,
     ):
         writers = {"none": None, "beside": beside, "waited for": waiting}
@@ -169,7 +169,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _store(folder: Path) -> CheckpointStore:
-    return CheckpointStore(LocalPlace(folder), CheckpointConfig().shard_bytes)
+    return CheckpointStore(LocalPlace(folder), CheckpointConfig(asynchronous=True).shard_bytes)
 
 
 def main() -> int:

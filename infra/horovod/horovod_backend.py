@@ -1,9 +1,9 @@
 """PEP 517 backend: fetch the pinned Horovod source, mend it, build a wheel for the installed torch.
 
 Horovod 0.28.1 is the newest release and does not compile against PyTorch 2.13 as published. Of the
-fixes below two make it compile, two make it independent of where it is built, and two mend defects
-that hurt a job on Gloo (see each one's reason). Every fix is an exact replacement that must match
-an exact number of times, so a different source cannot be mended by accident.
+fixes below two make it compile, two make it independent of where it is built, and the others mend
+three defects that hurt a job on Gloo (see each one's reason). Every fix is an exact replacement
+that must match an exact number of times, so a different source cannot be mended by accident.
 
 Set-up calls this file with a folder, inside the environment whose PyTorch the wheel is for; `pip
 install ./infra/horovod` works as well.
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RELEASE = "0.28.1"
-LOCAL_VERSION = "falaj1"
+LOCAL_VERSION = "falaj2"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 
@@ -81,6 +81,43 @@ FIXES = (
         "process-set contexts carry all training traffic but ignored the chosen interface",
         occurrences=3,
         only_last=True,
+    ),
+    Fix(
+        "horovod/common/operations.cc",
+        """    global_gloo_context.Initialize(ParseGlooIface());
+  }
+  if (state.control_operation == LibType::GLOO) {
+    // Initializes global controller
+    state.process_set_table.Initialize(global_gloo_context);
+  }
+""",
+        """    try {
+      global_gloo_context.Initialize(ParseGlooIface());
+      if (state.control_operation == LibType::GLOO) {
+        state.process_set_table.Initialize(global_gloo_context);
+      }
+    } catch (const std::exception& ex) {
+      LOG(ERROR) << "Horovod could not be initialized: " << ex.what();
+      state.process_set_table.Finalize(global_gloo_context, SHUT_DOWN_ERROR);
+      global_gloo_context.Finalize();
+      state.initialization_failed = true;
+      return;
+    }
+  }
+""",
+        "a rank that is lost while the others connect would abort them all, with what they hold in "
+        "memory",
+    ),
+    Fix(
+        "horovod/common/operations.cc",
+        """    // Reset initialization flag
+    horovod_global.initialization_done = false;
+""",
+        """    // Reset initialization flag
+    horovod_global.initialization_done = false;
+    horovod_global.initialization_failed = false;
+""",
+        "after a start that failed the next one would fail too",
     ),
 )
 

@@ -6,6 +6,7 @@ another number in each group.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,10 +27,11 @@ def main(arguments: list[str]) -> None:
     speak_by_log(sys.stderr)  # stdout is the driver's
     run = RunDirectory(Path(arguments[0]))
     job = run.read_job()
+    allowed = os.sched_getaffinity(0)
 
     def meet() -> Exchange:
         exchange = join(job.config.strategy, job.config.device)
-        prepare_device(job, exchange)
+        prepare_device(job, exchange, allowed)
         return exchange
 
     run_elastic(lambda: _session(run, job), job.config.elastic, meet)

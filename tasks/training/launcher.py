@@ -30,6 +30,7 @@ from tasks.training.launch.probe import RankPlan
 from tasks.training.launch.probe_measure import PROBE_MODULE
 from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rank_log import RankLog
+from tasks.training.launch.rendezvous import CYCLE_TIME_MS
 from tasks.training.planning import plan_ranks
 from tasks.training.replay import write_replayed
 from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
@@ -253,11 +254,18 @@ def _run_elastic(
     spec = ElasticSpec(
         module=ELASTIC_WORKER_MODULE,
         run_path=run.path,
-        variables={"OMP_NUM_THREADS": str(job.threads_per_rank), **_profiling(job.config)},
+        variables={
+            "OMP_NUM_THREADS": str(job.threads_per_rank),
+            "HOROVOD_CYCLE_TIME": CYCLE_TIME_MS,
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(job.config.stall_warning_s),
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(job.config.stall_shutdown_s),
+            **_profiling(job.config),
+        },
         lock_descriptor=lock,
     )
     with ElasticDriver(spec, job.config.elastic, log.add) as driver:
-        driver.run(watch.look)
+        report = driver.run(watch.look)
+    run.write_elastic(report)
 
 
 def _published(
@@ -268,7 +276,7 @@ def _published(
     plan: RankPlan,
     folder: StagedFolder,
 ) -> TrainedModel:
-    profile = profile_files(run.path)
+    profile = profile_files(run.path) + tuple(run.path.glob(run.elastic.name))
     for file in (run.program, run.best_checkpoint, run.log, *profile):
         shutil.copyfile(file, folder.path / file.name)
     config, telemetry = job.config, result.telemetry

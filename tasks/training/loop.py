@@ -374,7 +374,6 @@ class TrainingSession:
             self._best_epoch = metrics.epoch
             self._best_weights = self._strategy.state()["network"]
         self._save()
-        self._report_epochs()
 
     def _improved(self) -> bool:
         """Judged by AUC: a base rate that moves between the windows shifts the loss at random."""
@@ -396,10 +395,12 @@ class TrainingSession:
             self._save()
 
     def _save(self) -> None:
+        """Write a checkpoint, and report the epochs in it once it is whole."""
         state = self.snapshot()
         if self._exchange.rank == 0:
+            report = partial(self._run.rewrite_epochs, list(self._history))
             with self._clock.phase("checkpoint"):
-                self._writer.save(state["epoch"], state["step"], state)
+                self._writer.save(state["epoch"], state["step"], state, then=report)
 
     def _report_epochs(self) -> None:
         if self._exchange.rank == 0:

@@ -43,7 +43,7 @@ EXIT_REPORT_REFUSED = 74
 # What an attempt writes for the driver, which the next one must not take for its own.
 LEFTOVERS = (
     "rank-*.json", "progress-*.json", "telemetry-*.json",
-    "plan.json", "result.json", "epochs.jsonl",
+    "plan.json", "result.json", "epochs.jsonl", "elastic.json",
 )  # fmt: skip
 
 
@@ -138,6 +138,11 @@ class RunDirectory:
     def snapshot(self) -> Path:
         """The rows of a training that goes on from the champion."""
         return self.path / "snapshot.parquet"
+
+    @property
+    def elastic(self) -> Path:
+        """What became of the ranks of an elastic run."""
+        return self.path / "elastic.json"
 
     @property
     def log(self) -> Path:
@@ -240,6 +245,10 @@ class RunDirectory:
         except FileNotFoundError:
             return []
         return [EpochMetrics.model_validate_json(line) for line in lines]
+
+    def write_elastic(self, report: Contract) -> None:
+        """Driver: what became of the ranks of an elastic run; kept with the model."""
+        write_atomically(self.elastic, report.model_dump_json(indent=1))
 
     def write_result(self, result: RunResult) -> None:
         """Rank 0: all is done, and the program and the best checkpoint are whole."""

@@ -19,6 +19,7 @@ from typing import TextIO
 import torch
 
 from tasks.errors import ConfigurationError, StorageError
+from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.launch.pinning import Cores
@@ -95,10 +96,10 @@ def train(run: RunDirectory, rank: int) -> None:
     torch.set_num_threads(job.threads_per_rank)
     ProgressReporter(run, rank).enter("meeting the other ranks")
     exchange = join(job.config.strategy, job.config.device)
-    prepare_device(job, exchange)
+    prepare_device(job, exchange, os.sched_getaffinity(0))
     store = open_store(job.config.checkpoints, run.path)
     with (
-        CheckpointWriter(store, job.config.checkpoints) as writer,
+        CheckpointWriter(store, checkpoints_of(job, exchange)) as writer,
         closing(TrainingSession(job, run, store, writer)) as session,
     ):
         session.rejoin(exchange)
@@ -107,14 +108,25 @@ def train(run: RunDirectory, rank: int) -> None:
     exchange.shut_down()
 
 
-def prepare_device(job: TrainingJob, exchange: Exchange) -> None:
+def checkpoints_of(job: TrainingJob, exchange: Exchange) -> CheckpointConfig:
+    """How checkpoints are written on this host."""
+    needed = exchange.local_size * job.threads_per_rank
+    has_spare_core = job.config.device == "cuda" or (os.cpu_count() or 1) > needed
+    return job.config.checkpoints.on_host(has_spare_core=has_spare_core)
+
+
+def prepare_device(job: TrainingJob, exchange: Exchange, allowed: set[int]) -> None:
     """Pin the rank to its cores, or to its GPU.
+
+    Args:
+        job: what it does.
+        exchange: says which rank of this host it is.
+        allowed: cores that the process had before it was pinned.
 
     Raises:
         ConfigurationError: `cuda` is asked for where there is none, or too few for NCCL.
     """
     if job.config.device == "cpu":
-        allowed = os.sched_getaffinity(0)
         cores = Cores.of_host(allowed).of_rank(
             exchange.local_rank, exchange.local_size, job.threads_per_rank
         )

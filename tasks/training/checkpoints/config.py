@@ -35,10 +35,11 @@ class CheckpointConfig(BaseModel):
     num_kept: int = Field(
         default=2, ge=1, le=100, description="Whole checkpoints that are kept; older ones go."
     )
-    asynchronous: bool = Field(
-        default=True,
-        description="Write in the background, from a copy in host memory, while training goes on. "
-        "Takes the memory of two more states.",
+    asynchronous: bool | None = Field(
+        default=None,
+        description="Write in the background, from a copy in host memory, while training goes on; "
+        "takes the memory of two more states. Unset: where a GPU trains or the host has a core "
+        "that no rank needs; without one, a writer beside ranks costs more than waiting for it.",
     )
     shard_bytes: int = Field(
         default=512 * MIB,
@@ -67,6 +68,11 @@ class CheckpointConfig(BaseModel):
                 "file:///folder or s3://bucket/prefix, without user, query or '..', or nothing"
             )
         return self
+
+    def on_host(self, *, has_spare_core: bool) -> CheckpointConfig:
+        """The same with `asynchronous` decided for a host."""
+        chosen = has_spare_core if self.asynchronous is None else self.asynchronous
+        return self.model_copy(update={"asynchronous": chosen})
 
     @property
     def local_folder(self) -> str:

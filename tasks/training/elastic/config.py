@@ -67,7 +67,7 @@ class ElasticConfig(BaseModel):
 
     # What a failure costs
     commit_interval_s: float = Field(
-        default=1.0, ge=0.05, le=3600, description="Seconds of work that a lost rank may cost all."
+        default=0.5, ge=0.05, le=3600, description="Seconds of work that a lost rank may cost all."
     )
     commit_share: float = Field(
         default=0.02,

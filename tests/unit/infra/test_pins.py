@@ -18,7 +18,8 @@ LOCK = read_lock((ROOT / "infra/requirements.lock").read_text())
 VERSIONS = {
     name: entry.splitlines()[0].rstrip(" \\").partition("==")[2] for name, entry in LOCK.items()
 }
-ALLOWED = {"/usr/bin/env"}  # the first line of a script
+# The first line of a script; where NVIDIA puts its toolkit unless told otherwise.
+ALLOWED = {"/usr/bin/env", '/usr/local/cuda")'}
 ENTRY = re.compile(r"[a-z0-9-]+==[0-9][0-9a-z.]*( \\\n    --hash=sha256:[0-9a-f]{64})+")
 
 

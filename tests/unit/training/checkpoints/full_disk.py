@@ -23,7 +23,9 @@ def main(folder: str) -> None:
     while not refused:
         epoch += 1
         try:
-            with CheckpointWriter(store, CheckpointConfig(num_kept=100)) as writer:
+            with CheckpointWriter(
+                store, CheckpointConfig(num_kept=100, asynchronous=True)
+            ) as writer:
                 writer.save(epoch, 0, state_of(epoch))
         except StorageError as exc:
             refused = str(exc)

@@ -24,7 +24,7 @@ from tests.unit.training.checkpoints.states import (
     store_in,
 )
 
-CONFIG = CheckpointConfig(num_kept=10)
+CONFIG = CheckpointConfig(num_kept=10, asynchronous=True)
 
 
 class HeldPlace(LocalPlace):
@@ -186,10 +186,14 @@ def test_tensors_may_change_their_shape_from_one_checkpoint_to_the_next(tmp_path
 
 
 def test_it_is_time_for_one_when_the_last_is_long_enough_ago(tmp_path: Path) -> None:
-    with CheckpointWriter(store_in(tmp_path), CheckpointConfig(every_s=0.2)) as writer:
+    with CheckpointWriter(
+        store_in(tmp_path), CheckpointConfig(every_s=0.2, asynchronous=True)
+    ) as writer:
         wait_until(lambda: writer.is_due, "0.2 s have passed")
         writer.save(1, 0, state_after(1))
-    with CheckpointWriter(store_in(tmp_path), CheckpointConfig(every_s=86400)) as writer:
+    with CheckpointWriter(
+        store_in(tmp_path), CheckpointConfig(every_s=86400, asynchronous=True)
+    ) as writer:
         assert not writer.is_due
 
 
