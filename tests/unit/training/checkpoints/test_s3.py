@@ -156,7 +156,9 @@ def test_a_server_that_dies_within_an_upload_leaves_the_one_before(
 
         with pytest.raises(TransientError, match=r"the store does not answer .*NETWORK_CONNECTION"):
             place.write("state/part", chunks())
-        writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), CheckpointConfig())
+        writer = CheckpointWriter(
+            CheckpointStore(place, SHARD_BYTES), CheckpointConfig(asynchronous=True)
+        )
         writer.save(1, 0, state_after(1))
         with pytest.raises(TransientError, match="a new attempt goes on from the newest whole one"):
             writer.close()
