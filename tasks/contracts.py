@@ -543,8 +543,9 @@ class TrainedModel(Contract):
     launch: str = Field(default="", description="Ranks and threads, and why so many.")
     reading: str = Field(default="", description="How rows were read, and why.")
     telemetry: TrainingTelemetry | None = None
-    profile: tuple[Artifact, ...] = Field(
-        default=(), description="Traces of a few steps, where a profile was asked for."
+    kept: tuple[Artifact, ...] = Field(
+        default=(),
+        description="What else the run left: traces of a profile, the story of elastic ranks.",
     )
     started_from: StartingPoint | None = Field(
         default=None, description="Whose weights it began with; None for none."

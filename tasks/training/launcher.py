@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tasks.contracts import (
-    DatasetSchema,
     DataSplits,
     StartingPoint,
     TrainedModel,
@@ -96,22 +95,8 @@ def launch_training(
 
     def build(folder: StagedFolder) -> TrainedModel:
         with _nursery_of(config, run) as nursery:
-            path = store.path(snapshot.data)
-            if initial is not None and config.replay_share is not None:
-                path = _replayed(path, snapshot.columns, splits, config, initial, run)
-            plan = plan_ranks(path, snapshot.columns, splits, config, work / "probes", nursery)
-            job = TrainingJob(
-                snapshot_path=path,
-                columns=snapshot.columns,
-                splits=splits,
-                config=config,
-                model=snapshot.feature_service,
-                initial_path=store.path(initial.checkpoint) if initial else None,
-                initial_columns=initial.columns if initial else None,
-                num_ranks=plan.num_ranks,
-                threads_per_rank=plan.threads_per_rank,
-                applied=applied,
-            )
+            job, plan = _planned(dataset, splits, config, store, run, initial, nursery)
+            job = job.model_copy(update={"applied": applied})
             result = run_job(run, job, lock, on_epoch or (lambda _: None), nursery=nursery)
         if result.telemetry and result.telemetry.diagnosis:
             note_diagnosis(advice, kind, config, result.telemetry.diagnosis)
@@ -129,26 +114,36 @@ def launch_training(
     return model
 
 
-def _replayed(
-    snapshot: Path,
-    columns: DatasetSchema,
+def _planned(
+    dataset: ValidatedDataset,
     splits: DataSplits,
     config: TrainingConfig,
-    initial: StartingPoint,
+    store: ArtifactStore,
     run: RunDirectory,
-) -> Path:
-    """What is new in the snapshot since the champion, with a share of what is not."""
-    told = write_replayed(
-        snapshot,
-        run.snapshot,
-        columns,
-        splits,
-        initial.trained_on,
-        config.replay_share or 0.0,
-        config.seed,
+    initial: StartingPoint | None,
+    nursery: Nursery | None,
+) -> tuple[TrainingJob, RankPlan]:
+    """What the ranks are asked to do, and how many they are."""
+    snapshot = dataset.snapshot
+    path, columns = store.path(snapshot.data), snapshot.columns
+    if initial is not None and config.replay_share is not None:
+        since, share = initial.trained_on, config.replay_share
+        told = write_replayed(path, run.snapshot, columns, splits, since, share, config.seed)
+        LOGGER.info("%s", told)
+        path = run.snapshot
+    plan = plan_ranks(path, columns, splits, config, run.path.parent / "probes", nursery)
+    job = TrainingJob(
+        snapshot_path=path,
+        columns=columns,
+        splits=splits,
+        config=config,
+        model=snapshot.feature_service,
+        initial_path=store.path(initial.checkpoint) if initial else None,
+        initial_columns=initial.columns if initial else None,
+        num_ranks=plan.num_ranks,
+        threads_per_rank=plan.threads_per_rank,
     )
-    LOGGER.info("%s", told)
-    return run.snapshot
+    return job, plan
 
 
 def _nursery_of(
@@ -276,8 +271,8 @@ def _published(
     plan: RankPlan,
     folder: StagedFolder,
 ) -> TrainedModel:
-    profile = profile_files(run.path) + tuple(run.path.glob(run.elastic.name))
-    for file in (run.program, run.best_checkpoint, run.log, *profile):
+    kept = (*profile_files(run.path), *run.path.glob(run.elastic.name))
+    for file in (run.program, run.best_checkpoint, run.log, *kept):
         shutil.copyfile(file, folder.path / file.name)
     config, telemetry = job.config, result.telemetry
     measured = telemetry is not None and not telemetry.energy.estimated
@@ -299,5 +294,5 @@ def _published(
         launch=str(plan),
         reading=result.reading,
         telemetry=telemetry,
-        profile=tuple(folder.artifact(file.name) for file in profile),
+        kept=tuple(folder.artifact(file.name) for file in kept),
     )
