@@ -39,7 +39,8 @@ def test_rows_from_files_train_like_rows_in_memory(
         losses(model.epochs), losses(two_ranks_in_memory.epochs), rtol=0, atol=1e-6
     )
     assert "reading mode 'stream' is configured" in log_of(model, tmp_path)
-    assert list((tmp_path / "work").iterdir()) == []  # decoded rows went with the run directory
+    left = {path.name for path in (tmp_path / "work").iterdir()}
+    assert left <= {"advice", "probes"}  # decoded rows went with the run directory
 
 
 def test_three_ranks_share_four_shards_and_train_like_two(

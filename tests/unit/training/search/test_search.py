@@ -335,8 +335,10 @@ def test_a_trial_reports_an_epoch_once(tmp_path: Path) -> None:
 
 def test_an_interrupted_search_ends_at_once_and_leaves_its_trial_begun(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path\n"
+        "import signal, sys, time; from pathlib import Path\n"
         "from tests.unit.training.search.trials import Trainer, run_search, search\n"
+        # A shell starts what runs in its background with this signal ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def stumble(config, epoch):\n"
         "    print('training', flush=True)\n"
         "    time.sleep(600)\n"
