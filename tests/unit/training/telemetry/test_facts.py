@@ -27,14 +27,21 @@ def test_facts_come_from_the_configuration_and_the_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "has"),
-    [("fpu avx512_bf16 sse", True), ("fpu amx_bf16", True), ("fpu avx512f", False), (None, False)],
+    ("vendor", "flags", "has"),
+    [
+        ("AuthenticAMD", "fpu avx512_bf16 sse", True),
+        ("GenuineIntel", "fpu avx512_bf16 sse", False),
+        ("GenuineIntel", "fpu avx512_bf16 amx_bf16", True),
+        ("GenuineIntel", "fpu avx512f", False),
+        ("", None, False),
+    ],
 )
 def test_bf16_is_read_from_the_processors_flags(
-    tmp_path: Path, flags: str | None, has: bool
+    tmp_path: Path, vendor: str, flags: str | None, has: bool
 ) -> None:
     info = tmp_path / "cpuinfo"
-    info.write_text("processor : 0\n" + (f"flags : {flags}\n" if flags else ""))
+    described = f"vendor_id : {vendor}\nflags : {flags}\n" if flags else ""
+    info.write_text(f"processor : 0\n{described}")
     assert computes_bf16(info) is has
 
 
