@@ -29,7 +29,7 @@ def test_a_killed_rank_costs_no_committed_step_and_its_slot_is_used_again(tmp_pa
             os.kill(pid_of_rank(driver, 0), signal.SIGKILL)
         groups = driver.report.groups
         lost = [g.number for g in groups if killed and g.reason == f"{killed[0]} was lost"]
-        # Where the others notice late, the next group has the slot's new rank already.
+        # One may notice only at Gloo's time-out; the next group then has the slot's new rank.
         if lost and groups[-1].size == 3:
             run.go()
 
