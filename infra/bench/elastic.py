@@ -60,7 +60,7 @@ def killed_ranks(folder: Path, num_kills: int) -> list[KillCost]:
             run.go()
 
     config = LOCAL.model_copy(update={"slots_per_host": 2})
-    job = TinyJob(config=config, num_steps=4000, step_s=0.004, patient=True, width=WIDTH)
+    job = TinyJob(config=config, num_steps=1500, step_s=0.004, patient=True, width=WIDTH)
     run_here(run, job, kill, LIMIT_S)
     run.check_result()
     return [cost_of(kill_s, run.steps) for kill_s in kills]

@@ -30,6 +30,7 @@ from tasks.training.elastic.groups import (
 from tasks.training.elastic.history import History
 from tasks.training.elastic.members import Member, MemberState
 from tasks.training.elastic.messages import (
+    Broken,
     End,
     Failed,
     Finished,
@@ -96,7 +97,7 @@ class ElasticDriver:
         self._fruitless = 0
         self._commit_at_start = 0
         self._broken_since: float | None = None
-        self._regroup_sent = False
+        self._regroup_sent = self._break_told = False
         self._lost_in_group = False
         self._reason = "start"
         self._waiting_since = time.monotonic()
@@ -174,7 +175,7 @@ class ElasticDriver:
         match message:
             case Ready():
                 if member.state is MemberState.IN_GROUP:
-                    self._broken_since = self._broken_since or now
+                    self._group_ends(now, broken=bool(message.failed))
                 member.ready_s = member.ready_s or now
                 member.state = MemberState.READY
                 member.commit, member.failed = message.commit, message.failed
@@ -214,7 +215,7 @@ class ElasticDriver:
         if member.error is not None and not member.error.infrastructure:
             raise _error_of(member, member.error)
         if member.state in (MemberState.IN_GROUP, MemberState.FINISHED):
-            self._broken_since = self._broken_since or now
+            self._group_ends(now, broken=not (member.left and member.left_in_good_order))
             self._close_rendezvous()
         if member.left_in_good_order:
             self._cooldown.rest(member.place, self._config.notice_s, now)
@@ -222,6 +223,14 @@ class ElasticDriver:
             self._history.note("left", member.place, f"{member.place} left before its host ended")
             return
         self._mourn(member, now)
+
+    def _group_ends(self, now: float, *, broken: bool) -> None:
+        """A rank of the group is gone or back: the others cannot go on without it."""
+        self._broken_since = self._broken_since or now
+        if broken and not self._break_told:
+            self._break_told = True
+            for member in self._fleet.those(MemberState.IN_GROUP):
+                member.process.send(Broken(group=member.group))
 
     def _mourn(self, member: Member, now: float) -> None:
         place = member.host if member.lost_host else member.place
@@ -380,6 +389,7 @@ class ElasticDriver:
             )
         self._commit_at_start = newest
         self._broken_since, self._regroup_sent, self._lost_in_group = None, False, False
+        self._break_told = False
         self._waiting_since = now
 
     def _close_rendezvous(self) -> None:

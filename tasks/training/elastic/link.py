@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tasks.training.elastic.messages import (
+    Broken,
     End,
     FromRank,
     Leave,
@@ -23,6 +24,7 @@ from tasks.training.elastic.messages import (
     encoded,
     to_rank,
 )
+from tasks.training.elastic.sockets import GroupSockets
 
 # Exit codes of a rank that ends on purpose.
 EXIT_STOPPED = 76
@@ -37,9 +39,13 @@ class RankLink:
 
     A thread answers pings and notes what is asked for, so that a rank that computes or waits for
     others still answers. The process ends at once when the driver is gone or tells it to.
+
+    Args:
+        sockets: of the group; broken up where the driver says that it cannot go on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sockets: GroupSockets) -> None:
+        self._sockets = sockets
         self._input = os.fdopen(os.dup(0), "rb")
         self._output = os.dup(1)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -130,6 +136,8 @@ class RankLink:
                     self.send(Pong(sent_s=sent_s))
                 case Regroup():
                     self._regroup.set()
+                case Broken(group=group):
+                    self._sockets.break_up(group)
                 case Leave():
                     self._ask_to_leave()
                 case Start() as start:

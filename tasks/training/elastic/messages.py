@@ -41,6 +41,13 @@ class Regroup(Contract):
     kind: Literal["regroup"] = "regroup"
 
 
+class Broken(Contract):
+    """To a rank: another of its group is lost or has failed; the group cannot go on."""
+
+    kind: Literal["broken"] = "broken"
+    group: PositiveInt
+
+
 class Leave(Contract):
     """To a rank: your host is no longer offered; commit and leave."""
 
@@ -126,7 +133,7 @@ class Failed(Contract):
     """True where another host may do better."""
 
 
-ToRank = Start | Regroup | Leave | End | Stop | Ping
+ToRank = Start | Regroup | Broken | Leave | End | Stop | Ping
 FromRank = Ready | Running | Pulse | Pong | Left | Finished | Failed
 
 _TO_RANK: TypeAdapter[ToRank] = TypeAdapter(Annotated[ToRank, Field(discriminator="kind")])

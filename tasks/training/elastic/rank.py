@@ -20,6 +20,7 @@ from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.link import RankLink
 from tasks.training.elastic.messages import End, Failed, Finished, Left, Ready, Running, Start
 from tasks.training.elastic.session import ElasticSession, Regroup
+from tasks.training.elastic.sockets import GroupSockets
 from tasks.training.strategies.base import Exchange
 
 LOGGER = logging.getLogger(__name__)
@@ -42,11 +43,12 @@ def run_elastic(
         config: as the driver has it.
         make_exchange: joins the group that the environment names.
     """
-    link = RankLink()
+    sockets = GroupSockets()
+    link = RankLink(sockets)
     link.watch_for_notice(config.notice_s, config.notice_file)
     try:
         check_interface(config.interface)
-        ElasticRank(link, build(), config, make_exchange).run()
+        ElasticRank(link, build(), config, make_exchange, sockets).run()
     except Exception as exc:
         _report(link, exc)
     sys.stdout.flush()
@@ -77,11 +79,13 @@ class ElasticRank:
         session: ElasticSession,
         config: ElasticConfig,
         make_exchange: Callable[[], Exchange],
+        sockets: GroupSockets,
     ) -> None:
         self._link = link
         self._session = session
         self._config = config
         self._make_exchange = make_exchange
+        self._sockets = sockets
         self._commits = Commits()
         self._exchange: Exchange | None = None
 
@@ -110,6 +114,7 @@ class ElasticRank:
         except HorovodInternalError as exc:
             failed = f"{type(exc).__name__}: {exc}"
             LOGGER.debug("group %d is broken: %s", start.group, exc)
+            self._sockets.break_up(start.group)  # so that the others notice as well
         self._leave_group()
         if not self._link.leave_asked:
             self._link.send(Ready(commit=self._commits.number, failed=failed))
@@ -118,7 +123,8 @@ class ElasticRank:
         self._leave_group()
         os.environ.update(group_variables(start))
         try:
-            self._exchange = self._make_exchange()
+            with self._sockets.joining(start.group):
+                self._exchange = self._make_exchange()
         except ValueError as exc:  # how Horovod says that a rank was lost while they met
             hvd.shutdown()  # or the next start would fail as well
             raise HorovodInternalError(str(exc)) from exc
@@ -142,6 +148,7 @@ class ElasticRank:
         if self._exchange is not None:
             with suppress(HorovodInternalError):
                 self._exchange.shut_down()
+            self._sockets.left()
             self._exchange = None
 
 

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from tasks.training.elastic.sockets import GroupSockets
+
+
+@contextmanager
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as here:
+            there, _ = server.accept()
+            with there:
+                here.settimeout(5)
+                there.settimeout(5)
+                yield here, there
+
+
+def works(pair: tuple[socket.socket, socket.socket]) -> bool:
+    here, there = pair
+    try:
+        here.sendall(b"x")
+        return there.recv(1) == b"x"
+    except OSError:
+        return False
+
+
+def test_only_what_was_connected_while_joining_is_broken_up() -> None:
+    sockets = GroupSockets()
+    with ExitStack() as stack:
+        earlier = stack.enter_context(connection())
+        with sockets.joining(4):
+            of_group = stack.enter_context(connection())
+        later = stack.enter_context(connection())
+        sockets.break_up(3)
+        assert works(of_group)
+        sockets.break_up(4)
+        assert not works(of_group)
+        assert works(earlier)
+        assert works(later)
+
+
+def test_a_group_that_breaks_while_it_is_joined_is_broken_up_when_it_is() -> None:
+    sockets = GroupSockets()
+    sockets.break_up(2)
+    with ExitStack() as stack:
+        with sockets.joining(2):
+            of_group = stack.enter_context(connection())
+            assert works(of_group)
+        assert not works(of_group)
+
+
+def test_a_group_that_was_left_is_not_broken_up() -> None:
+    sockets = GroupSockets()
+    with ExitStack() as stack:
+        with sockets.joining(1):
+            of_group = stack.enter_context(connection())
+        sockets.left()
+        sockets.break_up(1)
+        assert works(of_group)
