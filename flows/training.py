@@ -29,7 +29,11 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
 
     Args:
         config: the use case.
+
+    Raises:
+        ConfigurationError: it asks for an extra that is not installed here.
     """
+    config.training.check_installed()
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite)

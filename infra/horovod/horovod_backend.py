@@ -1,8 +1,9 @@
 """PEP 517 backend: fetch the pinned Horovod source, mend it, build a wheel for the installed torch.
 
 Horovod 0.28.1 is the newest release and does not compile against PyTorch 2.13 as published. Of the
-fixes below two make it compile, two make it independent of where it is built, and the others mend
-three defects that hurt a job on Gloo (see each one's reason). Every fix is an exact replacement
+fixes below two make it compile, two make it independent of where it is built, four mend three
+defects that hurt a job on Gloo, and the others let its threads sleep until there is something to do
+(see each one's reason). Every fix is an exact replacement
 that must match an exact number of times, so a different source cannot be mended by accident.
 
 Set-up calls this file with a folder, inside the environment whose PyTorch the wheel is for; `pip
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RELEASE = "0.28.1"
-LOCAL_VERSION = "falaj2"
+LOCAL_VERSION = "falaj3"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 
@@ -41,6 +42,15 @@ class Fix:
     occurrences: int = 1
     only_last: bool = False
 
+
+WAKING = (
+    "the ranks' background threads met once a cycle whether there was anything to exchange or not: "
+    "a short cycle costs a core that trains, a long one makes each exchange wait. With "
+    "HOROVOD_WAKE_ON_ENQUEUE they meet when there is something, and else once in a long cycle"
+)
+WAITING = (
+    "whoever waited for an exchange kept the core busy on which the exchange was to be computed"
+)
 
 FIXES = (
     Fix(
@@ -118,6 +128,152 @@ FIXES = (
     horovod_global.initialization_failed = false;
 """,
         "after a start that failed the next one would fail too",
+    ),
+    Fix(
+        "horovod/common/tensor_queue.h",
+        """class TensorQueue {
+public:
+""",
+        """// Wakes the background thread; see RunLoopOnce.
+class CycleBell {
+public:
+  void Ring() {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      rung_ = true;
+    }
+    changed_.notify_one();
+  }
+
+  template <class Duration> void WaitFor(Duration limit) {
+    std::unique_lock<std::mutex> guard(mutex_);
+    changed_.wait_for(guard, limit, [this] { return rung_; });
+    rung_ = false;
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool rung_ = false;
+};
+
+inline CycleBell cycle_bell;
+
+class TensorQueue {
+public:
+  bool HasTensors() const {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return !tensor_table_.empty();
+  }
+
+""",
+        WAKING,
+    ),
+    Fix(
+        "horovod/common/tensor_queue.h",
+        "#include <iostream>\n",
+        "#include <condition_variable>\n#include <iostream>\n",
+        WAKING,
+    ),
+    Fix(
+        "horovod/common/tensor_queue.cc",
+        """  message_queue_.push(std::move(message));
+  return Status::OK();
+""",
+        """  message_queue_.push(std::move(message));
+  cycle_bell.Ring();
+  return Status::OK();
+""",
+        WAKING,
+    ),
+    Fix(
+        "horovod/common/tensor_queue.cc",
+        """    message_queue_.push(std::move(messages[i]));
+  }
+  return Status::OK();
+""",
+        """    message_queue_.push(std::move(messages[i]));
+  }
+  cycle_bell.Ring();
+  return Status::OK();
+""",
+        WAKING,
+    ),
+    Fix(
+        "horovod/common/operations.cc",
+        """    std::this_thread::sleep_for(sleep_duration);
+  }
+  state.last_cycle_start""",
+        """    static const bool wakes = std::getenv("HOROVOD_WAKE_ON_ENQUEUE") != nullptr;
+    if (wakes) {
+      // What is there already waits for another rank: meet that one as soon as it comes.
+      std::chrono::steady_clock::duration limit = std::chrono::microseconds(200);
+      bool waiting = false;
+      for (auto id : state.process_set_table.Ids()) {
+        waiting |= state.process_set_table.Get(id).tensor_queue.HasTensors();
+      }
+      cycle_bell.WaitFor(waiting ? std::min(limit, sleep_duration) : sleep_duration);
+    } else {
+      std::this_thread::sleep_for(sleep_duration);
+    }
+  }
+  state.last_cycle_start""",
+        WAKING,
+    ),
+    Fix(
+        "horovod/torch/handle_manager.h",
+        "  bool PollHandle(int handle);\n",
+        "  bool PollHandle(int handle);\n"
+        "  bool AwaitHandle(int handle, std::chrono::milliseconds limit);\n",
+        WAITING,
+    ),
+    Fix(
+        "horovod/torch/handle_manager.h",
+        "  std::mutex mutex_;\n",
+        "  std::mutex mutex_;\n  std::condition_variable done_;\n",
+        WAITING,
+    ),
+    Fix(
+        "horovod/torch/handle_manager.h",
+        "#include <atomic>\n",
+        "#include <atomic>\n#include <chrono>\n#include <condition_variable>\n",
+        WAITING,
+    ),
+    Fix(
+        "horovod/torch/handle_manager.cc",
+        """  results_[handle] = std::make_shared<Status>(status);
+}
+""",
+        """  results_[handle] = std::make_shared<Status>(status);
+  done_.notify_all();
+}
+
+bool HandleManager::AwaitHandle(int handle, std::chrono::milliseconds limit) {
+  std::unique_lock<std::mutex> guard(mutex_);
+  return done_.wait_for(guard, limit, [&] {
+    auto found = results_.find(handle);
+    return found == results_.end() || found->second != nullptr;
+  });
+}
+""",
+        WAITING,
+    ),
+    Fix(
+        "horovod/torch/mpi_ops_v2.cc",
+        """    {
+      py::gil_scoped_release release_python_gil;
+      std::this_thread::yield();
+    }
+  }
+  auto status""",
+        """    {
+      py::gil_scoped_release release_python_gil;
+      handle_manager.AwaitHandle(handle, std::chrono::milliseconds(100));
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+  auto status""",
+        WAITING,
     ),
 )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from tasks.errors import ConfigurationError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.data.config import ReadingConfig
 from tasks.training.elastic.config import ElasticConfig
@@ -13,6 +15,10 @@ from tasks.training.launch.config import LaunchConfig
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.telemetry.config import TelemetryConfig
 
+KERAS_IS_MISSING = (
+    "network 'keras' is asked for, but Keras is not installed here; install the extra `keras`, or "
+    "leave the network at 'torch'"
+)
 # Fields that say how a run is carried out, not what it computes: a run that was cut off may go on
 # from its checkpoints with other values of these, for example on fewer ranks.
 EXECUTION_FIELDS = frozenset(
@@ -197,3 +203,12 @@ class TrainingConfig(BaseModel):
         """The fields that decide what is computed: all but those that say how it is carried out."""
         computed = self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
         return {**computed, "reading": self.reading.computation()}
+
+    def check_installed(self) -> None:
+        """Refuse, before anything is computed, what needs an extra that is not here.
+
+        Raises:
+            ConfigurationError: Keras is asked for and not installed.
+        """
+        if self.network == "keras" and importlib.util.find_spec("keras") is None:
+            raise ConfigurationError(KERAS_IS_MISSING)

@@ -29,7 +29,7 @@ from tasks.training.launch.probe import RankPlan
 from tasks.training.launch.probe_measure import PROBE_MODULE
 from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rank_log import RankLog
-from tasks.training.launch.rendezvous import CYCLE_TIME_MS
+from tasks.training.launch.rendezvous import CYCLE_VARIABLES
 from tasks.training.planning import plan_ranks
 from tasks.training.replay import write_replayed
 from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
@@ -79,11 +79,12 @@ def launch_training(
     Raises:
         TransientError: a rank was lost, stuck, or another process trains the same model.
         DataContractError: the snapshot is not what was promised; the sentence names the rank.
-        ConfigurationError: the device that is asked for is not there.
+        ConfigurationError: the device or the framework that is asked for is not there.
         TrainingError: training failed in a way that will repeat, or took too long.
         ArtifactError: the snapshot is absent or damaged.
         StorageError: the disk refused a write.
     """
+    config.check_installed()
     snapshot = dataset.snapshot
     kind = kind_of_job(config, snapshot.columns, snapshot.feature_service)
     advice = work / "advice"
@@ -251,7 +252,7 @@ def _run_elastic(
         run_path=run.path,
         variables={
             "OMP_NUM_THREADS": str(job.threads_per_rank),
-            "HOROVOD_CYCLE_TIME": CYCLE_TIME_MS,
+            **CYCLE_VARIABLES,
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(job.config.stall_warning_s),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(job.config.stall_shutdown_s),
             **_profiling(job.config),

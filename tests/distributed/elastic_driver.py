@@ -12,10 +12,11 @@ from pathlib import Path
 from tasks.errors import FalajError
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
+from tasks.training.launch.rendezvous import CYCLE_VARIABLES
 from tests.distributed.elastic_worker import TinyJob
 
 WORKER_MODULE = "tests.distributed.elastic_worker"
-VARIABLES = {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "2"}
+VARIABLES = {"OMP_NUM_THREADS": "1", **CYCLE_VARIABLES}
 
 
 def main(run_path: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.errors import ConfigurationError
+from tasks.training.config import KERAS_IS_MISSING
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.model import NumberEncoding
 
@@ -35,10 +36,7 @@ def load_keras() -> ModuleType:
     try:
         import keras
     except ImportError as exc:
-        raise ConfigurationError(
-            "network 'keras' is asked for, but Keras is not installed here; install the extra "
-            "`keras`, or leave the network at 'torch'"
-        ) from exc
+        raise ConfigurationError(KERAS_IS_MISSING) from exc
     found = keras.backend.backend()
     if found != BACKEND:
         raise ConfigurationError(

@@ -34,13 +34,11 @@ class Eta:
         self._rows_per_step = rows_per_step
         self._seen: deque[tuple[float, int]] = deque()
         self._said_at: float | None = None
-        self._said_epoch = -1
 
     def line(self, now_s: float, position: Position) -> str | None:
         """A line about the run, or None where the last one is fresh enough.
 
-        There is one every ten seconds and one when an epoch has begun, none before the speed is
-        known. After a position that lies before the last (a rank was lost, the run went on from a
+        There is one every ten seconds, none before the speed is known. After a position that lies before the last (a rank was lost, the run went on from a
         checkpoint) the speed is measured anew.
 
         Args:
@@ -49,14 +47,10 @@ class Eta:
         """
         done = self._note(now_s, position)
         steps_per_s = self._steps_per_s()
-        is_due = (
-            self._said_at is None
-            or now_s - self._said_at >= LINE_EVERY_S
-            or position.epoch != self._said_epoch
-        )
+        is_due = self._said_at is None or now_s - self._said_at >= LINE_EVERY_S
         if steps_per_s is None or not is_due:
             return None
-        self._said_at, self._said_epoch = now_s, position.epoch
+        self._said_at = now_s
         left_s = (self._num_epochs * self._steps_per_epoch - done) / steps_per_s
         return (
             f"epoch {position.epoch + 1} of {self._num_epochs}, step {position.step} of "

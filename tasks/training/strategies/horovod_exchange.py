@@ -7,7 +7,6 @@ exchanged is pickled: numbers travel as tensors, small values as JSON.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from tasks.training.data.preprocess import Float32Array
 
-FIRST_NAP_S, LAST_NAP_S = 3e-5, 1e-3
 # Horovod sends neither; their bits travel as integers of the same size.
 SENT_AS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
 
@@ -94,7 +92,6 @@ class HorovodExchange:
         handle = self._begin(on_host, name)
 
         def wait() -> None:
-            _poll(handle)
             hvd.synchronize(handle)
             if on_host is not tensor:
                 tensor.copy_(on_host)
@@ -167,14 +164,3 @@ class HorovodExchange:
             received = hvd.synchronize(handle).view(tensor.dtype)
             with torch.no_grad():
                 tensor.copy_(received.view_as(tensor))
-
-
-def _poll(handle: Any) -> None:
-    """Wait until an exchange is done, looking often at first and then more seldom.
-
-    Horovod's own wait looks once a millisecond, of which a small network's step has but a few.
-    """
-    nap_s = FIRST_NAP_S
-    while not hvd.poll(handle):
-        time.sleep(nap_s)
-        nap_s = min(1.2 * nap_s, LAST_NAP_S)

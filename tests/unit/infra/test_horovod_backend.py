@@ -66,7 +66,8 @@ def test_another_number_of_occurrences_is_refused(
 
 
 def test_the_fixes_are_the_ones_that_are_known_to_be_needed(backend: ModuleType) -> None:
-    operations = "horovod/common/operations.cc"
+    operations, queue = "horovod/common/operations.cc", "horovod/common/tensor_queue"
+    handles = "horovod/torch/handle_manager"
     assert [(fix.file, fix.old.strip().partition("\n")[0]) for fix in backend.FIXES] == [
         ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)"),
         ("CMakeLists.txt", "project(horovod CXX)"),
@@ -76,6 +77,16 @@ def test_the_fixes_are_the_ones_that_are_known_to_be_needed(backend: ModuleType)
         ("horovod/common/gloo/gloo_context.cc", "device_attr.iface = gloo_iface_;"),
         (operations, "global_gloo_context.Initialize(ParseGlooIface());"),
         (operations, "// Reset initialization flag"),
+        (queue + ".h", "class TensorQueue {"),
+        (queue + ".h", "#include <iostream>"),
+        (queue + ".cc", "message_queue_.push(std::move(message));"),
+        (queue + ".cc", "message_queue_.push(std::move(messages[i]));"),
+        (operations, "std::this_thread::sleep_for(sleep_duration);"),
+        (handles + ".h", "bool PollHandle(int handle);"),
+        (handles + ".h", "std::mutex mutex_;"),
+        (handles + ".h", "#include <atomic>"),
+        (handles + ".cc", "results_[handle] = std::make_shared<Status>(status);"),
+        ("horovod/torch/mpi_ops_v2.cc", "{"),
     ]
     assert all(fix.reason and fix.old != fix.new for fix in backend.FIXES)
 

@@ -22,7 +22,7 @@ from infra.provision.progress import Step
 
 PARTS = WheelParts("2.13.0+cpu", "cpython-311-x86_64-linux-gnu", "x86_64", "c++ 12.2", "ab12")
 COMPILER = Compiler("g++", "c++ 12.2")
-WHEEL = "horovod-0.28.1+falaj2-cp311-cp311-linux_x86_64.whl"
+WHEEL = "horovod-0.28.1+falaj3-cp311-cp311-linux_x86_64.whl"
 
 
 def write_wheel(path: Path) -> None:
