@@ -38,8 +38,9 @@ class Eta:
     def line(self, now_s: float, position: Position) -> str | None:
         """A line about the run, or None where the last one is fresh enough.
 
-        There is one every ten seconds, none before the speed is known. After a position that lies before the last (a rank was lost, the run went on from a
-        checkpoint) the speed is measured anew.
+        There is one every ten seconds, none before the speed is known. After a position that lies
+        before the last (a rank was lost, the run went on from a checkpoint) the speed is measured
+        anew.
 
         Args:
             now_s: of a clock that never goes back.

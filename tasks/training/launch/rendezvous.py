@@ -18,8 +18,8 @@ LOOPBACK_INTERFACE = "lo"
 HOST_NAME = "localhost"
 # How long ranks may take to find each other: slow imports on a busy machine are waited for.
 GLOO_TIMEOUT_S = 120
-# The ranks' Horovod threads meet when there is something to exchange, and else this often: to notice
-# that a rank wants to leave. A short cycle would take a core that trains.
+# The ranks' Horovod threads meet when there is something to exchange, and else this often: to
+# notice that a rank wants to leave. A short cycle would take a core that trains.
 CYCLE_VARIABLES = {"HOROVOD_WAKE_ON_ENQUEUE": "1", "HOROVOD_CYCLE_TIME": "20"}
 
 
