@@ -93,7 +93,7 @@ def _sources(window: TimeWindow, config: PipelineConfig, settings: Settings) -> 
     suites = config.row_suites
     for table in landed.tables:
         yield _Source(table.name, suites[table.name], store.path(table.artifact))
-    folder = published_path(settings.home)
+    folder = published_path(settings.features_home)
     for name, suite in config.table_suites.items():
         if (folder / name).is_dir():
             yield _Source(name, suite, folder / name)

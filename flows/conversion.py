@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.provenance import code_commit
+from flows.whereabouts import RECORDED
 from tasks.contracts import ModelVariant, ModelVersionRef, ValidatedDataset
 from tasks.conversion.task import (
     convert_to_onnx,
@@ -13,7 +14,7 @@ from tasks.conversion.task import (
     judge_variants,
     quantize_to_int8,
 )
-from tasks.lineage.task import RECORDED, record_conversion
+from tasks.lineage.task import record_conversion
 from tasks.registry.task import attach_variants, fetch_version
 
 

@@ -68,10 +68,10 @@ def show_audit(options: argparse.Namespace, settings: Settings) -> list[str]:
         ConfigurationError: there is no state folder.
         DataContractError: a line was changed, removed or put in between, or all of them are gone.
     """
-    trail = AuditTrail(settings.home / "audit")
+    trail = AuditTrail(settings.features_home / "audit")
     verdict = trail.verify()
     if not verdict.num_lines:
-        _check_never_used(trail, settings.home)
+        _check_never_used(trail, settings.features_home)
     lines = [] if options.verify else list(trail.lines())[-options.last :]
     shown = [_as_stored(line) if options.json else _told(line) for line in lines]
     if verdict.faults:

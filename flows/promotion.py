@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from prefect import flow
+from prefect.events import emit_event
 
+from flows.approval import model_labels, start_approval
 from flows.config import PipelineConfig
+from flows.whereabouts import RECORDED
 from tasks.contracts import (
     EvaluationReport,
     ModelVariant,
@@ -12,7 +15,6 @@ from tasks.contracts import (
     PromotionDecision,
     ValidatedDataset,
 )
-from tasks.lineage.task import RECORDED
 from tasks.registry.task import promote_candidate
 
 
@@ -32,6 +34,9 @@ def promotion_flow(
 ) -> PromotionDecision:
     """Decide on a candidate; a refusal is a result, not a failure.
 
+    Where `config.promotion.approval` requires a person's consent, the candidate stays one, and a
+    run of `approval` asks for it.
+
     Args:
         candidate: the registered version.
         evaluation: its judgement on the test window.
@@ -39,4 +44,25 @@ def promotion_flow(
         variants: its converted forms.
         config: the use case, with the gates' bounds.
     """
-    return promote_candidate(candidate, evaluation, dataset, variants, config.promotion)
+    decision = promote_candidate(candidate, evaluation, dataset, variants, config.promotion)
+    announce_refusal(decision)
+    start_approval(decision)
+    return decision
+
+
+def announce_refusal(decision: PromotionDecision) -> None:
+    """Emit the event of a refusal, where a gate is closed."""
+    closed = [gate for gate in decision.gates if not gate.passed]
+    ref, before = decision.candidate, decision.previous_champion
+    if not closed or before == ref.version:
+        return
+    emit_event(
+        "falaj.promotion.refused",
+        resource=model_labels(ref.name),
+        payload={
+            "model": ref.name,
+            "version": ref.version,
+            "champion": before,
+            "closed": [{"gate": gate.name, "evidence": gate.evidence} for gate in closed],
+        },
+    )

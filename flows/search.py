@@ -11,6 +11,7 @@ from prefect.logging import get_run_logger
 from flows.config import PipelineConfig
 from flows.training import training_flow
 from flows.trial import trial_flow
+from flows.whereabouts import RECORDED
 from tasks.contracts import (
     SearchResult,
     StudyRecord,
@@ -19,7 +20,6 @@ from tasks.contracts import (
 )
 from tasks.errors import TransientError
 from tasks.features.task import build_training_set
-from tasks.lineage.task import RECORDED
 from tasks.registry.task import end_study
 from tasks.reporting.task import publish_search
 from tasks.settings import Settings
@@ -97,9 +97,10 @@ def with_best_trial(config: PipelineConfig, study: StudyRecord) -> PipelineConfi
 
 def trial_in_words(trial: TrialRecord, num_done: int, num_trials: int) -> str:
     """One line about a trial that ended."""
-    auc = "no AUC" if trial.auc is None else f"AUC {trial.auc:.4f}"
+    quality = "no epoch" if not trial.epochs else f"{trial.epochs[-1].quality_name} "
+    quality += "" if trial.quality is None else f"{trial.quality:.4f}"
     return (
-        f"trial {trial.number:>3} {trial.state:<8} {auc} in {len(trial.epochs)} epochs, "
+        f"trial {trial.number:>3} {trial.state:<8} {quality} in {len(trial.epochs)} epochs, "
         f"{trial.seconds:.0f} s ({num_done} of {num_trials}): {told(trial.point)}"
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -26,10 +26,19 @@ from pydantic import (
 from tasks.errors import DataContractError, WindowError
 
 
+def field_title(name: str, _: object) -> str:
+    """Label of a field in a form: its name in words.
+
+    Without it, a field that holds a model is labelled with that model's class, so that three
+    windows would all be called `TimeWindow`.
+    """
+    return name.replace("_", " ").capitalize()
+
+
 class Contract(BaseModel):
     """Base of every value that travels: frozen, and unknown names are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
 
 class Artifact(Contract):
@@ -92,9 +101,9 @@ class TimeWindow(Contract):
 class DataSplits(Contract):
     """Train, validation and test windows, one after the other in time."""
 
-    train: TimeWindow
-    validation: TimeWindow
-    test: TimeWindow
+    train: TimeWindow = Field(description="Rows that the model learns from.")
+    validation: TimeWindow = Field(description="Rows that choose the epoch; later than training.")
+    test: TimeWindow = Field(description="Rows that judge the model; later than all it has seen.")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -106,6 +115,10 @@ class DataSplits(Contract):
             )
         return self
 
+
+AUC_NAME, R2_NAME = "AUC", "R²"
+TaskKind = Literal["classification", "regression"]
+"""What a model is asked for: the probability of a label that is 0 or 1, or a number itself."""
 
 CATEGORY_CODE_MASK = 0x7FFFFFFF
 
@@ -124,9 +137,16 @@ class DatasetSchema(Contract):
 
     row_id: str = Field(description="Unique id of a row.")
     event_time: str = Field(description="Prediction moment, UTC.")
-    label: str = Field(description="0 or 1.")
+    label: str = Field(description="0 or 1; for a regression a number.")
     categorical: tuple[str, ...] = Field(description="String columns, in model input order.")
     numeric: tuple[str, ...] = Field(description="Number columns, in model input order.")
+    task: TaskKind = "classification"
+    unit: str = Field(default="", description="Of a label that is a number.")
+    baseline: str | None = Field(
+        default=None,
+        description="Number column that is itself the plainest prediction of the label, such as "
+        "its last known value; of a regression only.",
+    )
 
     def model_inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The two input arrays of every exported model, for the rows of `frame`, in their order.
@@ -283,6 +303,14 @@ class FeatureMonitoring(Contract):
     features: tuple[MonitoredFeature, ...]
     alerts: tuple[str, ...] = Field(description="Sentence of every alert of the window.")
     num_new_alerts: NonNegativeInt = Field(description="Those that nobody was told before.")
+    stale: tuple[str, ...] = Field(
+        default=(), description="Those alerts that say that a view's newest row is too old."
+    )
+
+    @property
+    def newly_stale(self) -> tuple[str, ...]:
+        """What is to be told of stale views; nothing where nothing is new."""
+        return self.stale if self.num_new_alerts else ()
 
 
 class FeatureRefresh(Contract):
@@ -340,6 +368,15 @@ class SnapshotPins(Contract):
     )
 
 
+class NumberSummary(Contract):
+    """What some numbers are like."""
+
+    mean: float
+    deviation: NonNegativeFloat = Field(description="Standard deviation.")
+    low: float
+    high: float
+
+
 class FeatureSnapshot(Contract):
     """A point-in-time training set: one Parquet file, rows in order of event time and row id."""
 
@@ -350,8 +387,11 @@ class FeatureSnapshot(Contract):
     feature_service: str
     feature_views: dict[str, str] = Field(description="Feature view name to definition digest.")
     tables_version: str = Field(description="`FeatureTables.version` that was read.")
-    label_definition: str = Field(description="What a label of 1 means, in words.")
-    positive_rate: float = Field(ge=0, le=1)
+    label_definition: str = Field(description="What a label of 1 means, or the number, in words.")
+    positive_rate: float | None = Field(ge=0, le=1, description="None where the label is a number.")
+    label_summary: NumberSummary | None = Field(
+        default=None, description="Of a label that is a number."
+    )
     excluded: tuple[ExcludedRows, ...]
     pins: SnapshotPins | None = Field(
         default=None, description="None in a snapshot of an earlier release."
@@ -375,15 +415,33 @@ class ValidatedDataset(Contract):
 
 
 class EpochMetrics(Contract):
-    """One epoch of training; losses are mean binary cross-entropy in nats over all ranks."""
+    """One epoch of training; losses are means over the rows of all ranks.
+
+    Of a classification binary cross-entropy in nats, of a regression the Huber loss of the
+    standardised label.
+    """
 
     epoch: NonNegativeInt
     train_loss: float
     validation_loss: float
-    validation_auc: float
+    validation_auc: float | None = Field(default=None, description="Of a classification.")
+    validation_r2: float | None = Field(
+        default=None, description="Of a regression: share of the label's variance explained."
+    )
     learning_rate: float
     seconds: float
     rows_per_s: float
+
+    @property
+    def quality(self) -> float:
+        """What epochs and trials are compared by; more is better. NaN where it is not known."""
+        known = self.validation_auc if self.validation_r2 is None else self.validation_r2
+        return float("nan") if known is None else known
+
+    @property
+    def quality_name(self) -> str:
+        """Its name, for people."""
+        return AUC_NAME if self.validation_r2 is None else R2_NAME
 
 
 class PhaseTime(Contract):
@@ -569,6 +627,7 @@ class TrialRecord(Contract):
     state: Literal["complete", "pruned", "failed"]
     point: dict[str, float | int | str] = Field(description="Field to value; a choice is its JSON.")
     auc: float | None = Field(description="Best validation AUC; None where no epoch was finished.")
+    r2: float | None = Field(default=None, description="Best validation R2, of a regression.")
     epochs: tuple[EpochMetrics, ...]
     seconds: float = Field(description="Training seconds; 0 for what was found trained already.")
     reason: str = Field(default="", description="Why it was pruned or failed.")
@@ -577,24 +636,40 @@ class TrialRecord(Contract):
     )
     attempts: PositiveInt = Field(default=1, description="More than 1 where it was taken up again.")
 
+    @property
+    def quality(self) -> float | None:
+        """What trials are compared by; more is better."""
+        return self.auc if self.r2 is None else self.r2
+
+    @property
+    def quality_name(self) -> str:
+        """Its name, for people."""
+        return AUC_NAME if self.r2 is None else R2_NAME
+
 
 class StudyRecord(Contract):
     """A search as far as it has come: its space, its trials, and what they show."""
 
     study: str = Field(description="Name of the study; ends in a digest of data, space and code.")
     use_case: str
+    task: TaskKind = "classification"
     fields: tuple[SearchedField, ...]
     trials: tuple[TrialRecord, ...]
     best: NonNegativeInt | None = Field(description="Number of the best complete trial.")
     importance: dict[str, float] = Field(
-        description="Field to its share of the AUC's variance over the space (fANOVA); empty where "
-        "there are too few complete trials to say."
+        description="Field to its share of the variance of AUC or R2 over the space (fANOVA); "
+        "empty where there are too few complete trials to say."
     )
     sampler: str
     pruner: str
     storage: Literal["sqlite", "postgresql"]
     max_epochs: PositiveInt
     ended_because: str = Field(description="Why no further trial was started.")
+
+    @property
+    def quality_name(self) -> str:
+        """What trials are compared by, for people."""
+        return R2_NAME if self.task == "regression" else AUC_NAME
 
 
 class Metric(Contract):
@@ -606,7 +681,9 @@ class Metric(Contract):
 
 
 class MetricSet(Contract):
-    """Quality of one set of scores on one set of rows."""
+    """Quality of one set of scores on one set of rows, of a classification."""
+
+    primary_name: ClassVar[str] = AUC_NAME
 
     num_rows: PositiveInt
     base_rate: float
@@ -616,21 +693,98 @@ class MetricSet(Contract):
     log_loss: Metric
     calibration_error: Metric
 
+    @property
+    def primary(self) -> Metric:
+        """What models are compared by; more is better."""
+        return self.auc
+
+
+class RegressionMetrics(Contract):
+    """Quality of one set of predictions on one set of rows; errors in the label's unit."""
+
+    primary_name: ClassVar[str] = R2_NAME
+
+    num_rows: PositiveInt
+    unit: str
+    label_mean: float
+    label_deviation: float = Field(description="Standard deviation of the labels.")
+    r2: Metric = Field(description="Share of the labels' variance that is explained; 1 is all.")
+    rmse: Metric = Field(description="Root of the mean squared error.")
+    mae: Metric = Field(description="Mean absolute error.")
+    bias: Metric = Field(description="Mean of prediction minus label.")
+    skill: Metric | None = Field(
+        description="1 minus the mean squared error over that of the baseline, on the rows where "
+        "it is known; above 0 is better than the baseline. None without a baseline."
+    )
+
+    @property
+    def primary(self) -> Metric:
+        """What models are compared by; more is better."""
+        return self.r2
+
+
+Quality = MetricSet | RegressionMetrics
+
 
 class SliceMetrics(Contract):
     """Quality on the rows where `column` equals `value`."""
 
     column: str
     value: str
-    metrics: MetricSet
+    metrics: Quality
 
 
 class PairedComparison(Contract):
     """Candidate minus another model on the same rows, same bootstrap replicates."""
 
+    error_name: ClassVar[str] = "Brier score"
+
     against: str = Field(description="`champion:<version>` or `yardstick`.")
     auc_difference: Metric
     brier_difference: Metric
+
+    @property
+    def primary(self) -> Metric:
+        """Above 0 the candidate is better."""
+        return self.auc_difference
+
+    @property
+    def error(self) -> Metric:
+        """Below 0 the candidate errs less."""
+        return self.brier_difference
+
+
+class RegressionComparison(Contract):
+    """As `PairedComparison`, of a regression."""
+
+    error_name: ClassVar[str] = "RMSE"
+
+    against: str = Field(description="`champion:<version>`, `yardstick` or `baseline`.")
+    r2_difference: Metric
+    rmse_difference: Metric
+
+    @property
+    def primary(self) -> Metric:
+        """Above 0 the candidate is better."""
+        return self.r2_difference
+
+    @property
+    def error(self) -> Metric:
+        """Below 0 the candidate errs less."""
+        return self.rmse_difference
+
+
+Comparison = PairedComparison | RegressionComparison
+
+
+class ValueBand(Contract):
+    """Labels of the rows whose predictions are about `x`."""
+
+    x: float = Field(description="Mean prediction.")
+    low: float = Field(description="10th percentile of the labels.")
+    mean: float
+    high: float = Field(description="90th percentile.")
+    num_rows: PositiveInt
 
 
 class CurvePoint(Contract):
@@ -662,7 +816,7 @@ class ScoredWindow(Contract):
     scores: Artifact = Field(
         description="Parquet, in the order of the snapshot: row id, event time, label, score."
     )
-    metrics: MetricSet | None = Field(description="Of the labelled rows; None where too few.")
+    metrics: Quality | None = Field(description="Of the labelled rows; None where too few.")
     excess_brier: Metric | None = Field(
         description="Brier score minus what the scores themselves promise, the mean of p (1 - p): "
         "above 0 the model errs more than it says, below 0 less."
@@ -676,18 +830,30 @@ class EvaluationReport(Contract):
     model_sha256: str = Field(description="Digest of the judged program.")
     snapshot_sha256: str
     window: TimeWindow
-    overall: MetricSet
+    overall: Quality
     slices: tuple[SliceMetrics, ...]
     skipped_slices: tuple[str, ...] = Field(description="Slices too small to judge, with counts.")
-    yardstick: MetricSet
+    yardstick: Quality
     yardstick_name: str
-    comparisons: tuple[PairedComparison, ...]
+    baseline: RegressionMetrics | None = Field(
+        default=None, description="Of the baseline as a model, on the rows where it is known."
+    )
+    baseline_name: str | None = Field(default=None, description="Its column.")
+    comparisons: tuple[Comparison, ...]
     predictions: Artifact = Field(
         description="Parquet: row id, event time, label, score, yardstick_score, champion_score."
     )
-    roc: tuple[CurvePoint, ...]
+    roc: tuple[CurvePoint, ...] = Field(description="None of a regression, as the next two.")
     precision_recall: tuple[CurvePoint, ...]
     calibration: tuple[CurvePoint, ...] = Field(description="x mean score, y rate, weight rows.")
+    observed: tuple[ValueBand, ...] = Field(
+        default=(), description="Labels by prediction, lowest first; of a regression."
+    )
+    residuals: tuple[CurvePoint, ...] = Field(
+        default=(),
+        description="x middle of a class of errors (prediction minus label), y its width, weight "
+        "rows; of a regression. The outermost classes hold all beyond.",
+    )
 
 
 class VariantLatency(Contract):
@@ -742,9 +908,12 @@ class ModelVariant(Contract):
     hardware_class: str
     files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
     source_sha256: str = Field(description="Digest of the program it was made from.")
-    parity_max: float | None
+    parity_max: float | None = Field(
+        description="Largest gap of a score: a probability, or in standard deviations of the label."
+    )
     parity_mean: float | None
     auc_change: Metric | None = Field(description="Variant minus source on the test rows.")
+    r2_change: Metric | None = Field(default=None, description="The same, of a regression.")
     latencies: tuple[VariantLatency, ...]
     num_bytes: NonNegativeInt
     load_ms: float | None
@@ -754,15 +923,20 @@ class ModelVariant(Contract):
         description="Precision, threads, runtime version, as read back."
     )
 
+    @property
+    def quality_change(self) -> Metric | None:
+        """Change of the metric that models are compared by."""
+        return self.auc_change if self.r2_change is None else self.r2_change
+
 
 class ModelVersionRef(Contract):
     """One version in the model registry."""
 
-    name: str
-    version: PositiveInt
-    run_id: str
-    program_sha256: str
-    snapshot_sha256: str
+    name: str = Field(description="Registered model.")
+    version: PositiveInt = Field(description="Its number, counted from 1.")
+    run_id: str = Field(description="MLflow run that made it.")
+    program_sha256: str = Field(description="Digest of the exported program.")
+    snapshot_sha256: str = Field(description="Digest of the rows it was trained on.")
 
 
 class RegisteredProgram(Contract):
@@ -806,14 +980,20 @@ class DriftReport(Contract):
     num_current_rows: PositiveInt
     features: tuple[FeatureDrift, ...]
     prediction: FeatureDrift
-    reference_performance: MetricSet | None
-    current_performance: MetricSet | None
+    reference_performance: Quality | None
+    current_performance: Quality | None
     auc_change: Metric | None = Field(description="Current minus reference; None without labels.")
     effect_threshold: float | None = Field(
         default=None, description="Lower bound of the effect from which a feature has drifted."
     )
     excess_brier_change: Metric | None = Field(
         default=None, description="`ScoredWindow.excess_brier`, current minus reference."
+    )
+    r2_change: Metric | None = Field(
+        default=None, description="Of a regression, current minus reference."
+    )
+    skill_change: Metric | None = Field(
+        default=None, description="Of `RegressionMetrics.skill`, current minus reference."
     )
     performance_reference: TimeWindow | None = Field(
         default=None, description="Reference of predictions and performance: rows not trained on."
@@ -830,6 +1010,17 @@ class GateResult(Contract):
     evidence: str
 
 
+class Approval(Contract):
+    """What a person said about a candidate, or that nobody has said anything yet."""
+
+    state: Literal["waiting", "approved", "rejected", "timed_out"]
+    asked: datetime
+    deadline: datetime = Field(description="Moment from which no answer means no.")
+    approver: str | None = Field(default=None, description="As told; None where nobody answered.")
+    comment: str = ""
+    answered: datetime | None = None
+
+
 class PromotionDecision(Contract):
     """All gates of one promotion, and what was done."""
 
@@ -837,6 +1028,47 @@ class PromotionDecision(Contract):
     previous_champion: int | None
     gates: tuple[GateResult, ...]
     promoted: bool
+    approval: Approval | None = Field(
+        default=None, description="None where no person was asked: none required, or a gate closed."
+    )
+
+
+class StageRoute(Contract):
+    """Where a stage ran, and by which rule it was sent there."""
+
+    wanted: str = Field(description="Hardware class that the configuration asks for.")
+    taken: str = Field(description="`this process`, or the deployment that ran it.")
+    pool: str | None = Field(default=None, description="Work pool of the deployment.")
+    rule: Literal["in process", "wanted class", "fall back", "burst", "taken up again"]
+    reason: str = Field(description="Why there, in a sentence.")
+    refused: tuple[str, ...] = Field(
+        default=(), description="Places that were asked before and why each was not taken."
+    )
+    flow_run: str | None = Field(default=None, description="Id of the run on the work pool.")
+
+
+class ChampionStanding(Contract):
+    """The champion, how it came to be that, and whether the one before it could serve again."""
+
+    version: ModelVersionRef
+    promoted_at: datetime | None = Field(
+        description="When a promotion made it champion; None where that is not known, or where a "
+        "roll back did."
+    )
+    former: ModelVersionRef | None = Field(description="The champion before it.")
+    former_trouble: str | None = Field(
+        description="Why the former cannot serve: files that are missing or damaged."
+    )
+
+
+class Rollback(Contract):
+    """One roll back: whose place was taken by which earlier champion, and why."""
+
+    restored: ModelVersionRef
+    replaced: ModelVersionRef
+    reason: str
+    order_id: str = Field(description="The episode that asked for it; repeating it changes nothing")
+    at: datetime
 
 
 class StageTime(Contract):
@@ -845,6 +1077,7 @@ class StageTime(Contract):
     stage: str
     seconds: float
     reused: bool
+    route: StageRoute | None = Field(default=None, description="Null in records before 2026-11-21.")
 
 
 class RunRecord(Contract):

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,7 @@ from tasks.errors import ArtifactError, refused_writes_explained
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 URI_SCHEME = "artifact:"
 DEFAULT_PROFILE = "local"
+DEFAULT_FEATURE_REPO = Path("feature_repo") / "flights"
 Value = TypeVar("Value", bound=BaseModel)
 
 
@@ -37,21 +38,36 @@ class Settings:
     home: Path
     feature_repo: Path
     profile: str = DEFAULT_PROFILE
+    database_url: str | None = field(default=None, repr=False)  # may hold a password
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read `FALAJ_HOME` (default `.falaj` beside the code) and `FALAJ_FEATURE_REPO`.
 
         `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
+        `FALAJ_DATABASE_URL` is the database of operation where several hosts share one.
         """
         env = os.environ if environment is None else environment
         home = Path(env.get("FALAJ_HOME") or PROJECT_ROOT / ".falaj")
-        repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / "feature_repo")
+        repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / DEFAULT_FEATURE_REPO)
         return cls(
             home=home.expanduser().resolve(),
             feature_repo=repo.expanduser().resolve(),
             profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
+            database_url=env.get("FALAJ_DATABASE_URL") or None,
         )
+
+    @property
+    def features_home(self) -> Path:
+        """Folder of the use case's own feature state: registry, online store, published tables.
+
+        The default use case, and a repository that lies elsewhere, have the state folder itself;
+        any other one beside the default has `use_cases/<its folder's name>` in it.
+        """
+        default = PROJECT_ROOT / DEFAULT_FEATURE_REPO
+        if self.feature_repo == default or self.feature_repo.parent != default.parent:
+            return self.home
+        return self.home / "use_cases" / self.feature_repo.name
 
     @property
     def store(self) -> ArtifactStore:
@@ -67,6 +83,11 @@ class Settings:
     def mlflow_artifacts(self) -> Path:
         """Folder in which MLflow keeps the files of its runs."""
         return self.home / "mlflow" / "artifacts"
+
+    @property
+    def operation_url(self) -> str:
+        """SQLAlchemy address of the database of operation: decisions, leases."""
+        return self.database_url or f"sqlite:///{self.home / 'operation' / 'operation.db'}"
 
     @property
     def reports(self) -> Path:

@@ -9,6 +9,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.prefect_platform import prefect_api  # noqa: F401  (a fixture for all folders)
+
 # A busy machine draws slowly; that says nothing about the code.
 settings.register_profile("falaj", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("falaj")

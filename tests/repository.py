@@ -56,7 +56,7 @@ class SmallRepository:
     def __init__(self, folder: Path, num_days: int) -> None:
         self.path = folder / "feature_repo"
         shutil.copytree(
-            PROJECT_ROOT / "feature_repo",
+            PROJECT_ROOT / "feature_repo" / "flights",
             self.path,
             ignore=shutil.ignore_patterns("__pycache__"),
         )

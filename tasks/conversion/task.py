@@ -6,6 +6,8 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 
 from tasks.contracts import (
+    AUC_NAME,
+    R2_NAME,
     BuiltVariant,
     DataSplits,
     ModelVariant,
@@ -133,7 +135,8 @@ def judge_variants(
 
     Raises:
         ArtifactError: a file is absent or damaged. Not retried.
-        DataContractError: the test window cannot judge: no rows, or only one label. Not retried.
+        DataContractError: the test window cannot judge: no rows, or labels that are all equal. Not
+            retried.
     """
     from tasks.conversion.judge import judge_variants as judge
 
@@ -155,7 +158,9 @@ def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
             "variant": variant.name,
             "verdict": "kept" if variant.kept else "dropped",
             "largest gap": _figure(variant.parity_max),
-            "AUC change": _figure(variant.auc_change.value if variant.auc_change else None),
+            f"{R2_NAME if variant.r2_change else AUC_NAME} change": _figure(
+                variant.quality_change.value if variant.quality_change else None
+            ),
             "size, kB": f"{variant.num_bytes / 1e3:.0f}",
             **{
                 f"ms at batch {at.batch_rows} (of PyTorch's)": (

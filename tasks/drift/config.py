@@ -6,11 +6,13 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.contracts import field_title
+
 
 class UnitChange(BaseModel):
     """A mistake of units: values arrive as `scale` times the value plus `offset`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     name: str = Field(min_length=1, description="From which unit to which.")
     scale: float = Field(gt=0, description="Factor.")
@@ -39,7 +41,7 @@ COMMON_UNIT_CHANGES = (
 class DriftConfig(BaseModel):
     """Limits of one drift check; logged whole with the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     # Drift
     min_effect: float = Field(
@@ -79,6 +81,19 @@ class DriftConfig(BaseModel):
     # Performance
     min_auc_drop: float = Field(
         default=0.02, ge=0, le=0.5, description="A smaller loss of AUC is no reason to retrain."
+    )
+    min_r2_drop: float = Field(
+        default=0.02,
+        ge=0,
+        le=1,
+        description="Of a regression: a smaller loss of R2 is no reason to retrain.",
+    )
+    min_skill_drop: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Of a regression: loss of skill (over the baseline, on the same rows) from "
+        "which the model has gone stale. A window that is harder for all costs R2, not skill.",
     )
     min_excess_rise: float = Field(
         default=0.02,

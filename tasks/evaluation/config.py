@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.contracts import field_title
+
 MONTH = "month"
 
 
 class EvaluationConfig(BaseModel):
     """Intervals, slices and curves of one judgement; logged whole with the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     slices: tuple[str, ...] = Field(
         default=(MONTH,),
@@ -63,7 +65,7 @@ class EvaluationConfig(BaseModel):
 class YardstickConfig(BaseModel):
     """Gradient boosting with ordinary settings: good without a search, cheap, reproducible."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     max_iterations: int = Field(
         default=300, ge=1, le=5000, description="Trees at most; the validation window picks."

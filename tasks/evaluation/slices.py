@@ -8,9 +8,8 @@ import pandas as pd
 
 from tasks.contracts import DatasetSchema, SliceMetrics
 from tasks.errors import ConfigurationError
-from tasks.evaluation.bootstrap import measure, too_few
 from tasks.evaluation.config import MONTH, EvaluationConfig
-from tasks.evaluation.rows import utc_times
+from tasks.evaluation.measuring import measure_rows, why_not_judged
 from tasks.evaluation.scoring import SCORE
 
 MISSING = "(missing)"
@@ -40,7 +39,7 @@ def judge_slices(
     """Metrics of each slice, largest first within a column, and the slices too small to judge.
 
     Args:
-        rows: label, event time, `score` and the slice columns.
+        rows: label, event time, `score`, the baseline if any, and the slice columns.
         columns: names of the label and event time.
         config: slices and limits.
     """
@@ -49,12 +48,11 @@ def judge_slices(
     for name in config.slices:
         small = []
         for value, part in _parts(rows, columns, name):
-            labels, times = part[columns.label].to_numpy(), utc_times(part, columns.event_time)
-            reason = too_few(labels, times, config)
+            reason = why_not_judged(part, columns, config)
             if reason is not None:
                 small.append((f"{name}={value}: {reason}", len(part)))
                 continue
-            metrics = measure(labels, part[SCORE].to_numpy(), times, config).metric_set()
+            metrics = measure_rows(part, columns, SCORE, config).metric_set()
             judged.append(SliceMetrics(column=name, value=value, metrics=metrics))
         skipped += _listed(name, small)
     return tuple(judged), tuple(skipped)

@@ -184,7 +184,9 @@ def _judge_step(
         num_bytes=evaluation.predictions.num_bytes,
         artifact=evaluation.predictions,
     )
-    told = f"Scored the test window {evaluation.window}: AUC {evaluation.overall.auc.value:.4f}."
+    overall = evaluation.overall
+    quality = f"{overall.primary_name} {overall.primary.value:.4f}"
+    told = f"Scored the test window {evaluation.window}: {quality}."
     return Step(f"judge.{version.name}", (model, snapshot), (scored,), told)
 
 

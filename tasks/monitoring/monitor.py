@@ -96,6 +96,7 @@ def monitor_tables(
         features=tuple(_features(seen, config.most_features)),
         alerts=tuple(alert.sentence for alert in alerts),
         num_new_alerts=append_alerts(home, alerts),
+        stale=tuple(alert.sentence for alert in alerts if alert.kind == "freshness"),
     )
 
 

@@ -41,7 +41,7 @@ def monitor_features(
     from tasks.monitoring.kept import monitor_once
 
     settings = Settings.from_environment()
-    seen = monitor_once(tables, window, view_keys, config, settings.home, settings.store)
+    seen = monitor_once(tables, window, view_keys, config, settings.features_home, settings.store)
     create_table_artifact(
         key="feature-monitoring",
         table=[

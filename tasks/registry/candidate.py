@@ -11,8 +11,8 @@ from tasks.contracts import (
     EvaluationReport,
     FeatureSnapshot,
     Metric,
-    MetricSet,
     ModelVersionRef,
+    Quality,
     TrainedModel,
     ValidatedDataset,
 )
@@ -37,7 +37,6 @@ from tasks.settings import ArtifactStore
 logger = logging.getLogger(__name__)
 
 _AGAINST_CHAMPION = re.compile(r"champion:(\d+)")
-_JUDGED = ("auc", "pr_auc", "brier", "log_loss", "calibration_error")
 
 
 def register_candidate(
@@ -197,25 +196,31 @@ def _epoch_metrics(trained: TrainedModel) -> Iterator[MetricPoint]:
     for epoch in trained.epochs:
         numbers = epoch.model_dump(exclude={"epoch"})
         for name, value in numbers.items():
-            yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
+            if value is not None:
+                yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
     yield MetricPoint("best_epoch", trained.best_epoch)
     yield MetricPoint("num_parameters", trained.num_parameters)
     yield MetricPoint("training_s", trained.seconds)
 
 
 def _final(evaluation: EvaluationReport) -> Iterator[MetricPoint]:
-    for owner, metrics in (("test", evaluation.overall), ("yardstick", evaluation.yardstick)):
+    judged = [("test", evaluation.overall), ("yardstick", evaluation.yardstick)]
+    if evaluation.baseline is not None:
+        judged.append(("baseline", evaluation.baseline))
+    for owner, metrics in judged:
         yield from _metric_set(owner, metrics)
     for comparison in evaluation.comparisons:
         against = comparison.against.replace(":", "_")
-        yield from _interval(f"auc_difference_{against}", comparison.auc_difference)
-        yield from _interval(f"brier_difference_{against}", comparison.brier_difference)
+        for name, difference in comparison:
+            if isinstance(difference, Metric):
+                yield from _interval(f"{name}_{against}", difference)
 
 
-def _metric_set(owner: str, metrics: MetricSet) -> Iterator[MetricPoint]:
+def _metric_set(owner: str, metrics: Quality) -> Iterator[MetricPoint]:
     yield MetricPoint(f"{owner}_num_rows", metrics.num_rows)
-    for name in _JUDGED:
-        yield from _interval(f"{owner}_{name}", getattr(metrics, name))
+    for name, metric in metrics:
+        if isinstance(metric, Metric):
+            yield from _interval(f"{owner}_{name}", metric)
 
 
 def _interval(name: str, metric: Metric) -> Iterator[MetricPoint]:
@@ -232,9 +237,9 @@ def _rival_of(evaluation: EvaluationReport) -> str:
 
 
 def _describe(trained: TrainedModel, evaluation: EvaluationReport) -> str:
-    auc = evaluation.overall.auc
+    name, quality = evaluation.overall.primary_name, evaluation.overall.primary
     return (
-        f"Trained on {trained.splits.train}; test AUC {auc.value:.4f} "
-        f"({auc.low:.4f} to {auc.high:.4f}) on {evaluation.overall.num_rows:,} rows, "
+        f"Trained on {trained.splits.train}; test {name} {quality.value:.4f} "
+        f"({quality.low:.4f} to {quality.high:.4f}) on {evaluation.overall.num_rows:,} rows, "
         f"{evaluation.window}."
     )

@@ -8,15 +8,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from tasks.contracts import (
+    Comparison,
     Contract,
     DatasetSchema,
     DataSplits,
     EvaluationReport,
     FeatureSnapshot,
-    MetricSet,
     ModelVariant,
     ModelVersionRef,
-    PairedComparison,
+    Quality,
     SnapshotPins,
     StartingPoint,
     TimeWindow,
@@ -65,10 +65,10 @@ class EvaluationSummary(Contract):
     """The judgement in short; `evaluation.json` holds the whole."""
 
     window: TimeWindow
-    overall: MetricSet
+    overall: Quality
     yardstick_name: str
-    yardstick: MetricSet
-    comparisons: tuple[PairedComparison, ...]
+    yardstick: Quality
+    comparisons: tuple[Comparison, ...]
 
 
 class ModelManifest(Contract):

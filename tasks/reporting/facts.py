@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.contracts import (
+    Approval,
     DriftVerdict,
     FeatureDrift,
     Metric,
@@ -17,6 +18,13 @@ from tasks.contracts import (
     SliceMetrics,
     ValidationResult,
     VariantLatency,
+)
+from tasks.reporting.judgement import (
+    labels_told,
+    labels_told_at_length,
+    second_tile,
+    skill_told,
+    slice_rank,
 )
 from tasks.reporting.quantities import (
     count,
@@ -29,7 +37,6 @@ from tasks.reporting.quantities import (
     interval,
     is_shown,
     milliseconds,
-    percent,
     plural,
 )
 
@@ -85,7 +92,20 @@ def promotion_verdict(record: RunRecord) -> Verdict:
             f"Refused: {', '.join(closed)}",
             f"{passed}, version {version} is not promoted; {kept}.",
         )
+    if decision.approval is not None:
+        return _approval_verdict(decision.approval, version, f"{passed}; {kept}.")
     return Verdict("care", "→", f"Version {version} was not moved", f"No gate closed; {kept}.")
+
+
+def _approval_verdict(approval: Approval, version: int, detail: str) -> Verdict:
+    until = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
+    headline = {
+        "waiting": f"Version {version} waits for a person's approval until {until}",
+        "approved": f"Version {version} is approved and was not moved",
+        "rejected": f"Version {version} was rejected by {approval.approver}",
+        "timed_out": f"Version {version} was rejected: nobody answered before {until}",
+    }[approval.state]
+    return Verdict("care", "→", headline, detail)
 
 
 def drift_verdict(record: RunRecord) -> Verdict:
@@ -114,21 +134,16 @@ def key_figures(record: RunRecord) -> tuple[Tile, ...]:
             "Labelled rows",
             count(snapshot.num_rows),
             "",
-            f"{percent(snapshot.positive_rate)} positive; {count(excluded)} more without a label",
+            f"{labels_told(record)}; {count(excluded)} more without a label",
         ),
         Tile(
-            "AUC on the test window",
-            decimal(overall.auc.value),
-            interval(overall.auc),
-            f"yardstick {estimate(record.evaluation.yardstick.auc)}, "
+            f"{overall.primary_name} on the test window",
+            decimal(overall.primary.value),
+            interval(overall.primary),
+            f"yardstick {estimate(record.evaluation.yardstick.primary)}, "
             f"{record.evaluation.yardstick_name}",
         ),
-        Tile(
-            "Calibration error",
-            decimal(overall.calibration_error.value),
-            interval(overall.calibration_error),
-            "mean gap between a score and what came true",
-        ),
+        Tile(*second_tile(record)),
         _latency_tile(record.variants),
         Tile(
             "Training",
@@ -211,7 +226,7 @@ def data_told(record: RunRecord) -> str:
     checks = sum(r.num_expectations for r in passed)
     return (
         f"{count(snapshot.num_rows)} rows of {days(snapshot.window)} carry a label; "
-        f"{percent(snapshot.positive_rate)} of them are positive ({snapshot.label_definition}). "
+        f"{labels_told_at_length(record)}. "
         f"{plural(len(passed), 'validation suite')} with {plural(checks, 'expectation')} passed "
         "before anything was trained."
     )
@@ -242,20 +257,18 @@ def judging_told(record: RunRecord) -> str:
     seen = "which training never saw" if later else "not all later than what training saw"
     text = (
         f"Judged on {count(report.overall.num_rows)} rows of {days(report.window)}, "
-        f"{seen}: AUC {estimate(report.overall.auc)}. The yardstick is {report.yardstick_name}."
+        f"{seen}: {report.overall.primary_name} {estimate(report.overall.primary)}. The yardstick "
+        f"is {report.yardstick_name}."
     )
-    return " ".join(
-        [text, *[comparison_told(c.against, c.auc_difference) for c in comparisons(record)]]
-    )
+    told = [comparison_told(c.against, c.primary) for c in comparisons(record)]
+    return " ".join([text, *told, skill_told(report)]).strip()
 
 
 def comparisons(record: RunRecord) -> tuple[_Comparison, ...]:
     """The paired comparisons, with names that a reader knows."""
     return tuple(
         _Comparison(
-            c.against.replace("champion:", "champion, version "),
-            c.auc_difference,
-            c.brier_difference,
+            c.against.replace("champion:", "champion, version "), c.primary, c.error, c.error_name
         )
         for c in record.evaluation.comparisons
     )
@@ -264,12 +277,13 @@ def comparisons(record: RunRecord) -> tuple[_Comparison, ...]:
 @dataclass(frozen=True)
 class _Comparison:
     against: str
-    auc_difference: Metric
-    brier_difference: Metric
+    primary: Metric
+    error: Metric
+    error_name: str
 
 
 def comparison_told(against: str, change: Metric) -> str:
-    """One paired AUC difference as a sentence."""
+    """One paired difference of the first metric as a sentence."""
     if not (is_shown(change.low) and is_shown(change.high)):
         meaning = "its interval could not be computed"
     elif change.low > 0:
@@ -331,7 +345,7 @@ def next_step(record: RunRecord) -> str:
 
 
 def slices_by_column(record: RunRecord) -> dict[str, list[SliceMetrics]]:
-    """Slices of each column: numbers and dates in their own order, names from best to worst AUC."""
+    """Slices of each column: numbers and dates in their own order, names from best to worst."""
     groups: dict[str, list[SliceMetrics]] = {}
     for part in record.evaluation.slices:
         groups.setdefault(part.column, []).append(part)
@@ -339,7 +353,7 @@ def slices_by_column(record: RunRecord) -> dict[str, list[SliceMetrics]]:
         if all(_NATURAL_ORDER.fullmatch(p.value) for p in parts):
             parts.sort(key=lambda p: [int(n) for n in re.findall(r"\d+", p.value)])
         else:
-            parts.sort(key=lambda p: _by_size(p.metrics.auc.value))
+            parts.sort(key=lambda p: _by_size(slice_rank(p.metrics)))
     return groups
 
 

@@ -73,11 +73,12 @@ def train_distributed(
 
     def report(metrics: EpochMetrics) -> None:
         logger.info(
-            "epoch %d: train loss %.4f, validation loss %.4f, validation AUC %.4f, %.1f s",
+            "epoch %d: train loss %.4f, validation loss %.4f, validation %s %.4f, %.1f s",
             metrics.epoch,
             metrics.train_loss,
             metrics.validation_loss,
-            metrics.validation_auc,
+            metrics.quality_name,
+            metrics.quality,
             metrics.seconds,
         )
         update_progress_artifact(progress, progress=100 * (metrics.epoch + 1) / config.max_epochs)
@@ -89,7 +90,7 @@ def train_distributed(
     create_table_artifact(
         key="training-epochs",
         table=[epoch.model_dump(mode="json") for epoch in model.epochs],
-        description=f"Epoch {model.best_epoch} has the best validation AUC and was kept. "
+        description=f"Epoch {model.best_epoch} did best on the validation window and was kept. "
         f"{model.launch}. {model.reading}.",
     )
     return model

@@ -120,6 +120,7 @@ def validate_training_set(snapshot: FeatureSnapshot, suite: Suite) -> ValidatedD
 
 @task(
     name="publish-data-docs",
+    task_run_name="data-docs",
     retries=NUM_RETRIES,
     retry_delay_seconds=RETRY_DELAYS_S,
     retry_jitter_factor=RETRY_JITTER,

@@ -50,7 +50,8 @@ SEARCH = {
 
 def use_case(**search: Any) -> PipelineConfig:
     """The use case of the repository with the windows and the small training of the builders."""
-    described = yaml.safe_load((PROJECT_ROOT / "feature_repo" / "use_case.yaml").read_text())
+    use_case = PROJECT_ROOT / "feature_repo" / "flights" / "use_case.yaml"
+    described = yaml.safe_load(use_case.read_text())
     described |= {
         "window": YEAR.model_dump(mode="json"),
         "splits": splits().model_dump(mode="json"),

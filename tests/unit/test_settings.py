@@ -13,6 +13,7 @@ import pytest
 from tasks.contracts import Artifact, Contract
 from tasks.errors import ArtifactError, StorageError, refused_writes_explained
 from tasks.settings import (
+    DEFAULT_FEATURE_REPO,
     PROJECT_ROOT,
     ArtifactStore,
     Settings,
@@ -172,3 +173,24 @@ def test_a_folder_that_cannot_be_made_is_a_refused_write(tmp_path: Path, below: 
     for home in (tmp_path / "file" / below, Path("/proc/none") / below):
         with pytest.raises(StorageError, match="refused a write"), refused_writes_explained(home):
             home.mkdir(parents=True, exist_ok=True)
+
+
+def test_use_cases_side_by_side_keep_their_feature_state_apart(tmp_path: Path) -> None:
+    beside = PROJECT_ROOT / DEFAULT_FEATURE_REPO
+    default, other, elsewhere = (
+        Settings(home=tmp_path, feature_repo=repo)
+        for repo in (beside, beside.with_name("other"), tmp_path / "other")
+    )
+    assert default.features_home == tmp_path
+    assert other.features_home == tmp_path / "use_cases" / "other"
+    assert elsewhere.features_home == tmp_path
+    assert other.store == default.store
+
+
+def test_operation_has_a_database_in_the_state_folder_or_a_shared_one(tmp_path: Path) -> None:
+    own = Settings.from_environment({"FALAJ_HOME": str(tmp_path)})
+    assert own.operation_url == f"sqlite:///{tmp_path.resolve()}/operation/operation.db"
+    address = "postgresql://falaj:hunter2@host/falaj"
+    shared = Settings.from_environment({"FALAJ_DATABASE_URL": address})
+    assert shared.operation_url == address
+    assert "hunter2" not in repr(shared)

@@ -129,8 +129,8 @@ def _spent(epochs: list[EpochMetrics], started: float) -> float:
 
 
 def _why(order: TrialOrder, epochs: list[EpochMetrics]) -> str:
-    best = max(epoch.validation_auc for epoch in epochs)
+    best = max(epoch.quality for epoch in epochs)
     return (
         f"rule {order.search.pruner.rule} after epoch {epochs[-1].epoch + 1} of "
-        f"{order.base.max_epochs}: best validation AUC so far {best:.4f}"
+        f"{order.base.max_epochs}: best validation {epochs[-1].quality_name} so far {best:.4f}"
     )

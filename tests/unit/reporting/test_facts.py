@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tasks.contracts import DriftVerdict, Metric, RunRecord
+from tasks.contracts import Approval, DriftVerdict, Metric, RunRecord
 from tasks.reporting import facts
 from tasks.settings import ArtifactStore
 from tests.unit.reporting.run_records import metrics, run_record
@@ -150,3 +151,24 @@ def test_a_test_window_that_training_reached_into_is_not_called_unseen(record: R
     report = record.evaluation.model_copy(update={"window": record.model.splits.validation})
     told = facts.judging_told(record.model_copy(update={"evaluation": report}))
     assert "not all later than what training saw" in told
+
+
+@pytest.mark.parametrize(
+    ("state", "headline"),
+    [
+        ("waiting", "waits for a person's approval until 2026-11-24 12:00 UTC"),
+        ("rejected", "was rejected by Ana"),
+        ("timed_out", "nobody answered before 2026-11-24 12:00 UTC"),
+    ],
+)
+def test_a_candidate_that_lacks_a_persons_consent_is_not_called_refused(
+    record: RunRecord, state: str, headline: str
+) -> None:
+    gates = tuple(g.model_copy(update={"passed": True}) for g in record.promotion.gates)
+    asked = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    approval = Approval.model_validate(
+        {"state": state, "asked": asked, "deadline": asked + timedelta(days=3), "approver": "Ana"}
+    )
+    verdict = promotion(record, gates=gates, promoted=False, approval=approval)
+    assert headline in verdict.headline
+    assert verdict.tone == "care"

@@ -16,7 +16,7 @@ from tasks.contracts import TableRef, TimeWindow
 from tasks.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
 from tasks.validation.suites import Rule, Suite
 
-REPO = PROJECT_ROOT / "feature_repo"
+REPO = PROJECT_ROOT / "feature_repo" / "flights"
 WEEK = TimeWindow(
     start=datetime(2013, 3, 4, 5, tzinfo=UTC), end=datetime(2013, 3, 11, 5, tzinfo=UTC)
 )

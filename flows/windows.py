@@ -1,0 +1,47 @@
+"""Which window a run works on: the one that it was given, or what its use case's clock says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from prefect import runtime
+
+from tasks.contracts import TimeWindow
+
+if TYPE_CHECKING:
+    from flows.config import PipelineConfig
+
+
+def moment_of_run() -> datetime:
+    """When the run of this process was to start: the same at each retry, however late it is."""
+    moment = runtime.flow_run.scheduled_start_time
+    return moment if isinstance(moment, datetime) else datetime.now(UTC)
+
+
+def hours_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWindow:
+    """The window that was asked for; where none was, the newest complete hours."""
+    return window or config.clock.newest_hours(moment_of_run())
+
+
+def days_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWindow:
+    """The window that was asked for; where none was, the newest complete days."""
+    return window or config.clock.newest_days(moment_of_run())
+
+
+def refresh_run_name() -> str:
+    """Name of a refresh: use case and window."""
+    return _run_name("refresh", hours_or_newest)
+
+
+def drift_run_name() -> str:
+    """Name of a drift check: use case and window."""
+    return _run_name("drift", days_or_newest)
+
+
+def _run_name(kind: str, chosen: Callable[[TimeWindow | None, PipelineConfig], TimeWindow]) -> str:
+    """Prefect asks for the name inside the run, when its parameters have been validated."""
+    parameters: dict[str, Any] = runtime.flow_run.parameters
+    config = parameters["config"]
+    return f"{kind}-{config.name}-{chosen(parameters['window'], config).slug}"

@@ -1,0 +1,58 @@
+"""MLflow's own application behind the platform's password, in one process.
+
+Without a password every user of the machine could move the champion, although the files belong to
+one: MLflow listens on a port, and loopback is open to all. MLflow's own accounts need a further
+database and a secret key; here one password opens both UIs.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import Any
+
+from infra.platform.api import basic_auth
+
+PASSWORD_VARIABLE = "FALAJ_MLFLOW_PASSWORD"
+OPEN_PATHS = frozenset({"/health", "/version"})
+
+
+class PasswordGate:
+    """Lets a request pass that carries the password (HTTP Basic); browsers ask for it.
+
+    Args:
+        app: the ASGI application behind it.
+        password: the line `user:password`.
+    """
+
+    def __init__(self, app: Any, password: str) -> None:
+        self._app = app
+        self._expected = basic_auth(password)["Authorization"].removeprefix("Basic ").encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass on, or refuse with 401; a web socket is closed."""
+        if scope["type"] == "lifespan" or self._may_pass(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [
+                (b"www-authenticate", b'Basic realm="MLflow", charset="UTF-8"'),
+                (b"content-type", b"text/plain"),
+            ]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": b"User and password, please.\n"})
+
+    def _may_pass(self, scope: Any) -> bool:
+        if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
+            return True
+        kind, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        return kind.lower() == b"basic" and hmac.compare_digest(given.strip(), self._expected)
+
+
+def create_app() -> Any:
+    """MLflow's application; the password, if any, is taken out of the environment."""
+    password = os.environ.pop(PASSWORD_VARIABLE, None)
+    from mlflow.server.fastapi_app import app
+
+    return PasswordGate(app, password) if password else app

@@ -1,0 +1,311 @@
+"""Verdicts answered once and in order, on a real SQLite database."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import ConfigurationError, DataContractError, StorageError, TransientError
+from tasks.governor.acting import LOST, note_ends, start_claimed
+from tasks.governor.config import GovernorConfig
+from tasks.governor.decision import Action
+from tasks.governor.episodes import answer, settle
+from tasks.governor.evidence import Evidence
+from tasks.governor.ledger import Ledger, Wanted
+from tasks.governor.records import (
+    MEANING,
+    Answer,
+    ClaimState,
+    Mode,
+    Order,
+    Outcome,
+    RunEnd,
+    StartedAction,
+)
+from tasks.governor.task import decision_rows
+from tests.unit.governor import builders
+from tests.unit.governor.builders import FREE, MODEL, USE_CASE
+
+
+class Runs:
+    """A platform that keeps one run for each key, as Prefect does."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, str] = {}
+        self.num_calls = 0
+        self.ended: RunEnd | None = None
+
+    def start(self, order: Order) -> StartedAction:
+        self.num_calls += 1
+        run_id = self.by_key.setdefault(order.episode_id, f"run-{len(self.by_key)}")
+        return StartedAction(kind="deployment", run_id=run_id, place="pipeline/coordinator")
+
+    def end(self, order: Order, started: StartedAction) -> RunEnd | None:
+        return self.ended
+
+
+class Governor:
+    """The governor of one model, on a database of its own."""
+
+    def __init__(self, url: str, policy: GovernorConfig = FREE) -> None:
+        self.ledger, self.policy, self.runs = Ledger(url), policy, Runs()
+        self.champion: int | None = 1
+
+    def judge(self, seen: Evidence) -> str:
+        return self.ledger.store_verdict(MODEL, USE_CASE, seen, self.policy).verdict_id
+
+    def ask(self, verdict_id: str, mode: Mode = "act") -> list[Outcome]:
+        return self._carry_out(answer(self.ledger, verdict_id, self.champion, "a test", mode))
+
+    def sweep(self) -> list[Outcome]:
+        note_ends(self.ledger, self.runs)
+        made = []
+        for model, use_case in self.ledger.unsettled():
+            made += self._carry_out(
+                settle(self.ledger, model, use_case, self.champion, "the sweep")
+            )
+        left = self.ledger.claims(ClaimState.CLAIMED)
+        start_claimed(self.ledger, [claim.order for claim in left], self.runs)
+        return made
+
+    def see(self, seen: Evidence) -> list[Outcome]:
+        return self.ask(self.judge(seen))
+
+    def end_runs(self) -> None:
+        self.runs.ended = RunEnd(state="completed", seconds=30.0)
+        note_ends(self.ledger, self.runs)
+        self.runs.ended = None
+
+    def _carry_out(self, answered: Answer) -> list[Outcome]:
+        start_claimed(self.ledger, answered.orders, self.runs)
+        return [made.outcome for made in answered.decisions]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "operation" / "operation.db"
+
+
+@pytest.fixture
+def governor(database: Path) -> Governor:
+    return Governor(f"sqlite:///{database}")
+
+
+def test_an_episode_has_one_run_however_long_it_lasts(governor: Governor) -> None:
+    assert governor.see(builders.stale(0)) == [Outcome.ACTS]
+    governor.end_runs()
+    for number in range(1, 5):
+        assert governor.see(builders.stale(number)) == [Outcome.SAME_EPISODE]
+    assert len(governor.runs.by_key) == 1
+
+
+def test_trouble_that_comes_back_is_another_episode(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    assert governor.see(builders.stable(1)) == [Outcome.NOTHING_TO_DO]
+    assert governor.see(builders.stale(2)) == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_a_promotion_ends_an_episode(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    governor.champion = 2
+    assert governor.see(builders.stale(1, version=2)) == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_a_verdict_on_a_former_champion_is_refused(governor: Governor) -> None:
+    governor.champion = 2
+    assert governor.see(builders.stale(0)) == [Outcome.SUPERSEDED]
+    assert governor.runs.by_key == {}
+
+
+def test_a_late_window_is_refused_and_a_year_played_again_is_not(governor: Governor) -> None:
+    governor.see(builders.stable(60))
+    assert governor.see(builders.stale(50)) == [Outcome.OUTDATED]
+    assert governor.see(builders.stale(10)) == [Outcome.ACTS]
+
+
+def test_a_broken_feed_alerts_and_never_trains(governor: Governor) -> None:
+    assert governor.see(builders.faulty(0)) == [Outcome.ALERTS]
+    assert governor.see(builders.faulty(1)) == [Outcome.ALERTS]
+    assert governor.sweep() == []
+    assert governor.runs.by_key == {}
+    assert governor.see(builders.stale(2)) == [Outcome.ACTS]
+
+
+def test_a_duplicate_gets_the_answer_that_was_given(governor: Governor) -> None:
+    verdict_id = governor.judge(builders.stale(0))
+    assert governor.judge(builders.stale(0)) == verdict_id
+    assert [governor.ask(verdict_id) for _ in range(4)] == [[Outcome.ACTS]] * 4
+    assert governor.runs.num_calls == 1
+    assert governor.ledger.verdict(verdict_id).num_asked == 3
+    assert len(governor.ledger.decisions(Wanted())) == 1
+
+
+def test_events_out_of_order_are_answered_in_the_order_of_the_verdicts(governor: Governor) -> None:
+    seen = [builders.stale(0), builders.stable(1), builders.stale(2), builders.stale(3)]
+    names = [governor.judge(e) for e in seen]
+    order = [Outcome.ACTS, Outcome.NOTHING_TO_DO, Outcome.ACTS, Outcome.SAME_EPISODE]
+    assert governor.ask(names[3]) == order
+    assert governor.ask(names[0]) == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_lost_events_are_found_by_the_sweep(governor: Governor) -> None:
+    governor.judge(builders.stale(0))
+    assert governor.sweep() == [Outcome.ACTS]
+    assert governor.sweep() == []
+    assert len(governor.runs.by_key) == 1
+
+
+def test_trouble_that_had_to_wait_is_acted_on_once_it_may(database: Path) -> None:
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    governor.see(builders.stable(1))
+    assert governor.see(builders.shifted(2)) == [Outcome.COOL_DOWN]
+    assert governor.sweep() == []  # the same refusal adds no row
+    set_back_claims(database, hours=7)
+    assert governor.sweep() == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+    made = governor.ledger.decisions(Wanted(limit=1))[0]
+    assert (made.action, made.carried_out_as) == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "cannot recalibrate alone" in made.reason
+
+
+def test_trouble_that_went_away_while_it_waited_is_dropped(database: Path) -> None:
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(max_runs_per_week=0))
+    assert governor.see(builders.stale(0)) == [Outcome.BUDGET]
+    governor.see(builders.stable(1))
+    assert governor.ledger.unsettled() == []
+
+
+def test_a_clock_that_was_years_ahead_holds_a_cool_down_no_longer_than_it_lasts(
+    database: Path,
+) -> None:
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    set_back_claims(database, hours=-24 * 365 * 50)
+    governor.see(builders.stable(1))
+    assert governor.see(builders.stale(2)) == [Outcome.COOL_DOWN]
+    set_back_claims(database, hours=7)
+    assert governor.sweep() == [Outcome.ACTS]
+
+
+def test_deciding_only_changes_nothing_but_the_record(governor: Governor) -> None:
+    verdict_id = governor.judge(builders.stale(0))
+    assert governor.ask(verdict_id, "decide_only") == [Outcome.DECIDE_ONLY]
+    assert governor.sweep() == []
+    assert governor.runs.by_key == {}
+    assert governor.see(builders.stale(1)) == [Outcome.ACTS]
+
+
+def test_a_start_that_fails_is_kept_and_tried_again(governor: Governor) -> None:
+    class Away(Runs):
+        def start(self, order: Order) -> StartedAction:
+            raise TransientError("the API is away")
+
+    here, governor.runs = governor.runs, Away()
+    with pytest.raises(TransientError, match="away"):
+        governor.see(builders.stale(0))
+    (claim,) = governor.ledger.claims(ClaimState.CLAIMED)
+    assert (claim.num_starts, claim.trouble) == (1, "TransientError: the API is away")
+    governor.runs = here
+    governor.sweep()
+    assert len(here.by_key) == 1
+    assert governor.ledger.claims(ClaimState.STARTED)[0].trouble is None
+
+
+def test_a_lost_run_is_taken_up_again(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    governor.runs.ended = RunEnd(state=LOST, seconds=None)
+    assert note_ends(governor.ledger, governor.runs) == 0
+    governor.runs.ended = None
+    governor.sweep()
+    (claim,) = governor.ledger.claims(ClaimState.STARTED)
+    assert claim.num_starts == 2
+    assert len(governor.runs.by_key) == 1
+
+
+def test_the_record_is_listed_by_model_action_outcome_and_time(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    governor.see(builders.stable(1))
+    newest, oldest = governor.ledger.decisions(Wanted())
+    assert (oldest.run_id, oldest.run_state, oldest.actor) == ("run-0", "completed", "a test")
+    assert oldest.evidence == builders.stale(0)
+    assert governor.ledger.decisions(Wanted(action=Action.RETRAIN)) == [oldest]
+    assert governor.ledger.decisions(Wanted(outcome=Outcome.NOTHING_TO_DO)) == [newest]
+    assert governor.ledger.decisions(Wanted(model="another")) == []
+    assert governor.ledger.decisions(Wanted(since=newest.decided_at + timedelta(hours=1))) == []
+
+
+def test_models_do_not_hold_each_other_up(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    other = governor.ledger.store_verdict("fares", "taxis", builders.stale(0), FREE)
+    assert governor.ask(other.verdict_id) == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_what_another_release_wrote_is_read_as_far_as_it_goes(
+    governor: Governor, database: Path
+) -> None:
+    verdict_id = governor.judge(builders.stale(0))
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "UPDATE falaj_verdicts SET policy = json_insert(policy, '$.later_field', 1),"
+            " evidence = json_insert(evidence, '$.later_field', 1)"
+        )
+    connection.close()
+    assert governor.ledger.verdict(verdict_id).evidence == builders.stale(0)
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE falaj_verdicts SET evidence = '{}'")
+    connection.close()
+    with pytest.raises(DataContractError, match="written by another release"):
+        governor.ask(verdict_id)
+
+
+def test_each_outcome_has_a_meaning_for_people(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    (row,) = decision_rows(tuple(governor.ledger.decisions(Wanted())))
+    assert row["which means"] == "the action was claimed and is carried out"
+    assert set(MEANING) == set(Outcome)
+
+
+def test_an_unknown_verdict_is_refused_with_what_to_check(governor: Governor) -> None:
+    with pytest.raises(DataContractError, match="same FALAJ_DATABASE_URL or state folder"):
+        governor.ask("f" * 32)
+
+
+def test_addresses_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="of mysql"):
+        Ledger("mysql://user:secret@host/database")
+    with pytest.raises(ConfigurationError, match="no database address") as refused:
+        Ledger("hunter2")
+    assert "hunter2" not in str(refused.value)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError):
+        Ledger(f"sqlite:///{tmp_path / 'file' / 'operation.db'}")
+
+
+def test_a_file_that_is_no_database_says_so(database: Path) -> None:
+    database.parent.mkdir()
+    database.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StorageError, match="not a database"):
+        Ledger(f"sqlite:///{database}")
+
+
+def set_back_claims(database: Path, hours: float) -> None:
+    """Make all claims older, as if time had gone by."""
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "UPDATE falaj_claims SET claimed_at = strftime('%Y-%m-%d %H:%M:%f', claimed_at, ?)",
+            (f"{-hours} hours",),
+        )
+    connection.close()
