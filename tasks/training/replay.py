@@ -68,10 +68,10 @@ def replayed(row_ids: NDArray[np.int64], probability: float, seed: int) -> NDArr
 def numbers_of(row_ids: pa.ChunkedArray) -> NDArray[np.int64]:
     """A number for each row id: the id itself, or a hash of an id that is text."""
     if pa.types.is_integer(row_ids.type):
-        return row_ids.to_numpy().astype(np.int64)
+        return np.asarray(row_ids.to_numpy(), dtype=np.int64)
     texts = row_ids.cast(pa.string()).to_numpy(zero_copy_only=False)
-    hashes: NDArray[np.int64] = pd.util.hash_array(texts, categorize=False).view(np.int64)
-    return hashes
+    hashes = np.asarray(pd.util.hash_array(texts, categorize=False), dtype=np.uint64)
+    return hashes.view(np.int64)
 
 
 def write_replayed(
