@@ -209,9 +209,17 @@ def _drift(config: PipelineConfig, window: TimeWindow | None, settings: Settings
 
 def _train(config: PipelineConfig, window: TimeWindow | None, settings: Settings) -> list[str]:
     from flows.training import training_flow
+    from tasks.reporting.training_cost import cost_told
 
-    version = training_flow(config).version
-    return [f"{'Model':<10}{version.name} version {version.version} is the candidate"]
+    trained = training_flow(config)
+    version, model = trained.version, trained.model
+    lines = [f"{'Model':<10}{version.name} version {version.version} is the candidate"]
+    if model.telemetry is not None:
+        lines.append(f"{'Training':<10}{cost_told(model.telemetry)}")
+        if model.telemetry.diagnosis is not None:
+            lines.append(f"{'Diagnosis':<10}{model.telemetry.diagnosis.summary}")
+    files = [settings.store.path(artifact) for artifact in (model.log, *model.kept)]
+    return lines + [f"{file.name}: {file}" for file in files]
 
 
 def _parity(config: PipelineConfig, window: TimeWindow | None, settings: Settings) -> list[str]:

@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,8 @@ START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15
 FLUSH_TIMEOUT_S = 10
 
+# Of the caller's environment; anything else there may be a secret.
+SERVER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 # A flow that runs in this process needs the API and its records; schedules, late runs and work
 # pools are for a platform that stays up.
 SERVER_ENVIRONMENT = {
@@ -83,6 +85,15 @@ def client_environment(home: Path, port: int) -> dict[str, str]:
     }
 
 
+def server_environment(caller: Mapping[str, str]) -> dict[str, str]:
+    """What the server sees of its caller's environment: no secrets of stores and databases."""
+    return {
+        name: value
+        for name, value in caller.items()
+        if name in SERVER_VARIABLES or (name.startswith("PREFECT_") and name != "PREFECT_API_URL")
+    }
+
+
 @contextmanager
 def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Start a Prefect server on loopback and stop it, with all it started, in the end.
@@ -97,13 +108,12 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         folder.mkdir(parents=True, exist_ok=True)
         log = (folder / "server.log").open("ab")
     environment = {
-        **os.environ,
+        **server_environment(os.environ),
         **SERVER_ENVIRONMENT,
         "PREFECT_HOME": str(folder),
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
         "DO_NOT_TRACK": "1",
     }
-    environment.pop("PREFECT_API_URL", None)
     command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     with (
@@ -114,6 +124,8 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
             stdout=log,
             stderr=log,
             env=environment,
+            # Ctrl-C is for the flow, which needs the server until it has ended.
+            process_group=0,
         ) as server,
     ):
         try:

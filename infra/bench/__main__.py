@@ -11,7 +11,6 @@ bound.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from infra.bench.compression import compression_figures
 from infra.bench.elastic import measure_elastic
 from infra.bench.false_alarms import count_false_alarms
 from infra.bench.figures import Figure, at_least, at_most
+from infra.bench.finished import newest_record
 from infra.bench.launch import launch_figures
 from infra.bench.materialization import compare_materialization
 from infra.bench.measure import Cost, run_measured
@@ -35,7 +35,6 @@ from infra.bench.reading import reading_figures
 from infra.bench.retrieval import retrieval_figures
 from infra.bench.strategies import strategy_figures
 from infra.bench.telemetry import clock_cost
-from tasks.contracts import RunRecord
 from tasks.settings import Settings
 
 GIB = 2**30
@@ -101,10 +100,7 @@ def _loop_figures(folder: Path, first: Cost, settings: Settings) -> list[Figure]
 
 
 def _model_figures(settings: Settings) -> list[Figure]:
-    facts = json.loads((settings.reports / "latest" / "report.json").read_text())
-    record = RunRecord.model_validate(
-        {k: v for k, v in facts.items() if k in RunRecord.model_fields}
-    )
+    record = newest_record(settings)
     rows = pd.read_parquet(settings.store.path(record.evaluation.predictions))
     label = rows[record.dataset.snapshot.columns.label]
     ours = float(roc_auc_score(label, rows["score"]))

@@ -1,6 +1,6 @@
 """Fewer bytes between ranks, and what that does to the model.
 
-    python -m infra.bench.compression STATE_FOLDER
+    python -m infra.bench.compression [STATE_FOLDER]
 
 Two ranks train the use case's network on the finished loop's snapshot, in each way and from several
 seeds. They run in a network namespace of their own, whose loopback interface counts every byte that
@@ -18,23 +18,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
 
 from flows.config import PipelineConfig, read_pipeline_config
 from infra.bench.compression_rank import WAYS, Outcome
 from infra.bench.figures import Figure, at_most
-from tasks.contracts import RunRecord
+from infra.bench.finished import newest_record
+from infra.bench.rank_processes import NUM_RANKS, run_ranks
 from tasks.settings import PROJECT_ROOT, Settings
-from tasks.training.launch.nursery import allowed_environment, guarded_command
-from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 from tasks.training.run_directory import RunDirectory, TrainingJob
 
 RANK_MODULE = "infra.bench.compression_rank"
-NUM_RANKS = 2
 NUM_EPOCHS = 2
-STALL_S = 60
 HIDDEN_SIZES = (256, 128)
 # Of fp32's bytes at the interface. Averaging every eighth step sends an eighth of the values, and
 # the first weights.
@@ -57,11 +53,7 @@ def compression_figures(config: PipelineConfig, settings: Settings) -> list[Figu
     Raises:
         RuntimeError: a rank failed, or this process may not make a network namespace.
     """
-    facts = json.loads((settings.reports / "latest" / "report.json").read_text())
-    record = RunRecord.model_validate(
-        {k: v for k, v in facts.items() if k in RunRecord.model_fields}
-    )
-    snapshot = record.dataset.snapshot
+    snapshot = newest_record(settings).dataset.snapshot
     job = TrainingJob(
         snapshot_path=settings.store.path(snapshot.data),
         columns=snapshot.columns,
@@ -93,24 +85,7 @@ def _run_inside(run_path: Path) -> None:
     """In the new namespace: bring its loopback interface up, and run the ranks to their end."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh", b"lo", IFF_UP))
-    with rendezvous_server(NUM_RANKS) as port, ExitStack() as guards:
-        ranks = [
-            guards.enter_context(
-                subprocess.Popen(
-                    guarded_command("-m", RANK_MODULE, str(run_path)),
-                    cwd=run_path,
-                    env={
-                        **allowed_environment(os.environ),
-                        **rank_variables(rank, NUM_RANKS, port, STALL_S, 2 * STALL_S),
-                        "OMP_NUM_THREADS": "1",
-                    },
-                    stdin=subprocess.DEVNULL,
-                )
-            )
-            for rank in range(NUM_RANKS)
-        ]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"ranks ended with {[rank.returncode for rank in ranks]}")
+    run_ranks(RANK_MODULE, run_path)
 
 
 def _figures(outcomes: Sequence[Outcome]) -> list[Figure]:
@@ -146,10 +121,11 @@ def _auc_figure(way: str, of_way: list[Outcome], plain: list[Outcome]) -> Figure
 
 def main(arguments: list[str]) -> int:
     """Measure on a state folder, or run the ranks of a measurement."""
-    if arguments[0] == "--inside":
+    if arguments[:1] == ["--inside"]:
         _run_inside(Path(arguments[1]))
         return 0
-    os.environ["FALAJ_HOME"] = arguments[0]
+    if arguments:
+        os.environ["FALAJ_HOME"] = arguments[0]
     settings = Settings.from_environment()
     figures = compression_figures(read_pipeline_config(settings.feature_repo), settings)
     sys.stdout.write("\n".join(figure.line() for figure in figures) + "\n")

@@ -1,6 +1,6 @@
 """Training from Parquet on disk against training with everything in memory.
 
-    python -m infra.bench.reading STATE_FOLDER [SCRATCH_FOLDER]
+    python -m infra.bench.reading [STATE_FOLDER [SCRATCH_FOLDER]]
 
 The finished loop's snapshot is repeated ten times, each copy a year later, into one Parquet file of
 row groups like the snapshot's own. Two pinned single-thread ranks train the default network on it:
@@ -11,11 +11,8 @@ files alone, for a rank's memory. The state folder is only read.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,32 +21,26 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from infra.bench.figures import Figure, at_least, at_most
+from infra.bench.finished import newest_record
+from infra.bench.rank_processes import NUM_RANKS, run_ranks
 from infra.bench.reading_rank import STEPS
-from tasks.contracts import DatasetSchema, DataSplits, FeatureSnapshot, RunRecord, TimeWindow
+from tasks.contracts import DatasetSchema, DataSplits, FeatureSnapshot, TimeWindow
 from tasks.settings import Settings
 from tasks.training.config import TrainingConfig
-from tasks.training.launch.nursery import allowed_environment, guarded_command
-from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 from tasks.training.run_directory import RunDirectory, TrainingJob
 
 RANK_MODULE = "infra.bench.reading_rank"
 NUM_COPIES = 10
-NUM_RANKS = 2
 GROUP_ROWS = 8192
 YEAR = timedelta(days=365)
 HELD_OUT = timedelta(days=30)
-STALL_S = 60
 MODES = ("memory", "stream")
 NUM_ROWS = STEPS * TrainingConfig().global_batch_size
 
 
 def reading_figures(settings: Settings, folder: Path) -> list[Figure]:
     """Measure with the snapshot of the newest finished loop; everything is written to `folder`."""
-    facts = json.loads((settings.reports / "latest" / "report.json").read_text())
-    record = RunRecord.model_validate(
-        {k: v for k, v in facts.items() if k in RunRecord.model_fields}
-    )
-    snapshot = record.dataset.snapshot
+    snapshot = newest_record(settings).dataset.snapshot
     path = folder / "tenfold.parquet"
     num_rows = write_copies(settings.store.path(snapshot.data), snapshot.columns, path)
     job = _job(path, snapshot)
@@ -91,24 +82,7 @@ def _run_ranks(path: Path, job: TrainingJob, what: str) -> list[str]:
     run = RunDirectory(path)
     run.prepare(job)
     (path / "what").write_text(what)
-    with rendezvous_server(NUM_RANKS) as port, ExitStack() as guards:
-        ranks = [
-            guards.enter_context(
-                subprocess.Popen(
-                    guarded_command("-m", RANK_MODULE, str(path)),
-                    cwd=path,
-                    env={
-                        **allowed_environment(os.environ),
-                        **rank_variables(rank, NUM_RANKS, port, STALL_S, 2 * STALL_S),
-                        "OMP_NUM_THREADS": "1",
-                    },
-                    stdin=subprocess.DEVNULL,
-                )
-            )
-            for rank in range(NUM_RANKS)
-        ]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"a rank that measures {what} failed; what it said is above")
+    run_ranks(RANK_MODULE, path)
     return [(path / f"measured-{rank}.json").read_text() for rank in range(NUM_RANKS)]
 
 
@@ -147,7 +121,7 @@ def _figures(
 
 def main(arguments: list[str]) -> int:
     """Measure, print the figures, and say by the exit code whether all hold."""
-    settings = Settings.from_environment({"FALAJ_HOME": arguments[0]})
+    settings = Settings.from_environment({"FALAJ_HOME": arguments[0]} if arguments else None)
     scratch = arguments[1] if len(arguments) > 1 else None
     with tempfile.TemporaryDirectory(prefix="falaj-bench-", dir=scratch) as folder:
         figures = reading_figures(settings, Path(folder))

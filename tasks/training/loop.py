@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tasks.contracts import EpochMetrics
 from tasks.errors import TrainingError
 from tasks.training.checkpoints.files import serialized, write_file
-from tasks.training.checkpoints.manifest import CheckpointRef
+from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.data.opening import open_sources
@@ -133,10 +133,8 @@ class TrainingSession:
 
     def _resume(self) -> None:
         """Go on from the newest whole checkpoint, which rank 0 chooses, if it has none in hand."""
-        is_wanted = self._exchange.rank == 0 and self._is_new
-        newest = self._store.newest() if is_wanted else None
-        name = self._exchange.gather_values(newest and newest.name)[0]
-        chosen = CheckpointRef.parse(str(name))
+        is_wanted = bool(self._exchange.from_rank_0(int(self._is_new)))
+        chosen = agreed_newest(self._store, self._exchange) if is_wanted else None
         if chosen is None:
             self._begin_with_champion()
             return
@@ -163,12 +161,16 @@ class TrainingSession:
 
     def snapshot(self) -> State:
         """All that is needed to go on from between two steps; tensors may be the live ones."""
+        return self._described(self._strategy.state())
+
+    def _described(self, trained: State) -> State:
+        """The strategy's state, and where training is. Collective."""
         self._add_own_loss()
         return {
             "epoch": len(self._history),
             "step": self._step,
             "loss_sum": self._loss_sum,
-            **self._strategy.state(),
+            **trained,
             "history": [metrics.model_dump(mode="json") for metrics in self._history],
             "best_epoch": self._best_epoch,
             "best_weights": self._best_weights,
@@ -391,11 +393,24 @@ class TrainingSession:
 
     def _save(self) -> None:
         """Write a checkpoint, and report the epochs in it once it is whole."""
+        if self._strategy.is_cut:
+            self._save_together()
+            return
         state = self.snapshot()
         if self._exchange.rank == 0:
             report = partial(self._run.rewrite_epochs, list(self._history))
             with self._clock.phase("checkpoint"):
                 self._writer.save(state["epoch"], state["step"], state, then=report)
+
+    def _save_together(self) -> None:
+        """Each rank writes the part of the network that it holds, and waits for the others."""
+        state = self._described(self._strategy.own_state())
+        num_kept = self._config.checkpoints.num_kept
+        with self._clock.phase("checkpoint"):
+            where = state["epoch"], state["step"]
+            save_by_ranks(self._store, self._exchange, *where, state, num_kept)
+        self._writer.note_saved()
+        self._report_epochs()
 
     def _report_epochs(self) -> None:
         if self._exchange.rank == 0:

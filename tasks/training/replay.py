@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -64,6 +65,15 @@ def replayed(row_ids: NDArray[np.int64], probability: float, seed: int) -> NDArr
     return uniform < probability
 
 
+def numbers_of(row_ids: pa.ChunkedArray) -> NDArray[np.int64]:
+    """A number for each row id: the id itself, or a hash of an id that is text."""
+    if pa.types.is_integer(row_ids.type):
+        return np.asarray(row_ids.to_numpy(), dtype=np.int64)
+    texts = row_ids.cast(pa.string()).to_numpy(zero_copy_only=False)
+    hashes = np.asarray(pd.util.hash_array(texts, categorize=False), dtype=np.uint64)
+    return hashes.view(np.int64)
+
+
 def write_replayed(
     snapshot: Path,
     target: Path,
@@ -101,8 +111,7 @@ def write_replayed(
                 older = _inside(table[columns.event_time], splits.train) & ~_inside(
                     table[columns.event_time], new
                 )
-                ids = table[columns.row_id].to_numpy().astype(np.int64)
-                chosen = replayed(ids, probability, seed)
+                chosen = replayed(numbers_of(table[columns.row_id]), probability, seed)
                 num_old += int((older & chosen).sum())
                 out.write_table(table.filter(pa.array(~older | chosen)))
     return (

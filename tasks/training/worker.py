@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -22,7 +22,7 @@ from tasks.errors import ConfigurationError, StorageError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tasks.training.launch.pinning import Cores
+from tasks.training.launch.pinning import Cores, cores_near_gpu
 from tasks.training.loop import TrainingSession
 from tasks.training.run_directory import (
     EXIT_REPORT_REFUSED,
@@ -117,7 +117,7 @@ def checkpoints_of(job: TrainingJob, exchange: Exchange, num_cores: int) -> Chec
 
 
 def prepare_device(job: TrainingJob, exchange: Exchange, allowed: set[int]) -> None:
-    """Pin the rank to its cores, or to its GPU.
+    """Pin the rank to its cores, or to its GPU and the cores near that.
 
     Args:
         job: what it does.
@@ -141,7 +141,15 @@ def prepare_device(job: TrainingJob, exchange: Exchange, allowed: set[int]) -> N
             f"device='cuda' is asked for {exchange.local_size} rank(s), but this machine shows "
             f"{num_devices} CUDA device(s); set device='cpu' or run where there is one for each"
         )
-    torch.cuda.set_device(exchange.local_rank % num_devices)
+    device = exchange.local_rank % num_devices
+    torch.cuda.set_device(device)
+    os.sched_setaffinity(0, cores_near_gpu(bus_address(device), allowed) or allowed)
+
+
+def bus_address(device: int) -> str:
+    """Where a GPU is on the PCI bus, as `/sys` names it, such as `0000:af:00.0`."""
+    found: Any = torch.cuda.get_device_properties(device)  # PyTorch's stubs lack these three
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 
 def _peak_memory_mb() -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from tasks.errors import TrainingError
+from tasks.training.checkpoints.ranks import save_by_ranks
 from tasks.training.strategies.base import Batch, Exchange, State, Strategy
 from tasks.training.strategies.build import build_strategy, join
 from tests.distributed.strategy_cases import (
@@ -31,6 +32,7 @@ from tests.distributed.strategy_cases import (
     share_of,
     strategy_config,
 )
+from tests.unit.training.checkpoints.states import assert_equal, store_in
 
 
 def main(folder: Path, device: str, names: list[str]) -> None:
@@ -89,6 +91,8 @@ class Ranks:
             self._save(f"{case.name}-half", strategy.state())
         curve += self._train(strategy, range(HALF, NUM_STEPS))
         self._save(f"{case.name}-end", strategy.state())
+        if strategy.is_cut:
+            self._check_parts(case, strategy)
         batch = global_batch(0)
         self._seen[case.name] = {
             "curve": curve,
@@ -97,6 +101,13 @@ class Ranks:
             "skipped": getattr(strategy, "num_skipped_steps", 0),
             "wire_bytes": strategy.wire_bytes,
         }
+
+    def _check_parts(self, case: Case, strategy: Strategy) -> None:
+        """What the ranks write of a checkpoint, each its own, makes the whole state."""
+        exchange = self._exchanges[case.config_on(self._size).engine]
+        store = store_in(self._folder / f"{case.name} own")
+        ref = save_by_ranks(store, exchange, 0, 1, strategy.own_state(), num_kept=1)
+        assert_equal(store.load(ref), strategy.state())
 
     def interchange(self, cases: list[Case]) -> None:
         """Go on from every state that is there, of any strategy and world size."""

@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pyarrow.fs import FileSelector, S3FileSystem
 
 from tasks.contracts import EpochMetrics
 from tasks.errors import StorageError, TransientError
+from tasks.settings import ArtifactStore
 from tasks.training.checkpoints.access import FILE_NAME
 from tests.distributed.checkpoint_ranks import NUM_KEPT, cut_tensor, whole_tensors
 from tests.distributed.rank_programs import run_on_ranks
-from tests.distributed.runs import CONFIG, config, on_ranks, train
+from tests.distributed.runs import CONFIG, config, losses, on_ranks, train
 from tests.distributed.test_failures import finished_epochs, log_of, pid_of_rank
 from tests.processes import pids_whose_command_holds
 from tests.services import s3_server
@@ -143,3 +145,29 @@ def test_a_place_that_refuses_checkpoints_ends_the_run_with_a_sentence(tmp_path:
     refusing = config(**on_ranks(1), checkpoints={"uri": "file:///dev/full/checkpoints"})
     with pytest.raises(StorageError, match=r"^rank 0: StorageError: .*the disk refused a write"):
         train(tmp_path, refusing)
+
+
+def test_ranks_that_share_a_network_write_their_own_parts_and_fewer_of_them_go_on(
+    tmp_path: Path,
+) -> None:
+    class CutError(Exception):
+        """The driver ends here."""
+
+    def cut_after_two(metrics: EpochMetrics) -> None:
+        if metrics.epoch == 1:
+            raise CutError
+
+    strategy = {"name": "fsdp"}
+    unbroken = train(tmp_path / "unbroken", config(strategy=strategy))
+    with pytest.raises(CutError):
+        train(tmp_path / "cut", config(strategy=strategy), cut_after_two)
+    newest = max((tmp_path / "cut/work").glob("*/checkpoints/*/manifest.json")).parent
+    bytes_of_rank = [
+        sum(part.stat().st_size for part in newest.glob(f"part-{rank:05d}-*")) for rank in (0, 1)
+    ]
+    assert min(bytes_of_rank) > 0.3 * sum(bytes_of_rank)
+    continued = train(tmp_path / "cut", config(strategy=strategy, **on_ranks(1)))
+    log = ArtifactStore(tmp_path / "cut/store").path(continued.log).read_text()
+    assert "resumed after epoch" in log
+    assert continued.num_ranks == 1
+    np.testing.assert_allclose(losses(continued.epochs), losses(unbroken.epochs), rtol=1e-5)

@@ -1,8 +1,8 @@
 """Ranks, their guards, the process they are forked from and the driver are killed at random.
 
-For `FALAJ_DRILL_MINUTES` (default 2), from the seed `FALAJ_DRILL_SEED` (default 0): each time one
-process of a living job is killed -9 at a random moment, while it imports too, and nothing of the
-job may be left some seconds later.
+For half of `FALAJ_DRILL_MINUTES` (default 4), from the seed `FALAJ_DRILL_SEED` (default 0): each
+time one process of a living job is killed -9 at a random moment, while it imports too, and nothing
+of the job may be left some seconds later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.processes import wait_until
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
-MINUTES = float(os.environ.get("FALAJ_DRILL_MINUTES", "2"))
+MINUTES = float(os.environ.get("FALAJ_DRILL_MINUTES", "4")) / 2
 SEED = int(os.environ.get("FALAJ_DRILL_SEED", "0"))
 # The driver, a guard, what ranks are forked from, and a guard and a rank twice.
 NUM_PROCESSES = 7

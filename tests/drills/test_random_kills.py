@@ -1,6 +1,6 @@
 """Ranks, guards and drivers of real training runs are killed at random moments.
 
-`FALAJ_DRILL_MINUTES` (default 2) says for how long, `FALAJ_KILLS_SEED` which moments.
+Half of `FALAJ_DRILL_MINUTES` (default 4) says for how long, `FALAJ_KILLS_SEED` which moments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.processes import pids_whose_command_holds, wait_until
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
-MINUTES = float(os.environ.get("FALAJ_DRILL_MINUTES", "2"))
+MINUTES = float(os.environ.get("FALAJ_DRILL_MINUTES", "4")) / 2
 SEED = int(os.environ.get("FALAJ_KILLS_SEED", "0"))
 MAX_KILLS = 4
 VICTIMS = ("driver", "guard", "rank")

@@ -118,6 +118,10 @@ class CheckpointWriter:
         """True where the last `save` is `every_s` ago: time for one within the epoch."""
         return time.monotonic() - self._saved_at >= self._config.every_s
 
+    def note_saved(self) -> None:
+        """Count from now until the next is due: all ranks have written one together."""
+        self._saved_at = time.monotonic()
+
     @property
     def failed(self) -> bool:
         """True where a write has failed of which nobody has been told yet."""

@@ -109,8 +109,8 @@ def _plan(ranks: int, launch: LaunchConfig, host: Host, reason: str) -> RankPlan
 
 def _too_short(seconds: float, launch: LaunchConfig) -> str:
     return (
-        f"other numbers were not tried: training takes at most about {seconds:.0f} s, and they are "
-        f"above probe_above_s={launch.probe_above_s:g}"
+        f"other numbers were not tried: on an idle host training takes at most about {seconds:.0f} "
+        f"s, and they are above probe_above_s={launch.probe_above_s:g}"
     )
 
 

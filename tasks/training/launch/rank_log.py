@@ -16,7 +16,7 @@ LINES_PER_S = 2
 # What may come at once before that rate holds: all that ranks say while they start.
 BURST_LINES = 20
 # How a rank's line says its level: our own lines with a word, Horovod's core with a letter behind
-# the time. Any other line (a traceback, a library's print) is information.
+# the time. Any other line (a traceback, a library's print) is for the file alone.
 LEVEL_PATTERN = re.compile(r"(?:(DEBUG|INFO|WARNING|ERROR) |\[[^]]*: ([WEF]) )")
 LEVELS = {
     "DEBUG": logging.DEBUG,
@@ -67,13 +67,15 @@ class RankLog:
         who = f"rank {rank}" if isinstance(rank, int) else rank
         self.note(f"{time.monotonic() - self._started:8.1f} s  {who} | {line}")
         match = LEVEL_PATTERN.match(line)
-        level = LEVELS.get(match[1] or match[2], logging.INFO) if match else logging.INFO
+        if match is None:
+            return
+        level = LEVELS.get(match[1] or match[2], logging.INFO)
         if level == logging.DEBUG:
             return
         if level == logging.INFO and self._is_over_rate():
             self._left_out += 1
             return
-        LOGGER.log(level, "%s: %s", who, line[match.end() :] if match and match[1] else line)
+        LOGGER.log(level, "%s: %s", who, line[match.end() :] if match[1] else line)
 
     def _is_over_rate(self) -> bool:
         """A token bucket: refilled at the rate, and never fuller than the burst."""

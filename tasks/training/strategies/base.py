@@ -179,6 +179,13 @@ class Strategy(ABC):
         alone (a gradient scaler, error feedback) is under `strategy`.
         """
 
+    is_cut: ClassVar[bool] = False
+    """True where ranks hold parts of the network, and each writes its own into a checkpoint."""
+
+    def own_state(self) -> State:
+        """As `state`, but of what is cut over ranks the `TensorRows` that this rank holds."""
+        return self.state()
+
     @abstractmethod
     def load(self, state: State) -> None:
         """Take over what `state` of any strategy and world size gave."""

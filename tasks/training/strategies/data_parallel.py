@@ -24,7 +24,7 @@ from tasks.training.strategies.base import (
 )
 from tasks.training.strategies.blocks import checkpoint_activations
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.named_optimizer import NamedOptimizer, as_it_is
+from tasks.training.strategies.named_optimizer import Describe, NamedOptimizer, as_it_is, on_host
 from tasks.training.strategies.precision import LossScale, autocast
 
 LOGGER = logging.getLogger(__name__)
@@ -231,12 +231,14 @@ class DataParallel(Strategy):
 
     def state(self) -> State:
         """See `Strategy.state`."""
-        network = {
-            name: self._to_plain(name, value).detach().cpu().clone()
-            for name, value in self._held_state().items()
-        }
+        return self._described(self._to_plain)
+
+    def _described(self, describe: Describe) -> State:
+        """The state with what `describe` makes of each tensor that may be a part."""
+        network = {name: on_host(describe(name, v)) for name, v in self._held_state().items()}
         scaler = self._scale.state() if self.config.precision == "fp16" else {}
-        return {"network": network, "optimizer": self._optimizer.state(), "strategy": scaler}
+        optimizer = self._optimizer.state(describe)
+        return {"network": network, "optimizer": optimizer, "strategy": scaler}
 
     @torch.no_grad()
     def load(self, state: State) -> None:

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from tasks.errors import ConfigurationError
+from tasks.training.checkpoints.state import TensorRows
+from tasks.training.strategies.base import State
 from tasks.training.strategies.blocks import blocks_of
 from tasks.training.strategies.data_parallel import DataParallel
 from tasks.training.strategies.flat_gradients import ring_bytes
@@ -40,10 +43,12 @@ class FsdpStrategy(DataParallel):
 
     With `fsdp_replicas` above 1, ranks form as many groups that each hold the whole network in
     shards: weights travel inside a group alone (one host), and only gradients between groups.
-    `state` and `load` speak of whole tensors, so a rank's host memory must hold the network once.
+    `state` and `load` speak of whole tensors, so a rank's host memory must hold the network once;
+    into a checkpoint each rank writes the rows that it holds.
     """
 
     name: ClassVar[str] = "fsdp"
+    is_cut: ClassVar[bool] = True
     _empty_parts_count: ClassVar[bool] = True
 
     def _prepare(self) -> None:
@@ -109,6 +114,22 @@ class FsdpStrategy(DataParallel):
 
     def _to_plain(self, name: str, part: Tensor) -> Tensor:
         return part.full_tensor() if isinstance(part, DTensor) else part
+
+    def own_state(self) -> State:
+        """See `Strategy.own_state`; of several replicas the first one's ranks have the rows."""
+        return self._described(self._own_rows)
+
+    def _own_rows(self, name: str, part: Tensor) -> Tensor | TensorRows:
+        if not isinstance(part, DTensor):
+            return part
+        _, offset = compute_local_shape_and_global_offset(
+            part.shape, part.device_mesh, part.placements
+        )
+        local = part.to_local()
+        in_first_replica = part.device_mesh.get_local_rank(0) == 0
+        if self.config.fsdp_replicas > 1 and not in_first_replica:
+            local = local[:0]
+        return TensorRows(local, offset[0], part.shape[0])
 
     def _from_plain(self, name: str, whole: Tensor) -> Tensor:
         held = self._parts.get(name)

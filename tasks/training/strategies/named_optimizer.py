@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tasks.training.checkpoints.state import TensorRows
 from tasks.training.strategies.base import OptimizerBuilder, State
 
+Describe = Callable[[str, Tensor], Tensor | TensorRows]
+"""(parameter's name, state tensor of its shape as a rank holds it) to how a state has it."""
 ToPlain = Callable[[str, Tensor], Tensor]
 """(parameter's name, state tensor of its shape as a rank holds it) to the whole one."""
 FromPlain = Callable[[str, Tensor], Tensor]
@@ -19,6 +22,14 @@ FromPlain = Callable[[str, Tensor], Tensor]
 def as_it_is(_: str, tensor: Tensor) -> Tensor:
     """For ranks that hold whole parameters."""
     return tensor
+
+
+def on_host(described: Tensor | TensorRows) -> Tensor | TensorRows:
+    """A copy in host memory."""
+    if isinstance(described, TensorRows):
+        rows = described.values.detach().cpu().clone()
+        return TensorRows(rows, described.first_row, described.num_rows)
+    return described.detach().cpu().clone()
 
 
 class NamedOptimizer:
@@ -63,16 +74,20 @@ class NamedOptimizer:
             if isinstance(value, Tensor) and (value.ndim > 0 or parameter.ndim == 0)
         ]
 
-    def state(self) -> State:
-        """Maps "name/field" to whole tensors and numbers on the CPU; copies."""
+    def state(self, describe: Describe | None = None) -> State:
+        """Maps "name/field" to tensors and numbers on the CPU; copies.
+
+        Args:
+            describe: what is to stand for a state tensor of a parameter's shape; none: the whole.
+        """
+        describe = describe or self._to_plain
         plain: State = {}
         for parameter in self._parameters():
             name = self._names[id(parameter)]
             for field, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     is_part = value.ndim > 0 or parameter.ndim == 0
-                    whole = self._to_plain(name, value) if is_part else value
-                    value = whole.detach().cpu().clone()
+                    value = on_host(describe(name, value) if is_part else value)
                 plain[f"{name}/{field}"] = value
         return plain
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.errors import WindowError
-from tasks.training.replay import new_rows_window, replay_probability, replayed
+from tasks.training.replay import new_rows_window, numbers_of, replay_probability, replayed
 from tests.builders import month
 
 
@@ -48,3 +49,12 @@ def test_another_seed_chooses_others() -> None:
     assert 0.45 < (one == other).mean() < 0.55
     assert not replayed(ids, 0.0, 0).any()
     assert replayed(ids, 1.0, 0).all()
+
+
+def test_rows_may_be_named_by_text() -> None:
+    names = [f"UA{number}-EWR-20130101" for number in range(10_000)]
+    chosen = replayed(numbers_of(pa.chunked_array([names[:4000], names[4000:]])), 0.3, 0)
+    assert 0.28 < chosen.mean() < 0.32
+    backwards = replayed(numbers_of(pa.chunked_array([names[::-1]])), 0.3, 0)
+    assert np.array_equal(backwards[::-1], chosen)
+    assert numbers_of(pa.chunked_array([[3, 5]])).tolist() == [3, 5]

@@ -55,7 +55,6 @@ def test_another_attempt_adds_to_the_file(tmp_path: Path) -> None:
     [
         ("INFO holds 5 rows", logging.INFO, "holds 5 rows"),
         ("ERROR no such thing", logging.ERROR, "no such thing"),
-        ("Traceback (most recent call last):", logging.INFO, "Traceback (most recent call last):"),
         (
             "[2026-01-01 10:00:00.1: W /source/stall_inspector.cc:107] One or more",
             logging.WARNING,
@@ -69,3 +68,13 @@ def test_a_lines_level_is_read_from_it(
     with caplog.at_level(logging.INFO), RankLog(tmp_path / "training.log") as log:
         log.add(1, line)
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(level, f"rank 1: {message}")]
+
+
+def test_what_a_rank_says_without_a_level_is_in_the_file_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG), RankLog(tmp_path / "training.log") as log:
+        log.add(1, "Traceback (most recent call last):")
+        log.add(1, "USDT: profiler_start")
+    assert not caplog.records
+    assert "rank 1 | Traceback" in (tmp_path / "training.log").read_text()

@@ -1,0 +1,24 @@
+"""What a finished loop has left: the facts that several benches measure on."""
+
+from __future__ import annotations
+
+import json
+
+from tasks.contracts import RunRecord
+from tasks.settings import Settings
+
+
+def newest_record(settings: Settings) -> RunRecord:
+    """The record of the newest finished loop of a state folder.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    report = settings.reports / "latest" / "report.json"
+    if not report.exists():
+        raise RuntimeError(
+            f"{report} does not exist: this is measured on the data of a finished loop. Run "
+            "`make run` first, or name the state folder of one"
+        )
+    facts = json.loads(report.read_text())
+    return RunRecord.model_validate({k: v for k, v in facts.items() if k in RunRecord.model_fields})
