@@ -8,6 +8,7 @@ from prefect import flow, runtime
 
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
+from flows.decision import advise_on_drift
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import feature_refresh_flow
 from flows.promotion import promotion_flow
@@ -49,6 +50,7 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
         config,
     )
     drift = stages.run("drift check", drift_check_flow, config.current, config)
+    advise_on_drift(config.registry.model_name, config.name)
     record = RunRecord(
         use_case=config.name,
         question=config.question,

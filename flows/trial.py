@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
+from flows.whereabouts import FOUND
 from tasks.contracts import TrialRecord, ValidatedDataset
 from tasks.registry.task import record_trials
 from tasks.training.search.task import run_trial
@@ -16,6 +17,7 @@ from tasks.training.search.trial import TrialOrder
     flow_run_name="trial-{order.number}-of-{order.study}",
     persist_result=True,
     result_serializer="json",
+    **FOUND,
 )
 def trial_flow(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> TrialRecord:
     """Train one point, keep the outcome in the study, and write it to MLflow.

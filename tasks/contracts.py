@@ -8,10 +8,9 @@ from __future__ import annotations
 import zlib
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
@@ -24,6 +23,9 @@ from pydantic import (
 )
 
 from tasks.errors import DataContractError, WindowError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def field_title(name: str, _: object) -> str:

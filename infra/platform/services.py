@@ -20,6 +20,7 @@ from tasks.errors import ConfigurationError, TransientError
 from tasks.settings import Settings
 
 SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
+RECOVERY = "recovery"
 
 BASE_VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
@@ -103,6 +104,7 @@ def make_services(plan: Plan) -> list[Service]:
     """
     found = [prefect_service(plan), mlflow_service(plan), deploying_service(plan)]
     found += [worker_service(plan, pool) for pool in plan.pools]
+    found.append(recovery_service(plan))
     return found + ([serving_service(plan)] if has_serving() else [])
 
 
@@ -178,6 +180,16 @@ def worker_service(plan: Plan, pool: str) -> Service:
         probe=_heard_of(plan, pool, name),
         needs=(SERVER, DEPLOYING),
         before_start=lambda: _end_what_is_left(plan, pool),
+    )
+
+
+def recovery_service(plan: Plan) -> Service:
+    """Looks for lost runs and repairs them."""
+    return Service(
+        name=RECOVERY,
+        command=(sys.executable, "-m", "flows.recovery_watch"),
+        environment=worker_environment(plan),
+        needs=(SERVER, DEPLOYING),
     )
 
 

@@ -22,6 +22,7 @@ from infra.platform.secret import ensure_password
 from infra.platform.services import (
     DEPLOYING,
     MLFLOW,
+    RECOVERY,
     SERVER,
     Plan,
     database_url,
@@ -130,7 +131,8 @@ def test_no_command_line_holds_a_secret_and_servers_inherit_none(place: Place) -
     secrets = [PASSWORD, "database-password", "redis-password"]
     assert not [s for s in secrets for service in made if s in " ".join(service.command)]
     by_name = {service.name: service.environment for service in made}
-    assert list(by_name) == [SERVER, MLFLOW, DEPLOYING, "worker-coordinator", "worker-cpu"]
+    workers = ["worker-coordinator", "worker-cpu"]
+    assert list(by_name) == [SERVER, MLFLOW, DEPLOYING, *workers, RECOVERY]
     for server in (SERVER, MLFLOW):
         assert "AWS_SECRET_ACCESS_KEY" not in by_name[server]
         assert by_name[server]["LC_ALL"] == "C"
