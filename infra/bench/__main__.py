@@ -1,12 +1,13 @@
 """`make bench`: every figure of README, measured in one run, as a ratio or against its bound.
 
-    python -m infra.bench [loop] [features] [training]
+    python -m infra.bench [loop] [features] [training] [operation]
 
 `loop`: three loops in state folders of their own, through Prefect, again on the same state, and as
 plain functions. `features`: the feature store's own parts against Feast's and against plain DuckDB
 and Redis. `training`: ranks against torch DDP and against ranks that do not talk, start, reading,
-checkpoints, compression, lost ranks. All without an argument. Exit code 1 where a figure misses its
-bound.
+checkpoints, compression, lost ranks. `operation`: the platform's start and idle cost, leases, the
+way from a verdict to its retraining, stages on work pools. All without an argument. Exit code 1
+where a figure misses its bound.
 """
 
 from __future__ import annotations
@@ -27,18 +28,22 @@ from infra.bench.elastic import measure_elastic
 from infra.bench.false_alarms import count_false_alarms
 from infra.bench.figures import Figure, at_least, at_most
 from infra.bench.finished import newest_record
+from infra.bench.governor import governor_figures
 from infra.bench.launch import launch_figures
+from infra.bench.leases import lease_figures
 from infra.bench.materialization import compare_materialization
 from infra.bench.measure import Cost, run_measured
 from infra.bench.online_read import compare_online_reads
+from infra.bench.platform import platform_figures
 from infra.bench.reading import reading_figures
 from infra.bench.retrieval import retrieval_figures
+from infra.bench.routing import routing_figures
 from infra.bench.strategies import strategy_figures
 from infra.bench.telemetry import clock_cost
 from tasks.settings import Settings
 
 GIB = 2**30
-PARTS = ("loop", "features", "training")
+PARTS = ("loop", "features", "training", "operation")
 NUM_KEYS = 336_776
 """Entities in the materialization figures: one a flight."""
 
@@ -62,7 +67,8 @@ def _measure(folder: Path, parts: list[str]) -> list[Figure]:
     settings = Settings.from_environment()
     figures = _loop_figures(folder, first, settings) if "loop" in parts else []
     figures += _feature_figures(settings) if "features" in parts else []
-    return figures + (_training_figures(folder, settings) if "training" in parts else [])
+    figures += _training_figures(folder, settings) if "training" in parts else []
+    return figures + (_operation_figures() if "operation" in parts else [])
 
 
 def _training_figures(folder: Path, settings: Settings) -> list[Figure]:
@@ -76,8 +82,23 @@ def _training_figures(folder: Path, settings: Settings) -> list[Figure]:
         ("ranks lost and added", measure_elastic),
         ("the step clock", clock_cost),
     ]
+    return _measured(measured)
+
+
+def _operation_figures() -> list[Figure]:
+    return _measured(
+        [
+            ("the platform", platform_figures),
+            ("leases of devices", lease_figures),
+            ("from a verdict to its retraining", governor_figures),
+            ("stages on work pools", routing_figures),
+        ]
+    )
+
+
+def _measured(parts: list[tuple[str, Callable[[], list[Figure]]]]) -> list[Figure]:
     figures: list[Figure] = []
-    for what, measure in measured:
+    for what, measure in parts:
         _say(what)
         figures += measure()
     return figures
