@@ -112,7 +112,8 @@ def test_what_was_killed_comes_back_as_another_process(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    forking = "import os, time\nfor _ in range(2):\n os.fork()\nos.setsid()\ntime.sleep(600)"
+    forking = "import os, time\nfor _ in range(2):\n os.fork()\n"
+    forking += "os.getpid() == os.getsid(0) or os.setsid()\ntime.sleep(600)"
     forking += f" # {tmp_path}"
     children = ({"name": n, "command": [*SCRIPT, forking]} for n in ("server", "worker-x"))
     with supervised(tmp_path, *children) as platform:
