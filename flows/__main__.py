@@ -33,7 +33,7 @@ from flows.embedded import (
 from flows.feature_commands import add_feature_commands, serve_features, show_audit
 from flows.retry_argument import add_retry_command
 from flows.search_command import add_search_command, run_search
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import (
     ConfigurationError,
     DataContractError,

@@ -24,7 +24,7 @@ from prefect.states import Cancelled
 from pydantic import Field, ValidationError
 
 from flows.whereabouts import FOUND
-from tasks.contracts import PromotionDecision
+from tasks.contracts.release import PromotionDecision
 from tasks.errors import ConfigurationError, RegistryError
 from tasks.features.task import record_act
 from tasks.registry.approval import Answer

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from flows.client import platform_environment
 from flows.config import faults
-from tasks.contracts import PromotionDecision
+from tasks.contracts.release import PromotionDecision
 from tasks.errors import ConfigurationError, PromotionRefusedError
 from tasks.features.audit import AuditTrail, process_identity
 from tasks.settings import Settings

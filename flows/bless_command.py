@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.config import PipelineConfig, read_pipeline_config
-from tasks.contracts import FeatureSnapshot, TableRef, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureSnapshot, TableRef
 from tasks.errors import ConfigurationError
 from tasks.settings import ArtifactStore, Settings, StagedFolder, digest_of
 

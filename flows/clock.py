@@ -8,7 +8,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tasks.contracts import DataSplits, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DataSplits
 from tasks.errors import WindowError
 
 if TYPE_CHECKING:

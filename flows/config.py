@@ -9,7 +9,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.clock import ClockConfig
-from tasks.contracts import DataSplits, TimeWindow, field_title
+from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.data import DataSplits
 from tasks.conversion.config import ConversionConfig
 from tasks.drift.config import DriftConfig
 from tasks.errors import ConfigurationError

@@ -7,7 +7,9 @@ from prefect import flow
 from flows.config import PipelineConfig
 from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
-from tasks.contracts import ModelVariant, ModelVersionRef, ValidatedDataset
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.release import ModelVariant
 from tasks.conversion.task import (
     convert_to_onnx,
     convert_to_openvino,

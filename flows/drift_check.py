@@ -7,7 +7,8 @@ from prefect import flow
 from flows.config import PipelineConfig
 from flows.whereabouts import RECORDED
 from flows.windows import days_or_newest, drift_run_name
-from tasks.contracts import DriftReport, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.drift import DriftReport
 from tasks.drift.task import check_drift
 from tasks.evaluation.task import compare_former, score_model_window
 from tasks.features.task import build_training_set

@@ -9,7 +9,8 @@ from flows.config import PipelineConfig
 from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
 from flows.windows import hours_or_newest, refresh_run_name
-from tasks.contracts import FeatureRefresh, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureRefresh
 from tasks.features.task import (
     build_feature_tables,
     land_raw_rows,

@@ -16,7 +16,7 @@ from flows.provenance import code_commit, host_facts
 from flows.stages import Stages
 from flows.training import training_flow
 from flows.whereabouts import RECORDED
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.reporting.task import publish_report, show_pictures
 from tasks.settings import Settings
 from tasks.validation.task import publish_data_docs

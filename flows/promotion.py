@@ -8,13 +8,10 @@ from prefect.events import emit_event
 from flows.approval import model_labels, start_approval
 from flows.config import PipelineConfig
 from flows.whereabouts import RECORDED
-from tasks.contracts import (
-    EvaluationReport,
-    ModelVariant,
-    ModelVersionRef,
-    PromotionDecision,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.registry.task import promote_candidate
 
 

@@ -8,7 +8,7 @@ from flows.clock import roll
 from flows.config import PipelineConfig
 from flows.pipeline import pipeline_flow
 from flows.windows import moment_of_run
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.lineage.task import RECORDED
 
 

@@ -35,16 +35,15 @@ from prefect.states import Cancelled, Cancelling
 from prefect.tasks import Task
 from prefect.utilities.urls import url_for
 
-import tasks.contracts
 import tasks.errors
 from flows.places import Places
 from flows.stage_results import read_plain
-from tasks.contracts import StageRoute
+from tasks.contracts.run import StageRoute
 from tasks.errors import FalajError, StageError, StageLostError
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER
 from tasks.routing.choice import Choice, choose
 from tasks.routing.config import RoutingConfig, StageName
-from tasks.settings import content_key
+from tasks.settings import PROJECT_ROOT, content_key
 
 QUICK_POLL_S, POLL_S = 0.5, 2.0
 QUICK_FOR_S = 60.0
@@ -85,7 +84,7 @@ class StageOrder:
 @cache
 def _reader_digest() -> str:
     """A result that was written for other contracts is not taken up: its stage runs again."""
-    return content_key(Path(tasks.contracts.__file__), Path(__file__))
+    return content_key(*sorted((PROJECT_ROOT / "tasks" / "contracts").glob("*.py")), Path(__file__))
 
 
 def cut_off(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:

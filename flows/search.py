@@ -12,12 +12,8 @@ from flows.config import PipelineConfig
 from flows.training import training_flow
 from flows.trial import trial_flow
 from flows.whereabouts import RECORDED
-from tasks.contracts import (
-    SearchResult,
-    StudyRecord,
-    TrialRecord,
-    ValidatedDataset,
-)
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.errors import TransientError
 from tasks.features.task import build_training_set
 from tasks.registry.task import end_study

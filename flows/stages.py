@@ -9,7 +9,7 @@ from prefect import Flow, runtime
 
 from flows.routing import StageOrder, run_stage
 from flows.stage_results import as_returned, dump_parameters
-from tasks.contracts import StageRoute, StageTime
+from tasks.contracts.run import StageRoute, StageTime
 from tasks.routing.config import RoutingConfig, StageName
 from tasks.settings import ArtifactStore
 

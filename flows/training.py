@@ -8,7 +8,7 @@ from flows.config import PipelineConfig
 from flows.leasing import leased, training_request
 from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
-from tasks.contracts import TrainingResult
+from tasks.contracts.release import TrainingResult
 from tasks.evaluation.task import fit_yardstick, judge_candidate
 from tasks.features.task import build_training_set
 from tasks.lineage.task import record_training

@@ -6,7 +6,8 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.whereabouts import FOUND
-from tasks.contracts import TrialRecord, ValidatedDataset
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.training import TrialRecord
 from tasks.registry.task import record_trials
 from tasks.training.search.task import run_trial
 from tasks.training.search.trial import TrialOrder

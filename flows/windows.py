@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import runtime
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tasks.contracts import Artifact
+from tasks.contracts.base import Artifact
 from tasks.errors import ArtifactError, refused_writes_explained
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -295,7 +295,7 @@ def code_digest(module_file: str) -> str:
     folder = Path(module_file).resolve().parent
     rooms = PROJECT_ROOT / "tasks"
     room = rooms / folder.relative_to(rooms).parts[0] if rooms in folder.parents else folder
-    sources = [*sorted(room.rglob("*.py")), rooms / "contracts.py"]
+    sources = [*sorted(room.rglob("*.py")), *sorted((rooms / "contracts").glob("*.py"))]
     return content_key(*[[path.relative_to(PROJECT_ROOT).as_posix(), path] for path in sources])
 
 

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pandas as pd
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     DatasetSchema,
     DataSplits,
     ExcludedRows,
     FeatureSnapshot,
     NumberSummary,
-    TimeWindow,
     ValidatedDataset,
     ValidationResult,
 )

@@ -13,7 +13,8 @@ from zipfile import ZipFile
 import pandas as pd
 import yaml
 
-from tasks.contracts import LandedRows, TimeWindow, ValidatedRows, ValidationResult
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import LandedRows, ValidatedRows, ValidationResult
 from tasks.features.config import FeatureConfig
 from tasks.settings import PROJECT_ROOT
 

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.stages import Stages
 from flows.whereabouts import FOUND
-from tasks.contracts import Contract, StageTime
+from tasks.contracts.base import Contract
+from tasks.contracts.run import StageTime
 from tasks.errors import DataContractError
 from tasks.routing.config import RoutingConfig
 from tasks.settings import ArtifactStore

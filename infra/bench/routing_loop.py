@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 import flows.pipeline  # noqa: F401  what a real stage's process imports
 from flows.stages import Stages
 from flows.whereabouts import RECORDED
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.routing.config import RoutingConfig, StageRouting
 from tasks.settings import ArtifactStore, Settings
 

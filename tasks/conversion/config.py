@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts import field_title
+from tasks.contracts.base import field_title
 
 VariantName = Literal["onnx-fp32", "openvino-fp32", "openvino-int8"]
 

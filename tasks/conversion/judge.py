@@ -14,18 +14,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import (
-    AUC_NAME,
-    R2_NAME,
-    BuiltVariant,
-    DataSplits,
-    Metric,
-    ModelVariant,
-    RegisteredProgram,
-    TaskKind,
-    ValidatedDataset,
-    VariantLatency,
-)
+from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits, TaskKind, ValidatedDataset
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram, VariantLatency
 from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.latency import Timing, time_interleaved
 from tasks.conversion.parity import (

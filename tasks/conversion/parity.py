@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import TaskKind
+from tasks.contracts.data import TaskKind
 from tasks.conversion.config import QualityBound
 from tasks.conversion.rows import ModelInputs
 from tasks.errors import ConversionParityError

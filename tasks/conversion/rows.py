@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts import CATEGORY_CODE_MASK, DatasetSchema, TimeWindow, ValidatedDataset
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import CATEGORY_CODE_MASK, DatasetSchema, ValidatedDataset
 from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
-from tasks.contracts import (
-    AUC_NAME,
-    R2_NAME,
-    BuiltVariant,
-    DataSplits,
-    ModelVariant,
-    RegisteredProgram,
-    ValidatedDataset,
-)
+from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits, ValidatedDataset
+from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import Metric, TaskKind
+from tasks.contracts.data import TaskKind
+from tasks.contracts.evaluation import Metric
 from tasks.conversion.rows import LabelledRows
 from tasks.errors import DataContractError
 

@@ -6,15 +6,10 @@ import logging
 
 import numpy as np
 
-from tasks.contracts import (
-    DatasetSchema,
-    DriftReport,
-    FeatureDrift,
-    Metric,
-    ScoredWindow,
-    TimeWindow,
-    ValidatedDataset,
-)
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.drift import DriftReport, FeatureDrift
+from tasks.contracts.evaluation import Metric, ScoredWindow
 from tasks.drift.columns import Windows, examine_categories, examine_numbers
 from tasks.drift.config import DriftConfig
 from tasks.drift.histograms import Histogram, count_numbers

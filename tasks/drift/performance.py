@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tasks.contracts import Metric, MetricSet, RegressionMetrics, ScoredWindow
+from tasks.contracts.evaluation import Metric, MetricSet, RegressionMetrics, ScoredWindow
 from tasks.drift.config import DriftConfig
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.contracts import DriftVerdict, FeatureDrift, ScoredWindow
+from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.drift.config import DriftConfig
 from tasks.drift.performance import PerformanceChange, signed, unpaired_difference
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import Metric, MetricSet, PairedComparison
+from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.metrics import METRICS, Float64Array, RankedRows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.contracts import field_title
+from tasks.contracts.base import field_title
 
 MONTH = "month"
 

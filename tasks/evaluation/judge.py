@@ -7,19 +7,17 @@ import logging
 import numpy as np
 import pandas as pd
 
-from tasks.contracts import (
-    Artifact,
+from tasks.contracts.base import Artifact, TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.evaluation import (
     Comparison,
-    DatasetSchema,
     EvaluationReport,
-    RegisteredProgram,
     RegressionMetrics,
     ScoredWindow,
-    TimeWindow,
-    TrainedModel,
-    ValidatedDataset,
     Yardstick,
 )
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import TrainedModel
 from tasks.errors import DataContractError
 from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from tasks.contracts import DatasetSchema
+from tasks.contracts.data import DatasetSchema
 from tasks.evaluation.bootstrap import Measured, measure, number_days, too_few
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.regression import MeasuredNumbers, measure_numbers

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from tasks.contracts import Comparison, DatasetSchema, ScoredWindow
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.evaluation import Comparison, ScoredWindow
 from tasks.errors import DataContractError
 from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import CurvePoint, Metric, RegressionComparison, RegressionMetrics, ValueBand
+from tasks.contracts.evaluation import (
+    CurvePoint,
+    Metric,
+    RegressionComparison,
+    RegressionMetrics,
+    ValueBand,
+)
 from tasks.evaluation.bootstrap import draw_days, interval, number_days
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.metrics import Float64Array

@@ -14,7 +14,8 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from tasks.contracts import Artifact, DatasetSchema, TimeWindow, ValidatedDataset
+from tasks.contracts.base import Artifact, TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.errors import ArtifactError, DataContractError
 from tasks.evaluation.rows import input_columns, joined, read_batches
 from tasks.settings import ArtifactStore

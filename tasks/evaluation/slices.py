@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tasks.contracts import DatasetSchema, SliceMetrics
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.evaluation import SliceMetrics
 from tasks.errors import ConfigurationError
 from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.evaluation.measuring import measure_rows, why_not_judged

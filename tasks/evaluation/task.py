@@ -5,20 +5,19 @@ from __future__ import annotations
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.evaluation import (
     Comparison,
-    DataSplits,
     EvaluationReport,
     Metric,
     MetricSet,
     Quality,
-    RegisteredProgram,
     ScoredWindow,
-    TimeWindow,
-    TrainedModel,
-    ValidatedDataset,
     Yardstick,
 )
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import TrainedModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings

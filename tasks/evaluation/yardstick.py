@@ -16,7 +16,9 @@ import sklearn
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-from tasks.contracts import DatasetSchema, DataSplits, TimeWindow, ValidatedDataset, Yardstick
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
+from tasks.contracts.evaluation import Yardstick
 from tasks.errors import DataContractError
 from tasks.evaluation.config import YardstickConfig
 from tasks.evaluation.rows import input_columns, joined, read_batches

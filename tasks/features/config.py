@@ -18,7 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts import TaskKind, field_title
+from tasks.contracts.base import field_title
+from tasks.contracts.data import TaskKind
 
 ColumnType = Literal["BIGINT", "INTEGER", "DOUBLE", "FLOAT", "VARCHAR", "BOOLEAN", "TIMESTAMPTZ"]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import duckdb
 
-from tasks.contracts import LandedRows, SourceFile, TableRef, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import LandedRows, SourceFile, TableRef
 from tasks.errors import ConfigurationError, DataContractError, WindowError
 from tasks.features.config import FeatureConfig, RawTable
 from tasks.features.duck import duckdb_session, names, sql_name, sql_text

@@ -12,13 +12,13 @@ from feast import FeatureService, FeatureStore
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.types import String
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     DatasetSchema,
     ExcludedRows,
     FeatureSnapshot,
     FeatureTables,
     NumberSummary,
-    TimeWindow,
 )
 from tasks.errors import ConfigurationError, DataContractError, FeatureStoreError
 from tasks.features.config import FeatureConfig, TrainingSet

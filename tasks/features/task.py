@@ -7,12 +7,12 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
 from prefect.runtime import flow_run
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
     MaterializedView,
-    TimeWindow,
     ValidatedRows,
     ValidationResult,
 )

@@ -21,7 +21,9 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from tasks.contracts import Contract, DriftVerdict, Metric
+from tasks.contracts.base import Contract
+from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.evaluation import Metric
 from tasks.governor.config import GovernorConfig
 from tasks.governor.evidence import Evidence
 

@@ -7,16 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tasks.contracts import (
-    ChampionStanding,
-    Comparison,
-    Contract,
-    DriftReport,
-    DriftVerdict,
-    Metric,
-    ModelVersionRef,
-    TimeWindow,
-)
+from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.drift import DriftReport, DriftVerdict
+from tasks.contracts.evaluation import Comparison, Metric
+from tasks.contracts.release import ChampionStanding
 from tasks.governor.config import GovernorConfig
 
 MAX_NAMED = 5

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tasks.contracts import Contract
+from tasks.contracts.base import Contract
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import Action, Cause
 from tasks.governor.evidence import Evidence

@@ -12,7 +12,10 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
-from tasks.contracts import ChampionStanding, Comparison, DriftReport, ModelVersionRef
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.drift import DriftReport
+from tasks.contracts.evaluation import Comparison
+from tasks.contracts.release import ChampionStanding
 from tasks.governor.config import GovernorConfig
 from tasks.governor.records import MEANING, Answer, Decision, Mode, StoredVerdict
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from tasks.contracts import field_title
+from tasks.contracts.base import field_title
 
 # A GPU's time is shared in twentieths: fine enough for people, and each is a row in the table.
 PARTS_PER_GPU = 20

@@ -14,21 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from tasks.contracts import (
-    Artifact,
+from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.data import (
     DatasetSchema,
-    EvaluationReport,
     FeatureRefresh,
     FeatureSnapshot,
-    ModelVariant,
-    ModelVersionRef,
     SourceFile,
     TableRef,
-    TrainedModel,
-    TrainingResult,
     ValidatedDataset,
     ValidationResult,
 )
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import ModelVariant, TrainingResult
+from tasks.contracts.training import TrainedModel
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,9 @@ from uuid import UUID
 from prefect import get_client, get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts import (
-    FeatureRefresh,
-    ModelVariant,
-    ModelVersionRef,
-    TrainingResult,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import FeatureRefresh, ValidatedDataset
+from tasks.contracts.release import ModelVariant, TrainingResult
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
 

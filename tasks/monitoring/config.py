@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from tasks.contracts import TimeWindow, field_title
+from tasks.contracts.base import TimeWindow, field_title
 
 
 class MonitoringConfig(BaseModel):

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import duckdb
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     FeatureMonitoring,
     FeatureTables,
     MonitoredFeature,
     MonitoredPeriod,
     MonitoredView,
-    TimeWindow,
 )
 from tasks.monitoring.alerts import AlertEvent, append_alerts
 from tasks.monitoring.config import MonitoringConfig

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from urllib.parse import quote
 
-from tasks.contracts import EvaluationReport, ModelVersionRef
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.evaluation import EvaluationReport
 from tasks.registry.question import pictures_in, plain
 
 ENDPOINT = Path("platform") / "endpoint.json"

@@ -16,14 +16,10 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
-from tasks.contracts import (
-    Approval,
-    Contract,
-    EvaluationReport,
-    ModelVariant,
-    ModelVersionRef,
-    ValidatedDataset,
-)
+from tasks.contracts.base import Contract, ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import Approval, ModelVariant
 from tasks.errors import RegistryError
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive

@@ -7,15 +7,10 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 
-from tasks.contracts import (
-    EvaluationReport,
-    FeatureSnapshot,
-    Metric,
-    ModelVersionRef,
-    Quality,
-    TrainedModel,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import FeatureSnapshot, ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport, Metric, Quality
+from tasks.contracts.training import TrainedModel
 from tasks.errors import RegistryError
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from tasks.contracts import field_title
+from tasks.contracts.base import field_title
 
 
 class RegistryConfig(BaseModel):

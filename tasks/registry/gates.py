@@ -11,21 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tasks.contracts import (
-    AUC_NAME,
-    R2_NAME,
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import AUC_NAME, R2_NAME, ValidatedDataset
+from tasks.contracts.evaluation import (
     Comparison,
     EvaluationReport,
-    GateResult,
     Metric,
     MetricSet,
-    ModelVariant,
-    ModelVersionRef,
     Quality,
     RegressionMetrics,
     SliceMetrics,
-    ValidatedDataset,
 )
+from tasks.contracts.release import GateResult, ModelVariant
 from tasks.registry.config import PromotionConfig
 from tasks.registry.records import VersionRecord
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from tasks.contracts import ModelVersionRef
+from tasks.contracts.base import ModelVersionRef
 from tasks.errors import RegistryError
 from tasks.registry.connection import RegistryLocation, explained, load_mlflow, prepare_database
 

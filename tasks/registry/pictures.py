@@ -9,13 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tasks.contracts import (
-    CurvePoint,
-    EvaluationReport,
-    MetricSet,
-    RegressionMetrics,
-    TrainedModel,
-)
+from tasks.contracts.evaluation import CurvePoint, EvaluationReport, MetricSet, RegressionMetrics
+from tasks.contracts.training import TrainedModel
 from tasks.errors import refused_writes_explained
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d97706", "#8a8f98"

@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from tasks.contracts import (
-    DataSplits,
-    ModelVersionRef,
-    RegisteredProgram,
-    StartingPoint,
-    TrainedModel,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import StartingPoint, TrainedModel
 from tasks.errors import RegistryError, refused_writes_explained
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation

@@ -6,15 +6,10 @@ import hashlib
 import logging
 from datetime import datetime
 
-from tasks.contracts import (
-    Approval,
-    EvaluationReport,
-    GateResult,
-    ModelVariant,
-    ModelVersionRef,
-    PromotionDecision,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import Approval, GateResult, ModelVariant, PromotionDecision
 from tasks.errors import ArtifactError
 from tasks.registry.approval import APPROVED, Answer, Question, consent, record_answer
 from tasks.registry.config import PromotionConfig

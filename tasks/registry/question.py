@@ -7,7 +7,8 @@ from datetime import datetime
 from html import escape
 from pathlib import Path
 
-from tasks.contracts import Contract, PromotionDecision
+from tasks.contracts.base import Contract
+from tasks.contracts.release import PromotionDecision
 from tasks.errors import RegistryError
 from tasks.registry.approval import WAITING, Answer, read_question, reopen_question
 from tasks.registry.connection import RegistryLocation

@@ -7,21 +7,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from tasks.contracts import (
-    Comparison,
-    Contract,
-    DatasetSchema,
-    DataSplits,
-    EvaluationReport,
-    FeatureSnapshot,
-    ModelVariant,
-    ModelVersionRef,
-    Quality,
-    SnapshotPins,
-    StartingPoint,
-    TimeWindow,
-    TrainedModel,
-)
+from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
+from tasks.contracts.evaluation import Comparison, EvaluationReport, Quality
+from tasks.contracts.release import ModelVariant
+from tasks.contracts.training import StartingPoint, TrainedModel
 
 MANIFEST_FILE = "model.json"
 VARIANTS_FILE = "variants.json"

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from datetime import datetime
 
-from tasks.contracts import ChampionStanding, Rollback
+from tasks.contracts.release import ChampionStanding, Rollback
 from tasks.errors import RegistryError
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (

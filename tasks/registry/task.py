@@ -16,21 +16,17 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
 from prefect.logging import get_run_logger
 
-from tasks.contracts import (
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import (
     ChampionStanding,
-    DataSplits,
-    EvaluationReport,
     ModelVariant,
-    ModelVersionRef,
     PromotionDecision,
     RegisteredProgram,
     Rollback,
-    StartingPoint,
-    StudyRecord,
-    TrainedModel,
-    TrialRecord,
-    ValidatedDataset,
 )
+from tasks.contracts.training import StartingPoint, StudyRecord, TrainedModel, TrialRecord
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings

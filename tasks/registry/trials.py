@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tasks.contracts import StudyRecord, TrialRecord
+from tasks.contracts.training import StudyRecord, TrialRecord
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import MetricPoint, Registry

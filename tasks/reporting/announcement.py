@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.reporting.facts import drift_verdict, key_figures, promotion_verdict
 from tasks.reporting.files import ReportFiles
 from tasks.reporting.quantities import printable

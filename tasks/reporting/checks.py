@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.contracts import Artifact, EvaluationReport, RegressionMetrics, RunRecord
+from tasks.contracts.base import Artifact
+from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
+from tasks.contracts.run import RunRecord
 from tasks.errors import ArtifactError
 from tasks.reporting.quantities import count, decimal, percent
 from tasks.settings import URI_SCHEME, ArtifactStore, named_artifacts

@@ -7,18 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.contracts import (
-    Approval,
-    DriftVerdict,
-    FeatureDrift,
-    Metric,
-    ModelVariant,
-    PromotionDecision,
-    RunRecord,
-    SliceMetrics,
-    ValidationResult,
-    VariantLatency,
-)
+from tasks.contracts.data import ValidationResult
+from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import Metric, SliceMetrics
+from tasks.contracts.release import Approval, ModelVariant, PromotionDecision, VariantLatency
+from tasks.contracts.run import RunRecord
 from tasks.reporting.judgement import (
     labels_told,
     labels_told_at_length,

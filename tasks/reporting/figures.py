@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tasks.contracts import (
+from tasks.contracts.drift import FeatureDrift
+from tasks.contracts.evaluation import (
     CurvePoint,
     EvaluationReport,
-    FeatureDrift,
     Metric,
     MetricSet,
     Quality,
-    RunRecord,
     SliceMetrics,
 )
+from tasks.contracts.run import RunRecord
 from tasks.reporting.charts import Mark, Series, calibration_chart, curve_chart, line_chart
 from tasks.reporting.facts import comparisons, features_by_drift, next_step, slices_by_column
 from tasks.reporting.judgement import is_regression, observed_chart, residual_chart, sized

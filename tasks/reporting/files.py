@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.errors import ConfigurationError, StorageError, refused_writes_explained
 from tasks.reporting.checks import StoredArtifact, stored_artifacts
 from tasks.reporting.page import render_page

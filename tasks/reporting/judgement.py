@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tasks.contracts import (
+from tasks.contracts.drift import DriftReport
+from tasks.contracts.evaluation import (
     CurvePoint,
-    DriftReport,
     EvaluationReport,
     Metric,
     MetricSet,
     Quality,
     RegressionMetrics,
-    RunRecord,
     SliceMetrics,
     ValueBand,
 )
+from tasks.contracts.run import RunRecord
 from tasks.reporting.axes import Frame, Linear, domain, round_up
 from tasks.reporting.charts import BOTTOM, LEFT, RIGHT, SQUARE_HEIGHT, SQUARE_WIDTH, TOP
 from tasks.reporting.quantities import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from tasks.contracts import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
+from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
 from tasks.reporting.axes import Linear, domain, round_up
 from tasks.reporting.quantities import decimal, is_shown, percent, shortened, significant
 from tasks.reporting.svg import label, line, picture, tag

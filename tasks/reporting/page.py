@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.reporting import facts, figures, judgement, quantities, training_cost
 from tasks.reporting.checks import Check, StoredArtifact, checks
 from tasks.reporting.svg import STYLE_SHEET

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tasks.contracts import SearchedField, StudyRecord, TrialRecord
+from tasks.contracts.training import SearchedField, StudyRecord, TrialRecord
 from tasks.reporting.axes import Frame, Linear, Scale, domain
 from tasks.reporting.quantities import decimal, is_shown, percent, shortened, significant
 from tasks.reporting.svg import label, line, picture, tag, text_width

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from tasks.contracts import StudyRecord
+from tasks.contracts.training import StudyRecord
 from tasks.reporting import search_charts
 from tasks.reporting.page import FOLDER, _environment
 from tasks.reporting.svg import STYLE_SHEET

@@ -8,7 +8,8 @@ from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts import RunRecord, StudyRecord
+from tasks.contracts.run import RunRecord
+from tasks.contracts.training import StudyRecord
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
 

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.contracts import field_title
+from tasks.contracts.base import field_title
 
 HardwareClass = Literal["cpu", "gpu"]
 StageName = Literal["feature refresh", "training", "conversion", "promotion", "drift check"]

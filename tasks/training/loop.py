@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasks.contracts import EpochMetrics
+from tasks.contracts.training import EpochMetrics
 from tasks.errors import TrainingError
 from tasks.training.checkpoints.files import serialized, write_file
 from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks

@@ -236,7 +236,8 @@ class ScoringProgram(nn.Module):
         """Probability of label 1, or the label itself where it is a number, float32 (rows,).
 
         Args:
-            categorical: int32 (rows, categories), `tasks.contracts.category_code` of each string.
+            categorical: int32 (rows, categories), `category_code` of each string
+                (`tasks.contracts.data`).
             numeric: float32 (rows, numbers); NaN is missing.
         """
         inputs: list[Tensor] = self.numbers(numeric)

@@ -13,13 +13,8 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from tasks.contracts import (
-    DataSplits,
-    EpochMetrics,
-    StartingPoint,
-    TrainedModel,
-    ValidatedDataset,
-)
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
 from tasks.training.config import TrainingConfig

@@ -12,11 +12,11 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
-    TimeWindow,
     ValidatedDataset,
     ValidatedRows,
     ValidationResult,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import EpochMetrics
+from tasks.contracts.training import EpochMetrics
 from tasks.leases.affinity import applied
 from tasks.leases.claims import Grant
 from tasks.leases.process import kin_of_lease

@@ -10,7 +10,7 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from flows.config import read_pipeline_config
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tests.deployed import deploy, is_final, wait_for_run
 from tests.integration.test_loop import Loop, loop_repository
 from tests.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture

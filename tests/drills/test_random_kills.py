@@ -19,7 +19,7 @@ from typing import IO, cast
 import numpy as np
 import pytest
 
-from tasks.contracts import TrainedModel
+from tasks.contracts.training import TrainedModel
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.distributed.runs import CONFIG, losses
 from tests.drills.training_driver import run

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from flows.__main__ import main
-from tasks.contracts import EvaluationReport, ModelVariant, ModelVersionRef, PromotionDecision
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.errors import RegistryError
 from tasks.features.audit import AuditTrail
 from tasks.registry.approval import Answer, close_question, reopen_question

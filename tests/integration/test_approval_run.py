@@ -30,7 +30,7 @@ from flows.approval import (
     approval_flow,
     start_approval,
 )
-from tasks.contracts import PromotionDecision
+from tasks.contracts.release import PromotionDecision
 from tasks.features.audit import AuditTrail
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tasks.registry.connection import RegistryLocation

@@ -16,7 +16,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from tasks.contracts import DataSplits, ModelVariant, RegisteredProgram, ValidatedDataset
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.task import (
     convert_to_onnx,

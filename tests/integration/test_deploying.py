@@ -25,7 +25,7 @@ from flows.windows import hours_or_newest, refresh_run_name
 from infra.deploying.automations import AutomationItem, decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
 from infra.deploying.notifications import NOTIFICATIONS
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.settings import PROJECT_ROOT
 from tests.deploys import (
     REPO,

@@ -15,7 +15,8 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureTables, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables
 from tasks.errors import ConfigurationError, DataContractError, WindowError
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import features_folder

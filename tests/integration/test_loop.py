@@ -21,7 +21,8 @@ import torch
 import yaml
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
-from tasks.contracts import Artifact, RunRecord
+from tasks.contracts.base import Artifact
+from tasks.contracts.run import RunRecord
 from tasks.lineage.journal import Journal
 from tasks.lineage.trace import trace
 from tasks.settings import PROJECT_ROOT, ArtifactStore, digest_of

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureTables, MaterializedView, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.errors import FeatureStoreError, WindowError
 from tasks.features.config import MaterializationConfig
 from tasks.features.ledger import online_views, read_ledger, write_ledger

@@ -37,7 +37,8 @@ from infra.deploying.notifications import (
     WORKER_OFFLINE,
     Notification,
 )
-from tasks.contracts import GateResult, ModelVersionRef, PromotionDecision
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.release import GateResult, PromotionDecision
 from tests.prefect_platform import PrefectApi
 
 LIMIT_S = 120

@@ -26,7 +26,7 @@ from flows.drift_check import drift_check_flow
 from flows.feature_refresh import feature_refresh_flow
 from flows.pipeline import pipeline_flow
 from flows.training import training_flow
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.registry.announcement import announcement
 from tasks.registry.pictures import draw_pictures
 from tasks.reporting.task import show_pictures

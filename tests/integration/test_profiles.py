@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureTables
+from tasks.contracts.data import FeatureTables
 from tasks.features.audit import AuditTrail
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import features_folder

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tasks.contracts import ModelVersionRef, PromotionDecision, StartingPoint
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.release import PromotionDecision
+from tasks.contracts.training import StartingPoint
 from tasks.errors import RegistryError
 from tasks.registry import pictures
 from tasks.registry import task as registry_tasks

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.decision import decision_flow
-from tasks.contracts import Rollback
+from tasks.contracts.release import Rollback
 from tasks.errors import RegistryError
 from tasks.governor.decision import Action
 from tasks.governor.ledger import Ledger

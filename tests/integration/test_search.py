@@ -17,7 +17,8 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.config import PipelineConfig
 from flows.search import run_trials, with_best_trial
-from tasks.contracts import StudyRecord, ValidatedDataset
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.training import StudyRecord
 from tasks.registry.connection import RegistryLocation, load_mlflow
 from tasks.registry.task import end_study
 from tasks.reporting.task import publish_search

@@ -15,7 +15,8 @@ import yaml
 from sklearn.metrics import mean_absolute_error, r2_score
 
 from flows.config import read_pipeline_config
-from tasks.contracts import RegressionMetrics, RunRecord
+from tasks.contracts.evaluation import RegressionMetrics
+from tasks.contracts.run import RunRecord
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.integration.test_embedded import processes_of
 

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import Artifact, TaskRun
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from tasks.contracts import (
+from tasks.contracts.data import (
     FeatureSnapshot,
     FeatureTables,
     LandedRows,

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     DataSplits,
     FeatureTables,
     MaterializedView,
     TableRef,
-    TimeWindow,
     ValidatedDataset,
     category_code,
 )

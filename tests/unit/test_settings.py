@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import Artifact, Contract
+from tasks.contracts.base import Artifact, Contract
 from tasks.errors import ArtifactError, StorageError, refused_writes_explained
 from tasks.settings import (
     DEFAULT_FEATURE_REPO,

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts import DatasetSchema, TimeWindow, category_code
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, category_code
 from tasks.errors import DataContractError
 from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array
 

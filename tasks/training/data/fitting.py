@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from tasks.contracts import DatasetSchema
+from tasks.contracts.data import DatasetSchema
 from tasks.errors import DataContractError
 from tasks.training.data.decode import RowFacts, RowLayout
 from tasks.training.data.order import merged_ranges

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import psutil
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import DataContractError
 from tasks.training.data.config import ReadingMode
 from tasks.training.data.decode import RowFacts, SnapshotFile

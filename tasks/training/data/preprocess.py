@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasks.contracts import DatasetSchema, category_code
+from tasks.contracts.data import DatasetSchema, category_code
 from tasks.errors import DataContractError
 
 Int32Array = NDArray[np.int32]

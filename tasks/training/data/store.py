@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import StorageError, TransientError, refused_writes_explained
 from tasks.settings import content_key, write_atomically
 from tasks.training.data.decode import RowFacts, SnapshotFile

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from tasks.contracts import field_title
+from tasks.contracts.base import field_title
 
 MAX_GRID_POINTS = 10_000
 Plain = bool | int | float | str

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from tasks.contracts import EpochMetrics, SearchedField, StudyRecord, TrialRecord
+from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
 from tasks.settings import content_key
 from tasks.training.search.config import Choices, SearchConfig
 from tasks.training.search.space import Point, distributions, grid_point, told

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from tasks.contracts import Contract, DataSplits, EpochMetrics, TrainedModel, ValidatedDataset
+from tasks.contracts.base import Contract
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.errors import TrainingError, refused_writes_explained
 from tasks.settings import code_digest, content_key
 from tasks.training.config import TrainingConfig

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.contracts import BuiltVariant, Metric, ModelVariant, VariantLatency
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import BuiltVariant, ModelVariant, VariantLatency
 from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.judge import (
     EAGER,

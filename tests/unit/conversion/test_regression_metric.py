@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score
 
-from tasks.contracts import Metric
+from tasks.contracts.evaluation import Metric
 from tasks.conversion.config import QualityBound
 from tasks.conversion.judge import quality_failure
 from tasks.conversion.parity import ScoreGap, parity_failure, score_gap

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.contracts import DriftVerdict, FeatureDrift, Metric
+from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import Metric
 from tasks.drift.config import DriftConfig
 from tasks.drift.performance import (
     ClassificationChange,

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.contracts import Artifact, Metric, RegressionMetrics, ScoredWindow
+from tasks.contracts.base import Artifact
+from tasks.contracts.evaluation import Metric, RegressionMetrics, ScoredWindow
 from tasks.drift.config import DriftConfig
 from tasks.drift.performance import RegressionChange, performance_change
 from tests.builders import month

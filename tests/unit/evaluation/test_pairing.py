@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.contracts import ScoredWindow, ValidatedDataset
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.errors import DataContractError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.pairing import compare_scored
@@ -33,7 +34,7 @@ def scored(
     store: ArtifactStore, data: ValidatedDataset, noise: float, *, judged: bool = True
 ) -> ScoredWindow:
     """Scores that follow the label, the less the more noise."""
-    from tasks.contracts import MetricSet
+    from tasks.contracts.evaluation import MetricSet
 
     columns = data.snapshot.columns
     rows = pd.read_parquet(store.path(data.snapshot.data))

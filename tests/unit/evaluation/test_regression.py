@@ -11,14 +11,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from torch import Tensor
 
-from tasks.contracts import (
-    EvaluationReport,
-    RegisteredProgram,
-    RegressionComparison,
-    RegressionMetrics,
-    TrainedModel,
-    ValidatedDataset,
-)
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport, RegressionComparison, RegressionMetrics
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import TrainedModel
 from tasks.errors import DataContractError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_model, score_window

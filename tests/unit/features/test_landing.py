@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import ConfigurationError, DataContractError, StorageError, WindowError
 from tasks.features.config import FeatureConfig
 from tasks.features.landing import land_raw_rows

@@ -5,17 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tasks.contracts import (
-    ChampionStanding,
-    DriftReport,
-    DriftVerdict,
-    FeatureDrift,
-    Metric,
-    MetricSet,
-    ModelVersionRef,
-    PairedComparison,
-    TimeWindow,
-)
+from tasks.contracts.base import ModelVersionRef, TimeWindow
+from tasks.contracts.drift import DriftReport, DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
+from tasks.contracts.release import ChampionStanding
 from tasks.governor.config import GovernorConfig
 from tasks.governor.evidence import Evidence
 

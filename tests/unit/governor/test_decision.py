@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts import DriftVerdict, Metric
+from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.evaluation import Metric
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import (
     CARRIED_OUT_AS,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts import EvaluationReport, Metric, ModelVersionRef
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.evaluation import EvaluationReport, Metric
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import GATES, Evidence, judge
 from tasks.registry.model_folder import list_variants

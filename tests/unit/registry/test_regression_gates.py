@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts import (
+from tasks.contracts.evaluation import (
     EvaluationReport,
     RegressionComparison,
     RegressionMetrics,

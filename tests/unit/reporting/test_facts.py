@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import Approval, DriftVerdict, Metric, RunRecord
+from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import Approval
+from tasks.contracts.run import RunRecord
 from tasks.reporting import facts
 from tasks.settings import ArtifactStore
 from tests.unit.reporting.run_records import metrics, run_record

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.errors import ConfigurationError, StorageError
 from tasks.reporting import files as files_module
 from tasks.reporting.checks import checks, stored_artifacts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.reporting.checks import stored_artifacts
 from tasks.reporting.page import prose, render_page
 from tasks.settings import ArtifactStore

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import (
+from tasks.contracts.data import NumberSummary
+from tasks.contracts.evaluation import (
     CurvePoint,
     Metric,
-    NumberSummary,
     RegressionComparison,
     RegressionMetrics,
-    RunRecord,
     SliceMetrics,
     ValueBand,
 )
+from tasks.contracts.run import RunRecord
 from tasks.reporting import facts, figures, judgement
 from tasks.reporting.search_page import render_search_page
 from tasks.settings import ArtifactStore

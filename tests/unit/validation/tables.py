@@ -12,7 +12,8 @@ from zipfile import ZipFile
 import duckdb
 import pandas as pd
 
-from tasks.contracts import TableRef, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import TableRef
 from tasks.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
 from tasks.validation.suites import Rule, Suite
 
