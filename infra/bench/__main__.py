@@ -43,7 +43,9 @@ from infra.bench.telemetry import clock_cost
 from tasks.settings import Settings
 
 GIB = 2**30
-PARTS = ("loop", "features", "training", "operation")
+PARTS_OF_A_LOOP = ("loop", "features", "training")
+"""Those that read the state folder of a finished loop."""
+PARTS = (*PARTS_OF_A_LOOP, "operation")
 NUM_KEYS = 336_776
 """Entities in the materialization figures: one a flight."""
 
@@ -60,6 +62,13 @@ def main(parts: list[str]) -> int:
 
 
 def _measure(folder: Path, parts: list[str]) -> list[Figure]:
+    figures: list[Figure] = []
+    if set(parts) & set(PARTS_OF_A_LOOP):
+        figures += _figures_of_a_loop(folder, parts)
+    return figures + (_operation_figures() if "operation" in parts else [])
+
+
+def _figures_of_a_loop(folder: Path, parts: list[str]) -> list[Figure]:
     log, home = folder / "log.txt", folder / "prefect"
     _say("the whole loop on a new state folder")
     first = run_measured(["-m", "flows", "--home", str(home), "run"], log)
@@ -67,8 +76,7 @@ def _measure(folder: Path, parts: list[str]) -> list[Figure]:
     settings = Settings.from_environment()
     figures = _loop_figures(folder, first, settings) if "loop" in parts else []
     figures += _feature_figures(settings) if "features" in parts else []
-    figures += _training_figures(folder, settings) if "training" in parts else []
-    return figures + (_operation_figures() if "operation" in parts else [])
+    return figures + (_training_figures(folder, settings) if "training" in parts else [])
 
 
 def _training_figures(folder: Path, settings: Settings) -> list[Figure]:
