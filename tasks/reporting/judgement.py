@@ -89,17 +89,22 @@ def slice_table(parts: Sequence[SliceMetrics]) -> tuple[tuple[str, ...], list[tu
     else:
         unit = parts[0].metrics.unit
         headings = ("Rows", _with_unit("Mean label", unit), "R²", "RMSE", "MAE", "Bias", "Skill")
-    return headings, [row + _of_slice(part.metrics) for row, part in zip(rows, parts, strict=True)]
+        headings += ("RMSE ratio",)
+    return headings, [row + _of_slice(part) for row, part in zip(rows, parts, strict=True)]
 
 
-def _of_slice(metrics: Quality) -> tuple[str, ...]:
+def _of_slice(part: SliceMetrics) -> tuple[str, ...]:
+    metrics = part.metrics
     if isinstance(metrics, MetricSet):
         shown = (metrics.auc, metrics.pr_auc, metrics.brier, metrics.calibration_error)
         return (percent(metrics.base_rate), *map(estimate, shown))
     figures = _figures(metrics)
     return (
         sized(metrics.label_mean),
-        *(f"{cell.value} {cell.interval}".strip() for cell in (_cell(m) for _, _, m in figures)),
+        *(
+            f"{cell.value} {cell.interval}".strip()
+            for cell in map(_cell, [*(m for _, _, m in figures), part.error_ratio])
+        ),
     )
 
 
@@ -263,6 +268,11 @@ def words(record: RunRecord) -> list[tuple[str, str]]:
         (
             "Skill",
             "share of the baseline's squared error that the model saves",
+        ),
+        (
+            "RMSE ratio",
+            "RMSE of a slice over that of yardstick or baseline there, whichever errs less (or "
+            "over an error that does no harm, where that is larger); the gate on slices judges it",
         ),
     ]
 

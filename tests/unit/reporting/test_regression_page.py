@@ -61,7 +61,12 @@ def regression_record(store: ArtifactStore) -> RunRecord:
             "baseline": quality(0.904, 300.0, 0.0),
             "baseline_name": "last_week",
             "slices": tuple(
-                SliceMetrics(column="weekday", value=day, metrics=quality(mae=mae))
+                SliceMetrics(
+                    column="weekday",
+                    value=day,
+                    metrics=quality(mae=mae),
+                    error_ratio=metric(mae / 200, 0.125),
+                )
                 for day, mae in (("Monday", 224.0), ("Friday", 196.0), ("Sunday", 252.0))
             ),
             "comparisons": (RegressionComparison(against="yardstick", **differences),),
