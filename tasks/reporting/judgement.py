@@ -60,6 +60,11 @@ def is_regression(record: RunRecord) -> bool:
     return isinstance(record.evaluation.overall, RegressionMetrics)
 
 
+def outputs_told(record: RunRecord) -> str:
+    """What the model gives, in a word."""
+    return "predictions" if is_regression(record) else "scores"
+
+
 def quality_table(record: RunRecord) -> Table:
     """Metrics of the candidate, the yardstick and, of a regression, the baseline."""
     report = record.evaluation
@@ -171,6 +176,18 @@ def labels_told_at_length(record: RunRecord) -> str:
 def with_unit(value: float, record: RunRecord) -> str:
     """A number with the label's unit."""
     return f"{sized(value)} {record.dataset.snapshot.columns.unit}".strip()
+
+
+def with_unit_of_errors(words: str, record: RunRecord) -> str:
+    """Words about errors with their unit: the label's, or none for probabilities."""
+    return _with_unit(words, _unit(record.evaluation))
+
+
+def digits_of_errors(differences: Sequence[Metric], record: RunRecord) -> int:
+    """Digits after the point of differences of errors: as many as fit their unit."""
+    if not is_regression(record):
+        return 4
+    return _digits(*(bound for d in differences for bound in (d.value, d.low, d.high)))
 
 
 def second_tile(record: RunRecord) -> tuple[str, str, str, str]:

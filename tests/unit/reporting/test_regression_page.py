@@ -132,9 +132,14 @@ def test_the_page_of_a_regression_speaks_of_nothing_else(store: ArtifactStore) -
         "Change of skill",
         "R² change",
         "in standard deviations of the label",
+        "between the predictions of the variant",
+        "RMSE ratio",
+        "RMSE difference, vehicles (left is better)",
+        "+21.8 [",
+        "1.120",
     ):
         assert words in page.words, words
-    for word in ("AUC", "Brier", "base rate", "positive"):
+    for word in ("AUC", "Brier", "base rate", "positive", "scores"):
         assert word not in page.words, word
     assert "r2_score" in html
 
