@@ -104,7 +104,8 @@ def test_a_model_that_is_bad_on_one_slice_is_refused_by_the_gate(
     rows["weekday"] = pd.to_datetime(rows["hour_id"]).dt.tz_localize("UTC").dt.day_name()
     rows["score"] = rows["yardstick_score"]
     is_monday = rows["weekday"] == "Monday"
-    spoilt = rows.assign(score=rows["score"].mask(is_monday, rows["score"].shift(24)))
+    day_before = rows["score"].shift(24).fillna(rows["score"])
+    spoilt = rows.assign(score=rows["score"].mask(is_monday, day_before))
     judging = read_pipeline_config(TRAFFIC).evaluation.model_copy(
         update={"slices": ("weekday",), "min_slice_rows": 80, "min_days": 3}
     )
