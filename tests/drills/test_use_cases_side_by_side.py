@@ -125,7 +125,7 @@ class Shared:
             env=self.api.command_environment(FALAJ_HOME=str(self.home)),
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=LIMIT_S,
             check=False,
         )
 
