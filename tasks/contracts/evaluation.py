@@ -70,6 +70,12 @@ class SliceMetrics(Contract):
     column: str
     value: str
     metrics: Quality
+    error_ratio: Metric | None = Field(
+        default=None,
+        description="Of a regression: RMSE over that of the plain prediction which errs least on "
+        "these rows, the yardstick or the baseline where it is known. A plain prediction that errs "
+        "by less than a tolerance counts as erring by that.",
+    )
 
 
 class PairedComparison(Contract):

@@ -179,11 +179,13 @@ def slice_rows(report: EvaluationReport) -> list[dict[str, str]]:
             "slice": f"{part.column}={part.value}",
             "rows": f"{part.metrics.num_rows:,}",
             **_slice_figures(part.metrics),
+            **({"RMSE ratio": shown(part.error_ratio)} if part.error_ratio is not None else {}),
         }
         for part in report.slices
     ]
     figures = _slice_figures(report.overall)
-    empty = dict.fromkeys(figures, "") | {report.overall.primary_name: "not judged"}
+    ratio = ["RMSE ratio"] if any(part.error_ratio for part in report.slices) else []
+    empty = dict.fromkeys([*figures, *ratio], "") | {report.overall.primary_name: "not judged"}
     skipped = [{"slice": text, "rows": "", **empty} for text in report.skipped_slices]
     return judged + skipped
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.data import AUC_NAME, R2_NAME, ValidatedDataset
+from tasks.contracts.data import AUC_NAME, ValidatedDataset
 from tasks.contracts.evaluation import (
     Comparison,
     EvaluationReport,
@@ -234,14 +234,17 @@ def worst_number_slice(evidence: Evidence, config: PromotionConfig) -> tuple[boo
     slices = evidence.evaluation.slices
     if not slices:
         return False, "the evaluation judged no slice"
-    metrics = [(s, s.metrics) for s in slices]
-    numbers = [(s, m) for s, m in metrics if isinstance(m, RegressionMetrics)]
-    if len(numbers) < len(slices):
+    ratios = [(s, s.error_ratio) for s in slices]
+    known = [(s, ratio) for s, ratio in ratios if ratio is not None]
+    if len(known) < len(slices):
         return False, NOT_OF_ONE_TASK
-    skills = [(s, m.skill) for s, m in numbers if m.skill is not None]
-    if skills:
-        return _worst(skills, "skill over the baseline", config.min_slice_skill)
-    return _worst([(s, m.r2) for s, m in numbers], R2_NAME, config.min_slice_r2)
+    part, ratio = max(known, key=lambda pair: -_nan_first(-pair[1].value))
+    ceiling = config.max_slice_error_ratio
+    return all(0 <= r.value <= ceiling for _, r in known), (
+        f"worst of {len(known)} slices is {part.column}={part.value} "
+        f"({part.metrics.num_rows:,} rows): its RMSE is {_shown(ratio)} times that of the better "
+        f"plain prediction there, yardstick or baseline; ceiling {ceiling:.4f}"
+    )
 
 
 def hardware(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:

@@ -24,6 +24,7 @@ from flows.embedded import send_what_is_left
 from flows.governor_sweep import governor_sweep_flow
 from flows.pipeline import pipeline_flow
 from tasks.errors import ConfigurationError, DataContractError
+from tasks.governor.config import GovernorConfig
 from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import ClaimState, Outcome
 from tasks.governor.task import store_verdict
@@ -54,11 +55,11 @@ def deployment(prefect_api: PrefectApi, config: PipelineConfig) -> Iterator[UUID
         send_what_is_left()
 
 
-async def _deploy(flow_id: UUID, parameters: dict[str, object]) -> UUID:
+async def _deploy(flow_id: UUID, parameters: dict[str, object], name: str = DEPLOYMENT) -> UUID:
     async with get_client() as client:
         return await client.create_deployment(
             flow_id,
-            DEPLOYMENT,
+            name,
             work_pool_name=POOL,
             entrypoint="flows.pipeline.pipeline_flow",
             pull_steps=[],
@@ -113,6 +114,25 @@ def test_a_verdict_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
     (answered,) = governor_sweep_flow()
     assert [d.outcome for d in answered.decisions] == [Outcome.NOTHING_TO_DO, Outcome.ACTS]
     assert len(runs_of(ledger)) == 2
+
+
+@pytest.mark.timeout(300)
+def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
+    deployment: UUID, ledger: Ledger, config: PipelineConfig
+) -> None:
+    beside = config.model_copy(update={"name": "neighbour"}).model_dump(mode="json")
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow(pipeline_flow)
+    other = asyncio.run(_deploy(flow_id, {"config": beside}, "coordinator-neighbour"))
+    stale, never = builders.stale(0), GovernorConfig(max_runs_per_week=0)
+    held = decision_flow(ledger.store_verdict(MODEL, config.name, stale, never).verdict_id)
+    acted = decision_flow(ledger.store_verdict("other", "neighbour", stale, FREE).verdict_id)
+    assert [d.outcome for d in held.decisions] == [Outcome.BUDGET]
+    assert [d.outcome for d in acted.decisions] == [Outcome.ACTS]
+    governor_sweep_flow()
+    (run,) = runs_of(ledger)
+    assert run.deployment_id == other
+    assert run.parameters["config"]["name"] == "neighbour"
 
 
 @pytest.mark.timeout(300)
