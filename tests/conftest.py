@@ -9,6 +9,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import drill_table
 from tests.prefect_platform import prefect_api  # noqa: F401  (a fixture for all folders)
 
 # A busy machine draws slowly; that says nothing about the code.
@@ -23,6 +24,7 @@ def _silence_exit() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     atexit.register(_silence_exit)
+    drill_table.install(config)
 
 
 @pytest.fixture(autouse=True)

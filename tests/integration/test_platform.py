@@ -31,6 +31,7 @@ from infra.platform.state import Endpoint, read_endpoint, supervisor_pid
 from infra.platform.status import read_status
 from tasks.settings import PROJECT_ROOT
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.services import free_port
 
 pytestmark = pytest.mark.timeout(900)
@@ -270,6 +271,7 @@ def test_each_killed_server_comes_back_and_meanwhile_it_is_told(platform: Platfo
     assert restarts["prefect"] >= 1
 
 
+@proves(Promise.KILLED_WORKER, "the run is Crashed, the worker is back")
 def test_a_killed_worker_comes_back_and_its_run_is_not_running_for_ever(platform: Platform) -> None:
     run = platform.start_run(600)
     worker = platform.guarded_process("worker-cpu")
@@ -282,6 +284,7 @@ def test_a_killed_worker_comes_back_and_its_run_is_not_running_for_ever(platform
     platform.until_well()
 
 
+@proves(Promise.KILLED_WORKER, "no process is left, the run is Crashed")
 @pytest.mark.drill
 def test_what_a_killed_guard_leaves_is_ended_and_marked(platform: Platform) -> None:
     run = platform.start_run(600)
@@ -313,6 +316,7 @@ def test_an_interrupted_down_leaves_the_platform_as_it_was(platform: Platform) -
     platform.until_well()
 
 
+@proves(Promise.NO_ORPHANS, "no process is left; up goes on")
 def test_after_kill_9_nothing_is_left_and_up_goes_on_with_the_same_state(
     platform: Platform,
 ) -> None:
