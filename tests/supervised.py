@@ -46,6 +46,7 @@ def main(home: str, described: str) -> None:
             stop_order=(workers, frozenset(names - workers)),
             after_group=after_group,
             on_up=lambda name: (place.home / f"up-{name}").touch(),
+            plans_by_clock="server",
             rotate_every_s=1,
         ).run()
 

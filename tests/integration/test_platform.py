@@ -16,6 +16,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -216,6 +217,20 @@ def test_a_run_goes_through_and_what_it_needs_is_found_by_its_home(platform: Pla
     assert environment["PREFECT_API_URL"] == platform.endpoint.api_url
     run = platform.start_run(0.5)
     wait_until(lambda: platform.state_of(run)["type"] == "COMPLETED", "run Completed", LIMIT_S)
+
+
+def test_runs_planned_by_schedule_are_forgotten_and_those_of_people_are_not(
+    platform: Platform,
+) -> None:
+    [deployment] = platform.post("/deployments/filter", {})
+    now, later = datetime.now(UTC), datetime.now(UTC) + timedelta(days=10)
+    wait_until(lambda: platform.api.next_scheduled(now.isoformat()), "a planned run", LIMIT_S)
+    state = {"type": "SCHEDULED", "state_details": {"scheduled_time": later.isoformat()}}
+    own = platform.post(f"/deployments/{deployment['id']}/create_flow_run", {"state": state})
+    assert platform.api.forget_planned(now.isoformat()) >= 1
+    assert platform.api.next_scheduled(now.isoformat()) is None
+    assert platform.state_of(own["id"])["type"] == "SCHEDULED"
+    assert platform.api.forget_planned(now.isoformat()) == 0
 
 
 def test_a_pool_without_a_worker_is_found(platform: Platform) -> None:
