@@ -1,12 +1,10 @@
 """Deploys what tests of the platform need: the pools, and a flow that takes its time.
 
 Run by the platform in place of `infra.deploying`: `python -m tests.platform_pools`.
-`FALAJ_TEST_EVERY_S` (default: 30 days) says how often the flow runs by its schedule.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from datetime import timedelta
@@ -17,7 +15,6 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists
 
 POOLS = ("coordinator", "cpu")
-EVERY_S = float(os.environ.get("FALAJ_TEST_EVERY_S", 30 * 86400))
 
 
 @flow(name="taking-time")
@@ -36,7 +33,7 @@ def main() -> None:
     deployment = taking_time_flow.to_deployment(
         name="cpu",
         work_pool_name="cpu",
-        schedule=IntervalSchedule(interval=timedelta(seconds=EVERY_S)),
+        schedule=IntervalSchedule(interval=timedelta(days=30)),
         parameters={"seconds": 0},
     )
     deployment.entrypoint = "tests.platform_pools.taking_time_flow"

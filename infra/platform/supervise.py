@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from infra.platform.children import Child
-from infra.platform.clock import NOTICED_S, Clock, forget_planned_runs
+from infra.platform.clock import NOTICED_S, forget_planned_runs
 from infra.platform.config import Place, PlatformConfig, stored_config
 from infra.platform.cut_off import end_cut_off_if_possible
 from infra.platform.ports import choose_ports
@@ -69,14 +69,9 @@ def make_supervisor(plan: Plan) -> Supervisor:
         workers = {pool: plan.place.worker_name(pool) for pool in plan.pools}
         return end_cut_off_if_possible(plan.api, workers, STOPPED)
 
-    clock, plans_are_wrong = Clock(), _has_written_in_the_future(plan.place)
-
     def on_up(name: str) -> None:
-        nonlocal plans_are_wrong
         if name == SERVER:
             write_endpoint(plan)
-            plans_are_wrong = clock.set_back_s() > 0 or plans_are_wrong
-            plans_are_wrong = plans_are_wrong and not forget_planned_runs(plan.api)
 
     return Supervisor(
         place=plan.place,
@@ -85,7 +80,9 @@ def make_supervisor(plan: Plan) -> Supervisor:
         stop_order=(frozenset(others), frozenset(servers)),
         after_group=after_group,
         on_up=on_up,
-        plans_by_clock=SERVER,
+        planner=SERVER,
+        forget_plans=lambda: forget_planned_runs(plan.api),
+        plans_are_wrong=_has_written_in_the_future(plan.place),
         remarks=plan.ports.remarks,
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 from infra.platform.clock import Clock
 from tests.clocks import make_clock
+from tests.processes import wait_until
 from tests.unit.infra.test_platform_supervision import sleeper, supervised
 
 
@@ -45,3 +46,6 @@ def test_the_server_is_started_anew_when_the_clock_is_set_back_and_nothing_else_
         assert platform.child("server").pid != first
         assert platform.child("worker-x").restarts == 0
         assert "clock was set back by" in platform.said()
+        told = tmp_path / "forgotten"  # the first time it could not
+        wait_until(lambda: told.exists() and told.read_text() == "asked\n" * 2, "asked twice", 60)
+    assert told.read_text() == "asked\n" * 2
