@@ -20,7 +20,7 @@ from tasks.settings import PROJECT_ROOT
 from tests.clocks import Clock, make_clock
 from tests.integration.test_platform import Platform
 from tests.lease_farm import farm, lines_of
-from tests.processes import wait_until
+from tests.processes import wait_patiently, wait_until
 from tests.promises import Promise, proves
 from tests.services import free_port
 from tests.unit.governor import builders
@@ -129,14 +129,13 @@ def test_schedules_of_a_platform_go_on_after_a_jump(
     try:
         code, said = platform.run("up", *ports, "--deploying", "tests.platform_schedule")
         assert code == 0, said
-        wait_until(lambda: runs(platform, "COMPLETED"), "a first run", LIMIT_S)
+        wait_patiently(lambda: runs(platform, "COMPLETED"), "a first run")
         for hours in (5, -3, 0):
             clock.jump_to(hours)
             begun, known = time.monotonic(), runs(platform)
-            wait_until(
+            wait_patiently(
                 lambda: len(runs(platform, "COMPLETED") - known) >= 2,  # noqa: B023
                 f"runs that were planned since the clock is at {hours:+} h",
-                LIMIT_S,
             )
             sys.stdout.write(
                 f"clock at {hours:+} h: two newly planned runs completed after "

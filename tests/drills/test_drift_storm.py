@@ -17,14 +17,13 @@ import pytest
 
 from tests.deploys import redeploy
 from tests.governed import acting, governed, num_unanswered, outcomes
-from tests.processes import wait_until
+from tests.processes import wait_patiently
 from tests.promises import Promise, proves
 from tests.unit.governor import builders
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
 NUM_EVENTS = int(os.environ.get("FALAJ_VERDICTS", "10000"))
-STORM_LIMIT_S = 3600
 
 
 @proves(Promise.DRIFT_BURST, "10,000 events: one run; those of two episodes: two, by plain SQL")
@@ -37,7 +36,7 @@ def test_a_storm_of_one_verdict_starts_one_retraining_and_two_episodes_start_two
         begun = time.monotonic()
         first = platform.judge(builders.stale(0))
         platform.tell([first] * (NUM_EVENTS // 2))
-        wait_until(platform.retrainings, "the first retraining", limit_s=STORM_LIMIT_S)
+        wait_patiently(platform.retrainings, "the first retraining")
         started_s = time.monotonic() - begun
         redeploy(platform.plan)  # in the middle of the storm
         platform.tell([first] * (NUM_EVENTS // 4))
@@ -46,21 +45,16 @@ def test_a_storm_of_one_verdict_starts_one_retraining_and_two_episodes_start_two
         platform.judge(builders.stable(1))
         second = platform.judge(builders.stale(2))
         platform.tell(list(islice(cycle([first, second]), NUM_EVENTS // 4)))
-        wait_until(
-            lambda: platform.num_events() >= NUM_EVENTS // 4 * 4,
-            "the server knows all events",
-            limit_s=STORM_LIMIT_S,
+        wait_patiently(
+            lambda: platform.num_events() >= NUM_EVENTS // 4 * 4, "the server knows all events"
         )
         known_s = time.monotonic() - begun
-        wait_until(
+        wait_patiently(
             lambda: len(platform.retrainings()) == 2 and not num_unanswered(platform),
             "the second retraining, and every verdict answered",
-            limit_s=STORM_LIMIT_S,
         )
         sweeps = platform.num_sweeps()
-        wait_until(
-            lambda: platform.num_sweeps() > sweeps + 1, "two more sweeps", limit_s=STORM_LIMIT_S
-        )
+        wait_patiently(lambda: platform.num_sweeps() > sweeps + 1, "two more sweeps")
 
         episodes = acting(platform)
         assert sorted(key for key, _ in platform.retrainings()) == sorted(episodes)

@@ -11,13 +11,12 @@ import pytest
 from tasks.governor.config import GovernorConfig
 from tasks.settings import PROJECT_ROOT
 from tests.governed import Governed, acting, governed, num_unanswered, outcomes
-from tests.processes import wait_until
+from tests.processes import wait_patiently
 from tests.promises import Promise, proves
 from tests.unit.governor import builders
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
-LIMIT_S = 900
 CAUTIOUS = GovernorConfig(cool_down_hours=6)
 
 
@@ -29,15 +28,15 @@ def test_a_verdict_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_pat
             cwd=PROJECT_ROOT,
             env=platform.api.command_environment(**platform.environment),
         )
-        wait_until((tmp_path / "ready").exists, "the check is about to tell", limit_s=LIMIT_S)
+        wait_patiently((tmp_path / "ready").exists, "the check is about to tell")
     try:  # now the server is gone
         (tmp_path / "go").touch()
-        wait_until(lambda: num_unanswered(platform) == 1, "the verdict is stored", limit_s=LIMIT_S)
+        wait_patiently(lambda: num_unanswered(platform) == 1, "the verdict is stored")
     finally:
         judging.kill()
         judging.wait()
     with governed(tmp_path) as platform:
-        wait_until(platform.retrainings, "the sweep starts a run", limit_s=LIMIT_S)
+        wait_patiently(platform.retrainings, "the sweep starts a run")
         wait_for_sweeps(platform, 2)
         assert platform.num_events() == 0
         assert [key for key, _ in platform.retrainings()] == acting(platform)
@@ -49,11 +48,11 @@ def test_a_cool_down_outlives_deploys_and_restarts(tmp_path: Path) -> None:
     with governed(tmp_path) as platform:
         first = platform.judge(builders.stale(0), CAUTIOUS)
         platform.tell([first])
-        wait_until(platform.retrainings, "the first retraining", limit_s=LIMIT_S)
+        wait_patiently(platform.retrainings, "the first retraining")
         platform.judge(builders.stable(1), CAUTIOUS)
         again = platform.judge(builders.stale(2), CAUTIOUS)
         platform.tell([again])
-        wait_until(lambda: "cool_down" in outcomes(platform), "it has to wait", limit_s=LIMIT_S)
+        wait_patiently(lambda: "cool_down" in outcomes(platform), "it has to wait")
         before = automations(platform)
         for _ in range(2):
             assert " 0 written, 0 differences" in platform.deploy_by_command()
@@ -67,7 +66,7 @@ def test_a_cool_down_outlives_deploys_and_restarts(tmp_path: Path) -> None:
         assert outcomes(platform) == ["acts", "nothing_to_do", "cool_down"]
 
         let_hours_pass(platform, 7)
-        wait_until(lambda: len(platform.retrainings()) == 2, "its turn comes", limit_s=LIMIT_S)
+        wait_patiently(lambda: len(platform.retrainings()) == 2, "its turn comes")
         wait_for_sweeps(platform, 2)
         assert sorted(key for key, _ in platform.retrainings()) == sorted(acting(platform))
         assert len(acting(platform)) == 2
@@ -81,9 +80,7 @@ def automations(platform: Governed) -> list[object]:
 def wait_for_sweeps(platform: Governed, number: int) -> None:
     """Until the schedule has started so many more sweeps, and they were completed."""
     before = platform.num_sweeps()
-    wait_until(
-        lambda: platform.num_sweeps() >= before + number, "sweeps by schedule", limit_s=LIMIT_S
-    )
+    wait_patiently(lambda: platform.num_sweeps() >= before + number, "sweeps by schedule")
 
 
 def let_hours_pass(platform: Governed, hours: int) -> None:
