@@ -24,6 +24,7 @@ from flows.client import running_platform
 from flows.decisions_command import add_decisions_command, show_decisions
 from flows.embedded import (
     client_environment,
+    disk_with_space,
     free_port,
     only_run,
     prefect_server,
@@ -111,6 +112,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
     """Run the command against a Prefect API; return what to tell the person at the end."""
     window = _window(options) if options.command in ("refresh", "drift") else None
     with ExitStack() as stack:
+        stack.enter_context(disk_with_space(settings.home))
         stack.enter_context(only_run(settings.home))
         if options.on_platform:
             os.environ.update(running_platform(settings.home))

@@ -3,6 +3,9 @@
 Rule: where a deployment of the flow `pipeline` has the order's use case, it is started, with the
 episode as its idempotency key, so that a second start gives the same run. Where the flow has no
 deployment, the loop runs in this process. Rolling back moves an alias, always in this process.
+
+Platforms that share a database of operation have servers of their own, which know nothing of each
+other's keys and runs: a claim is reserved for one of them, and only that one learns how it ended.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from uuid import UUID
 
 import httpx
 from prefect import get_client, runtime
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
@@ -65,22 +69,30 @@ class FlowStarter:
         """Note the end of each run that has ended; returns how many that were."""
         return note_ends(self._ledger, self)
 
-    def start(self, order: Order) -> StartedAction:
+    def start(self, order: Order) -> StartedAction | None:
         """Start one action; see `tasks.governor.acting.Starter`."""
         if order.action is Action.ROLL_BACK:
             return self._roll_back(order)
         deployment = _deployment_for(order.use_case)
-        return self._run_here(order) if deployment is None else _run_there(order, deployment)
+        if deployment is None:
+            return self._run_here(order)
+        place = _place_of(deployment)
+        if not self._ledger.reserve(order.episode_id, place):
+            return None
+        return StartedAction(
+            kind="deployment", run_id=str(_run_there(order, deployment)), place=place
+        )
 
     def end(self, order: Order, started: StartedAction) -> RunEnd | None:
         """How a run ended; see `tasks.governor.acting.Starter`."""
         if started.kind == "in_process":
             return None if _may_live(started.place) else RunEnd(state=LOST, seconds=None)
-        try:
-            with _answering_api(), get_client(sync_client=True) as client:
+        with _answering_api(), get_client(sync_client=True) as client:
+            try:
                 run = client.read_flow_run(UUID(started.run_id))
-        except ObjectNotFound:
-            return RunEnd(state="deleted", seconds=None)
+            except ObjectNotFound:
+                here = _has_deployment(client, started.place)
+                return RunEnd(state="deleted", seconds=None) if here else None
         if run.state is None or not run.state.is_final():
             return None
         state = run.state.type.value.lower()
@@ -99,7 +111,7 @@ class FlowStarter:
         self._ledger.mark_ended(order.episode_id, RunEnd(state=state, seconds=None), trouble)
         return here
 
-    def _run_here(self, order: Order) -> StartedAction:
+    def _run_here(self, order: Order) -> StartedAction | None:
         """Run the loop in this process; the sweep takes it up again should it be killed."""
         from flows.pipeline import pipeline_flow
 
@@ -112,7 +124,7 @@ class FlowStarter:
             )
         here = _this_process()
         if not self._ledger.mark_started(order.episode_id, here):
-            return here  # another process took it in between
+            return None  # another process took it in between
         began = time.monotonic()
         state = pipeline_flow(roll(config, moment_of_run()), return_state=True)
         end = RunEnd(state=state.type.value.lower(), seconds=time.monotonic() - began)
@@ -120,7 +132,7 @@ class FlowStarter:
         return here
 
 
-def _run_there(order: Order, deployment: DeploymentResponse) -> StartedAction:
+def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
     """Start the loop's deployment on the newest days; the same order gives the same run."""
     config = roll(PipelineConfig.model_validate(deployment.parameters["config"]), moment_of_run())
     with _answering_api():
@@ -136,8 +148,24 @@ def _run_there(order: Order, deployment: DeploymentResponse) -> StartedAction:
                 tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],
             ),
         )
-    place = f"{PIPELINE}/{deployment.name}"
-    return StartedAction(kind="deployment", run_id=str(run.id), place=place)
+    return run.id
+
+
+def _place_of(deployment: DeploymentResponse) -> str:
+    """Names deployment and platform: an id is that of one server alone, and outlives deploys."""
+    return f"{PIPELINE}/{deployment.name} {deployment.id}"
+
+
+def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
+    """True where a place is of this platform; of one that names no id nothing else is known."""
+    _, _, deployment = place.partition(" ")
+    if not deployment:
+        return True
+    try:
+        client.read_deployment(UUID(deployment))
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def deployments_of(flow_name: str) -> list[DeploymentResponse]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -27,6 +27,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tasks.errors import DataContractError
 from tasks.governor import tables
 from tasks.governor.budget import Spent
+from tasks.governor.clock import Uptime
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import Action, Cause, Choice
 from tasks.governor.evidence import Evidence
@@ -62,6 +63,7 @@ class Book:
         self._connection = connection
         self.model, self.use_case, self.actor = model, use_case, actor
         self.now = tables.database_now(connection)
+        self._uptime = Uptime.now()
         self._bring_later_claims_to_now()
 
     def unanswered(self) -> list[StoredVerdict]:
@@ -156,16 +158,25 @@ class Book:
 
     def spent(self) -> list[Spent]:
         """Retrainings of the model that were claimed before, the oldest first."""
-        table = tables.claims
+        table, clocks = tables.claims, tables.claim_clocks
         rows = self._connection.execute(
-            select(table)
+            select(table, clocks.c.boot, clocks.c.uptime_s)
+            .outerjoin(clocks, clocks.c.episode_id == table.c.episode_id)
             .where(table.c.model == self.model, table.c.action == Action.RETRAIN.value)
             .order_by(table.c.claimed_at)
         )
         return [
-            Spent(claimed_at=row["claimed_at"], seconds=row["run_seconds"])
+            Spent(claimed_at=self._when_claimed(row), seconds=row["run_seconds"])
             for row in rows.mappings()
         ]
+
+    def _when_claimed(self, row: RowMapping) -> datetime:
+        """As the clock shows it that is set now, however wrong it was then."""
+        noted: datetime = row["claimed_at"]
+        if row["boot"] is None:
+            return noted
+        age_s = self._uptime.seconds_since(Uptime(row["boot"], row["uptime_s"]))
+        return noted if age_s is None else self.now - timedelta(seconds=age_s)
 
     def claim(self, episode: Episode, action: Action, verdict_id: str, reason: str) -> None:
         """Take the one run of an episode; the primary key lets nobody take it twice."""
@@ -181,6 +192,13 @@ class Book:
                 claimed_at=self.now,
                 claimed_by=self.actor,
                 num_starts=0,
+            )
+        )
+        self._connection.execute(
+            insert(tables.claim_clocks).values(
+                episode_id=episode.episode_id,
+                boot=self._uptime.boot,
+                uptime_s=self._uptime.seconds,
             )
         )
 

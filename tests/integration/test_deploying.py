@@ -41,6 +41,7 @@ from tests.deploys import (
 from tests.listeners import mail_listener, webhook_listener
 from tests.prefect_platform import PrefectApi, prefect_api_server
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -250,6 +251,7 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     assert {f"{label} (removed)" for label in further} == set(removed)
 
 
+@proves(Promise.DRIFT_BURST, "one decision, also after a redeploy")
 def test_a_burst_of_verdicts_starts_one_decision_even_across_a_redeploy(plan: Plan) -> None:
     model, started = "falaj.model.burst", decisions
     emit(model, BURST)

@@ -27,6 +27,7 @@ from tasks.lineage.journal import Journal
 from tasks.lineage.trace import trace
 from tasks.settings import PROJECT_ROOT, ArtifactStore, digest_of
 from tests.integration.test_embedded import processes_of
+from tests.promises import Promise, proves
 from tests.repository import SmallRepository, days
 
 pytestmark = pytest.mark.timeout(900)
@@ -162,6 +163,7 @@ def test_reported_parity_can_be_recomputed_from_the_stored_models(loop: Loop) ->
     assert np.abs(found - expected).max() <= max(2 * variant.parity_max, 1e-6)
 
 
+@proves(Promise.TRACED, "each digest is that of its file")
 def test_every_digest_in_the_report_is_that_of_the_artifact(loop: Loop) -> None:
     record = loop.record
     for artifact in (
@@ -186,6 +188,7 @@ def test_no_row_vanishes_between_the_raw_file_and_the_training_set(loop: Loop) -
     assert counted == len(flights)
 
 
+@proves(Promise.TRACED, "prediction to raw files, by digests alone")
 def test_a_prediction_is_traced_back_to_the_raw_files_by_digests(loop: Loop) -> None:
     record = loop.record
     landed = record.refresh.rows.landed.tables
@@ -255,6 +258,7 @@ def test_a_removed_artifact_is_made_again_and_nothing_else(loop: Loop) -> None:
     assert again.evaluation.predictions == before.evaluation.predictions
 
 
+@proves(Promise.INTERRUPT, "the rerun resumes and completes")
 def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpoint(
     loop: Loop, tmp_path: Path
 ) -> None:
@@ -283,6 +287,7 @@ def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpo
         described.write_text(original)
 
 
+@proves(Promise.SENTENCE, "exit code 2 and a sentence; no file was made")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -302,6 +307,7 @@ def test_a_wrong_window_is_refused_before_anything_is_touched(
     assert not (tmp_path / "home").exists()
 
 
+@proves(Promise.BAD_DATE, "exit code 2 and a sentence; nothing published")
 def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
     tmp_path: Path,
 ) -> None:

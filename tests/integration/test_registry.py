@@ -30,6 +30,7 @@ from tasks.registry.programs import fetch_champion, fetch_program, find_rival, f
 from tasks.registry.variants import attach_variants
 from tasks.settings import digest_of
 from tests.prefect_platform import PrefectApi
+from tests.promises import Promise, proves
 from tests.unit.registry import builders
 from tests.unit.registry.builders import CONFIG, World, comparison
 
@@ -383,6 +384,7 @@ def edit_variants(world: World, ref: ModelVersionRef) -> None:
     path.write_text(path.read_text().replace('"kept": false', '"kept": true'))
 
 
+@proves(Promise.VALIDATED, "the gate is closed, the champion stays")
 @pytest.mark.parametrize("tamper", [lose_program, lose_snapshot, damage_predictions, edit_variants])
 def test_evidence_that_is_gone_or_was_tampered_with_closes_the_gate(
     world: World, tamper: Callable[[World, ModelVersionRef], None]

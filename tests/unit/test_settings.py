@@ -28,6 +28,7 @@ from tasks.settings import (
     named_artifacts,
     write_atomically,
 )
+from tests.promises import Promise, proves
 
 
 class Note(Contract):
@@ -91,6 +92,7 @@ def test_a_failed_build_leaves_nothing(store: ArtifactStore) -> None:
     assert not list((store.root / "notes").iterdir())
 
 
+@proves(Promise.INTERRUPT, "nothing half built is visible")
 def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
     store: ArtifactStore, tmp_path: Path
 ) -> None:
