@@ -24,7 +24,7 @@ LOST = "lost"
 
 
 class Starter(Protocol):
-    """What runs retrainings and roll backs."""
+    """What runs retrainings, recalibrations and roll backs."""
 
     def start(self, order: Order) -> StartedAction:
         """Start an action and return at once; the same order again gives the same run.
