@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.clock import ClockConfig
+from tasks.calibration.config import RecalibrationConfig
 from tasks.contracts.base import TimeWindow, field_title
 from tasks.contracts.data import DataSplits
 from tasks.conversion.config import ConversionConfig
@@ -47,6 +48,7 @@ class PipelineConfig(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     conversion: ConversionConfig = ConversionConfig()
     drift: DriftConfig = DriftConfig()
+    recalibration: RecalibrationConfig = RecalibrationConfig()
     governor: GovernorConfig = GovernorConfig()
     registry: RegistryConfig = RegistryConfig()
     promotion: PromotionConfig = PromotionConfig()

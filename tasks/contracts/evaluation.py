@@ -86,6 +86,10 @@ class PairedComparison(Contract):
     against: str = Field(description="`champion:<version>` or `yardstick`.")
     auc_difference: Metric
     brier_difference: Metric
+    log_loss_difference: Metric | None = Field(
+        default=None, description="Null in records before 2026-11-21, as the next one."
+    )
+    calibration_error_difference: Metric | None = None
 
     @property
     def primary(self) -> Metric:

@@ -17,7 +17,7 @@ from tasks.contracts.evaluation import (
     Yardstick,
 )
 from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import TrainedModel
+from tasks.contracts.training import CandidateModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
@@ -66,7 +66,7 @@ def fit_yardstick(
     cache_policy=ByContent(task_file=__file__),
 )
 def judge_candidate(
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,

@@ -98,7 +98,8 @@ class PromotionConfig(BaseModel):
     champion_rule: Literal["not_worse", "better"] = Field(
         default="not_worse",
         description="`not_worse`: the 95 % interval of candidate minus champion lies above minus "
-        "the margin (non-inferiority). `better`: it lies above zero.",
+        "the margin (non-inferiority). `better`: it lies above zero; of a "
+        "recalibrated champion, whose ranking is the same, that of the error lies below instead.",
     )
     max_calibration_error: float = Field(
         default=0.05, ge=0, le=1, description="Ceiling of the expected calibration error."

@@ -159,7 +159,12 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
             "evaluate against the present champion"
         )
     low, overall = comparison.primary.low, evidence.evaluation.overall
-    if config.champion_rule == "better":
+    if config.champion_rule == "better" and _maps(evidence.record, reigning):
+        # A map leaves the ranking as it is; what it can make better is the error.
+        passed = comparison.error.high < 0 and _within(low, -config.champion_margin, overall)
+        wanted = f"at or above -{config.champion_margin:.4f} of a recalibration, and the "
+        wanted += f"{comparison.error_name} surely lower; it changed by {_signed(comparison.error)}"
+    elif config.champion_rule == "better":
         passed, wanted = low > 0 and _within(low, 0, overall), "above zero"
     else:
         passed, wanted = (
@@ -171,6 +176,12 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
         f"{_signed(comparison.primary)} on "
         f"the same rows; rule {config.champion_rule!r} wants the lower bound {wanted}"
     )
+
+
+def _maps(record: VersionRecord, reigning: ModelVersionRef) -> bool:
+    """The candidate is the reigning champion with another map of its scores."""
+    made = record.manifest.calibration if record.manifest else None
+    return made is not None and made.source == reigning
 
 
 def calibration(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
