@@ -14,6 +14,10 @@ from tasks.errors import ConfigurationError
 from tasks.settings import PROJECT_ROOT
 
 PLATFORM = "platform"
+ASK_AGAIN_CODES = "500"
+"""The server answers so while its database or its Redis is away. By itself Prefect's client asks
+again only when the server is away or busy, so a restart of PostgreSQL would end every run that says
+something just then. What is asked may be asked twice: runs are made with idempotency keys."""
 
 
 def platform_folder(home: Path) -> Path:
@@ -101,6 +105,7 @@ def client_settings(home: Path, api_url: str, password: str | None) -> dict[str,
         "PREFECT_API_URL": api_url,
         "PREFECT_LOCAL_STORAGE_PATH": str(prefect / "results"),
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": ASK_AGAIN_CODES,
         "PREFECT_LOGGING_SETTINGS_PATH": str(PROJECT_ROOT / "infra" / "prefect" / "logging.yml"),
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",
         "PREFECT_CLI_PROMPT": "false",

@@ -29,7 +29,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.deployments import run_deployment
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import PrefectHTTPStatusError, TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Cancelling
 from prefect.tasks import Task
@@ -40,7 +40,7 @@ from flows.places import Places
 from flows.stage_results import read_plain
 from tasks.contracts.run import StageRoute
 from tasks.errors import FalajError, StageError, StageLostError
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
 from tasks.routing.choice import Choice, choose
 from tasks.routing.config import RoutingConfig, StageName
 from tasks.settings import PROJECT_ROOT, content_key
@@ -124,7 +124,9 @@ def run_stage(order: StageOrder) -> dict[str, Any]:
             stage = _Stage(order, client, places)
             with stage.cancelled_with_this_run():
                 run, route = stage.run()
-    except httpx.TransportError as exc:
+    except httpx.HTTPError as exc:
+        if not is_api_away(exc):
+            raise
         raise StageLostError(
             f"stage {order.stage}: the Prefect API went away ({exc}); trying again takes up what "
             "was started"
@@ -265,7 +267,9 @@ class _Stage:
         while True:
             try:
                 return self._client.read_flow_run(run)
-            except httpx.TransportError as exc:  # after about a minute of Prefect's own attempts
+            except httpx.HTTPError as exc:  # after about a minute of Prefect's own attempts
+                if not is_api_away(exc):
+                    raise
                 self._log.warning("the Prefect API is away (%s); still waiting", exc)
                 time.sleep(POLL_S)
 
@@ -349,10 +353,17 @@ def child_error(message: str, where: str) -> FalajError:
     kind = getattr(tasks.errors, told["kind"], None)
     if isinstance(kind, type) and issubclass(kind, FalajError):
         return kind(f"{told['sentence']} ({where})")
-    foreign = getattr(httpx, told["kind"], None)
-    if isinstance(foreign, type) and issubclass(foreign, httpx.TransportError):
+    if _says_api_was_away(told["kind"], told["sentence"]):
         return StageLostError(f"the Prefect API was away: {told['sentence']} ({where})")
     return StageError(f"{message} ({where})")
+
+
+def _says_api_was_away(kind: str, sentence: str) -> bool:
+    """As `is_api_away`, of an error of which only the name and the sentence are known."""
+    if kind == PrefectHTTPStatusError.__name__:
+        return sentence.startswith("Server error")
+    named = getattr(httpx, kind, None)
+    return isinstance(named, type) and issubclass(named, httpx.TransportError)
 
 
 def _show(stage: str, run: FlowRun, route: StageRoute) -> None:

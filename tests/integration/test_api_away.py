@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,6 +23,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from flows.client import client_settings
 from tasks.errors import TransientError
 from tasks.retry_policy import is_api_away, only_transient
 from tasks.training.task import Progress
@@ -81,6 +87,43 @@ def test_a_step_is_tried_again_when_the_api_was_away_at_its_end(way: Gate, tmp_p
 
     assert writing() == 42
     assert tries.read_text() == "xx"
+
+
+class Unwell(BaseHTTPRequestHandler):
+    """Answers 500 at first, as Prefect's server does while its database is away."""
+
+    num_asked = 0
+
+    def do_GET(self) -> None:
+        Unwell.num_asked += 1
+        self.send_response(500 if Unwell.num_asked < 3 else 200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'"hello"')
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing on standard error."""
+
+
+def test_clients_of_the_platform_ask_again_while_the_servers_database_is_away(
+    tmp_path: Path,
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unwell) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/api"
+        settings = client_settings(tmp_path, url, None)
+        program = "from prefect import get_client as c; print(c(sync_client=True).hello().json())"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        told = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**inherited, **settings},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        server.shutdown()
+    assert told.stdout.strip() == "hello", told.stderr
+    assert Unwell.num_asked == 3
 
 
 def status(code: int) -> httpx.HTTPStatusError:

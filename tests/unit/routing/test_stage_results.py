@@ -102,6 +102,17 @@ def test_training_that_falls_back_to_the_cpu_computes_there_and_nothing_else_cha
             StageLostError,
             "the Prefect API was away: All connection attempts failed (run x)",
         ),
+        (
+            "Flow run encountered an exception: PrefectHTTPStatusError: Server error '500 ...",
+            StageLostError,
+            "the Prefect API was away: Server error '500 ... (run x)",
+        ),
+        (
+            "Flow run encountered an exception: PrefectHTTPStatusError: Client error '404 ...",
+            StageError,
+            "Flow run encountered an exception: PrefectHTTPStatusError: Client error '404 ... "
+            "(run x)",
+        ),
         ("", StageError, " (run x)"),
     ],
 )
