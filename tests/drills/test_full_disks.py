@@ -21,9 +21,10 @@ from tests.services import free_port
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
 MB = 1_000_000
-FIRST_BYTES = 20 * MB
-GROWTH = 1.25
-ENOUGH_BYTES = 2_000 * MB
+FIRST_BYTES = 30 * MB
+GROWTH = 1.12
+ENOUGH_BYTES = 1_000 * MB
+RUN_LIMIT_S = 3600
 WHAT_TO_DO = ("free space", "free some space")
 
 
@@ -37,7 +38,7 @@ def test_a_loop_on_a_disk_that_is_too_small_says_so_and_goes_on_when_there_is_sp
     with small_disk(home, FIRST_BYTES) as disk:
         loop, size, refused = Loop(home, loop_repository(tmp_path)), FIRST_BYTES, 0
         built = dict[str, float]()
-        while (answer := loop.run("run"))[0] != 0:
+        while (answer := loop.run("run", limit_s=RUN_LIMIT_S))[0] != 0:
             refused += 1
             said = answer[1]
             sys.stdout.write(f"{size / MB:.1f} MB: {said.strip().splitlines()[-1]}\n")
@@ -46,9 +47,9 @@ def test_a_loop_on_a_disk_that_is_too_small_says_so_and_goes_on_when_there_is_sp
             assert before.items() <= built.items(), "a finished stage was lost"
             assert size < ENOUGH_BYTES, f"{refused} refusals; {said}"
             disk.resize(size)
+        assert built, "no run had come as far as to finish a stage before it met the full disk"
         record_property("trials", refused)
         sys.stdout.write(f"{size / MB:.1f} MB: completed, {disk.used_bytes / MB:.1f} MB used\n")
-        assert refused >= 5
         assert loop.record.promotion.promoted
         check_artifacts(home)
 
