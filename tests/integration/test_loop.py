@@ -98,9 +98,9 @@ class Loop:
             text=True,
         )
 
-    def run(self, *words: str) -> tuple[int, str]:
+    def run(self, *words: str, limit_s: float = 600) -> tuple[int, str]:
         with self.start(*words) as process:
-            said, _ = process.communicate(timeout=600)
+            said, _ = process.communicate(timeout=limit_s)
         return process.returncode, said
 
     @property
