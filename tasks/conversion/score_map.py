@@ -86,7 +86,7 @@ def map_program(
             calibration=Calibration(source=program.version, fit=fit, whole_map=whole_map),
         )
 
-    return store.build_once("models", key, RecalibratedModel, build)
+    return store.build_once("recalibrated", key, RecalibratedModel, build)
 
 
 def write_mapped(
