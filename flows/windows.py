@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def moment_of_run() -> datetime:
     """When the run of this process was to start: the same at each retry, however late it is."""
     moment = runtime.flow_run.scheduled_start_time
-    return moment if isinstance(moment, datetime) else datetime.now(UTC)
+    if not isinstance(moment, datetime):
+        return datetime.now(UTC)
+    # Prefect's own kind of moment loses its zone when hours are added to it.
+    return datetime.fromtimestamp(moment.timestamp(), UTC)
 
 
 def hours_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWindow:

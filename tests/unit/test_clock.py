@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from flows.clock import ClockConfig, roll
 from flows.config import PipelineConfig, read_pipeline_config
+from flows.windows import days_or_newest, hours_or_newest, moment_of_run
 from tasks.errors import WindowError
 from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
@@ -42,6 +43,18 @@ def test_hours_are_whole_and_end_now() -> None:
         datetime(2026, 5, 3, 21, tzinfo=UTC),
         datetime(2026, 5, 4, 3, tzinfo=UTC),
     )
+
+
+def test_the_moment_of_a_run_keeps_its_zone_whatever_is_added(
+    config: PipelineConfig,
+) -> None:
+    """Prefect's moments did not, and every scheduled refresh failed where windows are compared."""
+    moment = moment_of_run()
+    assert type(moment) is datetime
+    for window in (hours_or_newest(None, config), days_or_newest(None, config)):
+        later = window.end + timedelta(hours=3)
+        assert later.tzinfo is UTC
+        assert later > window.end
 
 
 def test_days_begin_at_midnight_of_the_use_case_and_wait_for_their_labels() -> None:
