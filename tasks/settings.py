@@ -87,7 +87,12 @@ class Settings:
     @property
     def operation_url(self) -> str:
         """SQLAlchemy address of the database of operation: decisions, leases."""
-        return self.database_url or f"sqlite:///{self.home / 'operation' / 'operation.db'}"
+        return self.database_url or f"sqlite:///{self.operation_file}"
+
+    @property
+    def operation_file(self) -> Path:
+        """SQLite file of the database of operation, where no other one is named."""
+        return self.home / "operation" / "operation.db"
 
     @property
     def reports(self) -> Path:

@@ -87,8 +87,9 @@ def write_endpoint(plan: Plan) -> None:
     """Tell commands where the platform answers."""
     endpoint = Endpoint(
         api_url=plan.api.url,
-        ui_url=plan.public_url(plan.ports.prefect),
-        mlflow_url=plan.public_url(plan.ports.mlflow),
+        ui_url=plan.ui_url,
+        mlflow_url=plan.mlflow_url,
+        local_mlflow_url=plan.local_mlflow_url,
         pid=os.getpid(),
         profile=plan.config.profile,
     )
