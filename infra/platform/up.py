@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from infra.platform.state import (
     read_state,
 )
 from tasks.errors import ConfigurationError, FalajError, TransientError
-from tasks.settings import PROJECT_ROOT, private_folder, write_atomically
+from tasks.settings import PROJECT_ROOT, Settings, private_folder, write_atomically
 
 START_LIMIT_S = 600.0
 POLL_S = 0.2
@@ -93,14 +94,17 @@ def _start_supervisor(place: Place, environment: dict[str, str]) -> subprocess.P
 
 
 def _show_password(place: Place) -> None:
-    user, _, password = (read_password(place.folder) or "").partition(":")
+    line = read_password(place.folder) or ""
+    user, _, password = line.partition(":")
     print(
         "\n".join(
             [
                 "",
                 f"  User      {user}",
                 f"  Password  {password}",
-                f"  for all addresses below. It is shown this once, and kept in {place.secret}",
+                f"  Prefect's login page has one field, for both together: {line}",
+                "  MLflow asks for the two apart. Shown this once, and kept in",
+                f"  {place.secret}",
                 "",
             ]
         )
@@ -115,13 +119,15 @@ def _wait_until_up(place: Place, supervisor: subprocess.Popen[bytes]) -> None:
     """
     started = time.monotonic()
     told: set[str] = set()
+    deploying = place.log(DEPLOYING)
+    began = deploying.stat().st_size if deploying.exists() else 0
     while True:
         state = read_state(place)
         ended = supervisor.poll() is not None
         for service in state.services if state else ():
             if service.name not in told and service.condition in ("up", "done", "failed"):
                 told.add(service.name)
-                _tell_service(place, service, time.monotonic() - started)
+                _tell_service(service, time.monotonic() - started, _said(deploying, began))
         if state and state.phase == "up":
             _require_well(place, state)
             return
@@ -131,11 +137,17 @@ def _wait_until_up(place: Place, supervisor: subprocess.Popen[bytes]) -> None:
         time.sleep(POLL_S)
 
 
-def _tell_service(place: Place, service: ServiceState, seconds: float) -> None:
+def _tell_service(service: ServiceState, seconds: float, deployed: list[str]) -> None:
     print(f"  {service.name:<22}{service.condition:<8}after {seconds:.0f} s", flush=True)
     if service.name == DEPLOYING:
-        for line in tail(place.log(DEPLOYING), LINES_SHOWN):
-            print(f"      {line[:160]}")
+        for line in deployed:
+            print(textwrap.fill(line, 100, initial_indent=" " * 6, subsequent_indent=" " * 17))
+
+
+def _said(log: Path, began: int) -> list[str]:
+    """What deploying has said since a place in its log: all but what it wrote, which is counted."""
+    lines = tail(log, LINES_SHOWN, since=began)
+    return [line for line in lines if not line.startswith("written ")] or lines[-1:]
 
 
 def _require_well(place: Place, state: PlatformState) -> None:
@@ -197,10 +209,13 @@ def _tell_where(place: Place, config: PlatformConfig) -> None:
     print(f"{'Prefect':<10}{endpoint.ui_url}")
     print(f"{'MLflow':<10}{endpoint.mlflow_url}")
     if config.password:
-        print(f"{'Password':<10}in {place.secret}")
+        print(f"{'Password':<10}in {place.secret}; paste its line into Prefect's login page")
     else:
         print(f"{'Password':<10}none: every user of this machine can run code through the API")
     print(f"{'Logs':<10}{place.log('any').parent}")
+    if not (Settings(home=place.home, feature_repo=place.home).reports / "latest").exists():
+        print(f"{'Next':<10}nothing has been trained on this state folder yet. In Prefect's UI:")
+        print(f"{'':<10}Deployments, pipeline, Run, Quick run. Drift checks need its model")
     if endpoint.profile == "embedded" and not config.host.startswith("127."):
         print(f"Listening on {config.host} without TLS: put a proxy with TLS before it")
 

@@ -256,7 +256,7 @@ def test_each_killed_server_comes_back_and_meanwhile_it_is_told(platform: Platfo
             supervisor.suspend()  # so that it stays away until it was seen
             try:
                 for other in platform.processes():
-                    if "prefect.server.api.server:create_app" in other.cmdline():
+                    if "infra.platform.prefect_app:create_app" in other.cmdline():
                         other.kill()
                 code, said = platform.run("doctor")
                 assert code == 1
