@@ -69,7 +69,7 @@ class FlowStarter:
         """Start one action; see `tasks.governor.acting.Starter`."""
         if order.action is Action.ROLL_BACK:
             return self._roll_back(order)
-        deployment = _deployment_for(order.use_case)
+        deployment = deployment_for(PIPELINE, order.use_case)
         return self._run_here(order) if deployment is None else _run_there(order, deployment)
 
     def end(self, order: Order, started: StartedAction) -> RunEnd | None:
@@ -123,21 +123,41 @@ class FlowStarter:
 def _run_there(order: Order, deployment: DeploymentResponse) -> StartedAction:
     """Start the loop's deployment on the newest days; the same order gives the same run."""
     config = roll(PipelineConfig.model_validate(deployment.parameters["config"]), moment_of_run())
-    with _answering_api():
-        run = cast(
-            FlowRun,
-            run_deployment(
-                deployment.id,
-                parameters={"config": config.model_dump(mode="json")},
-                timeout=0,
-                idempotency_key=order.episode_id,
-                as_subflow=False,  # it goes on when this flow has ended
-                work_queue_name=QUEUE if deployment.work_pool_name else None,
-                tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],
-            ),
-        )
+    run = start_run(
+        deployment,
+        {"config": config.model_dump(mode="json")},
+        key=order.episode_id,
+        queue=QUEUE if deployment.work_pool_name else None,
+        tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],
+    )
     place = f"{PIPELINE}/{deployment.name}"
     return StartedAction(kind="deployment", run_id=str(run.id), place=place)
+
+
+def start_run(
+    deployment: DeploymentResponse,
+    parameters: dict[str, object],
+    *,
+    key: str,
+    queue: str | None,
+    tags: list[str],
+) -> FlowRun:
+    """Start a run that goes on when this flow has ended; the same key gives the same run.
+
+    Raises:
+        TransientError: the API does not answer.
+    """
+    with _answering_api():
+        started = run_deployment(
+            deployment.id,
+            parameters=parameters,
+            timeout=0,
+            idempotency_key=key,
+            as_subflow=False,
+            work_queue_name=queue,
+            tags=tags,
+        )
+    return cast(FlowRun, started)
 
 
 def deployments_of(flow_name: str) -> list[DeploymentResponse]:
@@ -152,15 +172,20 @@ def deployments_of(flow_name: str) -> list[DeploymentResponse]:
         )
 
 
-def _deployment_for(use_case: str) -> DeploymentResponse | None:
-    """The loop's deployment with this use case's configuration; None where the loop has none."""
-    found = deployments_of(PIPELINE)
+def deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
+    """The deployment of a flow with this use case's configuration; None where it has none at all.
+
+    Raises:
+        ConfigurationError: the flow is deployed, for other use cases alone.
+        TransientError: the API does not answer.
+    """
+    found = deployments_of(flow_name)
     fitting = [d for d in found if _use_case_of(d) == use_case]
     if found and not fitting:
         known = ", ".join(sorted(f"{d.name} ({_use_case_of(d)})" for d in found))
         raise ConfigurationError(
-            f"no deployment of {PIPELINE!r} is of use case {use_case!r}; there are {known}. "
-            "Nothing was started, the claim stays; deploy it with python -m infra.deploying"
+            f"no deployment of {flow_name!r} is of use case {use_case!r}; there are {known}. "
+            "Nothing was started, and it is tried again; deploy it with python -m infra.deploying"
         )
     return min(fitting, key=lambda d: (not d.name.startswith(COORDINATOR), d.name), default=None)
 
