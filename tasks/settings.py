@@ -353,6 +353,20 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
             aside.unlink(missing_ok=True)
 
 
+def platform_address(home: Path, name: str) -> str | None:
+    """An address of the platform that runs, or ran last, on a state folder; None where none did.
+
+    Args:
+        home: the state folder.
+        name: such as `mlflow_url`; see `infra.platform.state.Endpoint`.
+    """
+    try:
+        told = json.loads((home / "platform" / "endpoint.json").read_text(encoding="utf-8"))[name]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return str(told).rstrip("/") or None
+
+
 PRIVATE_MODE = 0o700
 
 

@@ -82,6 +82,7 @@ class Endpoint(BaseModel):
         ui_url: Prefect's UI, for people.
         mlflow_url: MLflow, for people.
         local_mlflow_url: MLflow, for processes of this machine.
+        reports_url: folder of the run reports, for people; beside MLflow, under its password.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -90,6 +91,7 @@ class Endpoint(BaseModel):
     ui_url: str
     mlflow_url: str
     local_mlflow_url: str
+    reports_url: str
     pid: int
     profile: str
 

@@ -33,7 +33,7 @@ from infra.platform.services import (
 from infra.platform.state import only_supervisor, read_endpoint
 from infra.platform.supervise import write_endpoint
 from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.settings import PROJECT_ROOT, platform_address
 
 PASSWORD = "admin:a-secret-that-nobody-may-see"
 
@@ -185,6 +185,10 @@ def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_th
     assert endpoint
     assert (endpoint.ui_url, endpoint.mlflow_url) == (ui, mlflow)
     assert endpoint.local_mlflow_url == "http://127.0.0.1:5000"
+    assert (
+        endpoint.reports_url == platform_address(place.home, "reports_url") == f"{mlflow}/reports"
+    )
+    assert platform_address(place.home, "no_such_url") is None
     with only_supervisor(place):
         assert running_platform(place.home)["PREFECT_UI_URL"] == ui
 
