@@ -178,6 +178,11 @@ class Place:
         return self.folder / "lock"
 
     @property
+    def start_lock(self) -> Path:
+        """Held by `up` while it starts a supervisor."""
+        return self.folder / "start_lock"
+
+    @property
     def endpoint(self) -> Path:
         """Where the platform answers; see `flows.client`."""
         return self.folder / "endpoint.json"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flows.client import is_running, read_password
@@ -44,22 +47,42 @@ def bring_up(place: Place, config: PlatformConfig, environment: dict[str, str]) 
         NotUpError: a service did not become ready; the supervisor goes on trying.
     """
     private_folder(place.folder)
-    if is_running(place.home):
+    with _one_at_a_time(place):
+        process = None if is_running(place.home) else _begin(place, config, environment)
+    if process is None:
         _require_same(place, config)
         print("The platform is running already; nothing was started.")
-    else:
-        refuse_wrong_pins()
-        database_url(config, environment), redis_url(config, environment)
-        made = ensure_password(place)[1] if config.password else False
-        write_atomically(place.config, config.model_dump_json(indent=1))
-        place.state.unlink(missing_ok=True)
-        process = _start_supervisor(place, environment)
-        if made:
-            _show_password(place)
-        print(f"Starting the platform ({config.profile}) on {place.home}")
+    state = read_state(place)
+    if process or state is None or state.phase != "up":
         _wait_until_up(place, process)
     _resume_pools(place)
     _tell_where(place, config)
+
+
+def _begin(
+    place: Place, config: PlatformConfig, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the supervisor, and wait until everybody can see that it lives."""
+    refuse_wrong_pins()
+    database_url(config, environment), redis_url(config, environment)
+    made = ensure_password(place)[1] if config.password else False
+    write_atomically(place.config, config.model_dump_json(indent=1))
+    place.state.unlink(missing_ok=True)
+    process = _start_supervisor(place, environment)
+    if made:
+        _show_password(place)
+    print(f"Starting the platform ({config.profile}) on {place.home}", flush=True)
+    while process.poll() is None and not is_running(place.home):
+        time.sleep(POLL_S)
+    return process
+
+
+@contextmanager
+def _one_at_a_time(place: Place) -> Iterator[None]:
+    """Two that start a platform at once would each make a password, and one would be wrong."""
+    with place.start_lock.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _require_same(place: Place, config: PlatformConfig) -> None:
@@ -94,25 +117,26 @@ def _start_supervisor(place: Place, environment: dict[str, str]) -> subprocess.P
 
 
 def _show_password(place: Place) -> None:
-    line = read_password(place.folder) or ""
-    user, _, password = line.partition(":")
     print(
         "\n".join(
             [
                 "",
-                f"  User      {user}",
-                f"  Password  {password}",
-                f"  Prefect's login page has one field, for both together: {line}",
-                "  MLflow asks for the two apart. Shown this once, and kept in",
-                f"  {place.secret}",
+                f"  Login  {read_password(place.folder)}",
+                "  Prefect's login page has one field: paste this whole line. MLflow asks for user",
+                "  and password apart: what is before the colon, and what is after it.",
+                f"  It is shown this once, and kept in {place.secret}",
                 "",
             ]
         )
     )
 
 
-def _wait_until_up(place: Place, supervisor: subprocess.Popen[bytes]) -> None:
+def _wait_until_up(place: Place, supervisor: subprocess.Popen[bytes] | None) -> None:
     """Print a line for each service that becomes ready, until all are.
+
+    Args:
+        place: the platform's.
+        supervisor: None where another command has started it.
 
     Raises:
         NotUpError: one is not, and why.
@@ -123,7 +147,7 @@ def _wait_until_up(place: Place, supervisor: subprocess.Popen[bytes]) -> None:
     began = deploying.stat().st_size if deploying.exists() else 0
     while True:
         state = read_state(place)
-        ended = supervisor.poll() is not None
+        ended = supervisor.poll() is not None if supervisor else not is_running(place.home)
         for service in state.services if state else ():
             if service.name not in told and service.condition in ("up", "done", "failed"):
                 told.add(service.name)
@@ -131,8 +155,10 @@ def _wait_until_up(place: Place, supervisor: subprocess.Popen[bytes]) -> None:
         if state and state.phase == "up":
             _require_well(place, state)
             return
+        if state and state.phase == "stopping":
+            raise NotUpError("the platform is going down; when it is down: make up")
         if ended:
-            raise NotUpError(_why_ended(place, supervisor.returncode))
+            raise NotUpError(_why_ended(place, supervisor.returncode if supervisor else None))
         _require_progress(place, state, time.monotonic() - started)
         time.sleep(POLL_S)
 
@@ -176,9 +202,10 @@ def _require_progress(place: Place, state: PlatformState | None, seconds: float)
         )
 
 
-def _why_ended(place: Place, code: int) -> str:
+def _why_ended(place: Place, code: int | None) -> str:
     lines = "\n".join(tail(place.log(SUPERVISOR), LINES_SHOWN))
-    return f"the supervisor ended with code {code}. {place.log(SUPERVISOR)} ends with:\n{lines}"
+    how = "" if code is None else f" with code {code}"
+    return f"the supervisor ended{how}. {place.log(SUPERVISOR)} ends with:\n{lines}"
 
 
 def _resume_pools(place: Place) -> None:
@@ -209,7 +236,7 @@ def _tell_where(place: Place, config: PlatformConfig) -> None:
     print(f"{'Prefect':<10}{endpoint.ui_url}")
     print(f"{'MLflow':<10}{endpoint.mlflow_url}")
     if config.password:
-        print(f"{'Password':<10}in {place.secret}; paste its line into Prefect's login page")
+        print(f"{'Password':<10}in {place.secret}; Prefect's login takes its whole line")
     else:
         print(f"{'Password':<10}none: every user of this machine can run code through the API")
     print(f"{'Logs':<10}{place.log('any').parent}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.platform.__main__ import main
+from infra.platform.__main__ import EXIT_WRONG_INPUT, main
 from infra.platform.config import Place
 from infra.platform.status import EXIT_NOT_RUNNING, read_status, table
 from tasks.leases.book import LeaseBook
@@ -45,6 +45,20 @@ def test_looking_at_the_status_makes_no_database(tmp_path: Path) -> None:
     assert status.leases == ()
     assert table(status) == f"No platform runs on {tmp_path}."
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "doctor", "logs"])
+def test_a_file_is_no_state_folder(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("FALAJ_HOME", str(file))  # so that it is put back
+    assert main(["--home", str(file / "home"), command]) == EXIT_WRONG_INPUT
+    assert f"refused: {file} is no folder, so {file}/home cannot be" in capsys.readouterr().err
 
 
 def test_a_damaged_database_of_leases_is_told_and_the_rest_is_still_shown(tmp_path: Path) -> None:
