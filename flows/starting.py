@@ -1,8 +1,13 @@
 """How the governor's orders become runs: by deployment on a platform, in process without one.
 
-Rule: where a deployment of the flow `pipeline` has the order's use case, it is started, with the
-episode as its idempotency key, so that a second start gives the same run. Where the flow has no
-deployment, the loop runs in this process. Rolling back moves an alias, always in this process.
+Rule: where a deployment of the flow (`pipeline` to retrain, `recalibration` to recalibrate) has the
+order's use case, it is started, with the episode as its idempotency key, so that a second start
+gives the same run. Where neither flow has a deployment, it runs in this process. Where only the
+loop has one, nothing here recalibrates, and the governor is told so before it decides. Rolling back
+moves an alias, always in this process.
+
+Platforms that share a database of operation have servers of their own, which know nothing of each
+other's keys and runs: a claim is reserved for one of them, and only that one learns how it ended.
 """
 
 from __future__ import annotations
@@ -12,13 +17,14 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 import httpx
 from prefect import get_client, runtime
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
@@ -36,7 +42,8 @@ from tasks.recovery.processes import boot_id, started_at
 from tasks.registry.task import roll_back
 from tasks.settings import Settings
 
-PIPELINE, COORDINATOR, QUEUE = "pipeline", "coordinator", "retrain"
+PIPELINE, RECALIBRATION = "pipeline", "recalibration"
+COORDINATOR, QUEUE = "coordinator", "retrain"
 TAG = "falaj:governor"
 MAX_DEPLOYMENTS = 200
 
@@ -65,22 +72,30 @@ class FlowStarter:
         """Note the end of each run that has ended; returns how many that were."""
         return note_ends(self._ledger, self)
 
-    def start(self, order: Order) -> StartedAction:
+    def start(self, order: Order) -> StartedAction | None:
         """Start one action; see `tasks.governor.acting.Starter`."""
         if order.action is Action.ROLL_BACK:
             return self._roll_back(order)
-        deployment = deployment_for(PIPELINE, order.use_case)
-        return self._run_here(order) if deployment is None else _run_there(order, deployment)
+        deployment = deployment_for(_flow_for(order), order.use_case)
+        if deployment is None:
+            return self._run_here(order)
+        place = _place_of(order, deployment)
+        if not self._ledger.reserve(order.episode_id, place):
+            return None
+        return StartedAction(
+            kind="deployment", run_id=str(_run_there(order, deployment)), place=place
+        )
 
     def end(self, order: Order, started: StartedAction) -> RunEnd | None:
         """How a run ended; see `tasks.governor.acting.Starter`."""
         if started.kind == "in_process":
             return None if _may_live(started.place) else RunEnd(state=LOST, seconds=None)
-        try:
-            with _answering_api(), get_client(sync_client=True) as client:
+        with _answering_api(), get_client(sync_client=True) as client:
+            try:
                 run = client.read_flow_run(UUID(started.run_id))
-        except ObjectNotFound:
-            return RunEnd(state="deleted", seconds=None)
+            except ObjectNotFound:
+                here = _has_deployment(client, started.place)
+                return RunEnd(state="deleted", seconds=None) if here else None
         if run.state is None or not run.state.is_final():
             return None
         state = run.state.type.value.lower()
@@ -99,39 +114,77 @@ class FlowStarter:
         self._ledger.mark_ended(order.episode_id, RunEnd(state=state, seconds=None), trouble)
         return here
 
-    def _run_here(self, order: Order) -> StartedAction:
-        """Run the loop in this process; the sweep takes it up again should it be killed."""
-        from flows.pipeline import pipeline_flow
-
+    def _run_here(self, order: Order) -> StartedAction | None:
+        """Run the flow in this process; the sweep takes it up again should it be killed."""
         config = read_pipeline_config(self._settings.feature_repo)
         if config.name != order.use_case:
             raise ConfigurationError(
-                f"{order.model} of use case {order.use_case!r} is to be retrained, and neither a "
-                f"deployment of {PIPELINE!r} does that nor the feature repository here, which is "
-                f"of {config.name!r}; deploy it, or set FALAJ_FEATURE_REPO. Its claim stays"
+                f"{order.action} of {order.model}, use case {order.use_case!r}: neither a "
+                f"deployment of {_flow_for(order)!r} does that nor the feature repository here, "
+                f"which is of {config.name!r}; deploy it, or set FALAJ_FEATURE_REPO. Its claim "
+                "stays"
             )
         here = _this_process()
         if not self._ledger.mark_started(order.episode_id, here):
-            return here  # another process took it in between
+            return None  # another process took it in between
         began = time.monotonic()
-        state = pipeline_flow(roll(config, moment_of_run()), return_state=True)
+        state = _call(order, config)
         end = RunEnd(state=state.type.value.lower(), seconds=time.monotonic() - began)
         self._ledger.mark_ended(order.episode_id, end, state.message)
         return here
 
 
-def _run_there(order: Order, deployment: DeploymentResponse) -> StartedAction:
-    """Start the loop's deployment on the newest days; the same order gives the same run."""
-    config = roll(PipelineConfig.model_validate(deployment.parameters["config"]), moment_of_run())
+def _flow_for(order: Order) -> str:
+    return RECALIBRATION if order.action is Action.RECALIBRATE else PIPELINE
+
+
+def _call(order: Order, config: PipelineConfig) -> State[Any]:
+    """Run the loop on the newest days, or recalibrate on the window that was judged."""
+    if order.action is Action.RECALIBRATE:
+        from flows.recalibration import recalibration_flow
+
+        return recalibration_flow(order.evidence.window, config, return_state=True)
+    from flows.pipeline import pipeline_flow
+
+    return pipeline_flow(roll(config, moment_of_run()), return_state=True)
+
+
+def _parameters(order: Order, config: PipelineConfig) -> dict[str, Any]:
+    """The same for a deployment."""
+    if order.action is Action.RECALIBRATE:
+        window = order.evidence.window.model_dump(mode="json")
+        return {"window": window, "config": config.model_dump(mode="json")}
+    return {"config": roll(config, moment_of_run()).model_dump(mode="json")}
+
+
+def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
+    """Start the flow's deployment; the same order gives the same run."""
+    config = PipelineConfig.model_validate(deployment.parameters["config"])
     run = start_run(
         deployment,
-        {"config": config.model_dump(mode="json")},
+        _parameters(order, config),
         key=order.episode_id,
         queue=QUEUE if deployment.work_pool_name else None,
         tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],
     )
-    place = f"{PIPELINE}/{deployment.name}"
-    return StartedAction(kind="deployment", run_id=str(run.id), place=place)
+    return run.id
+
+
+def _place_of(order: Order, deployment: DeploymentResponse) -> str:
+    """Names deployment and platform: an id is that of one server alone, and outlives deploys."""
+    return f"{_flow_for(order)}/{deployment.name} {deployment.id}"
+
+
+def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
+    """True where a place is of this platform; of one that names no id nothing else is known."""
+    _, _, deployment = place.partition(" ")
+    if not deployment:
+        return True
+    try:
+        client.read_deployment(UUID(deployment))
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def start_run(
@@ -172,8 +225,20 @@ def deployments_of(flow_name: str) -> list[DeploymentResponse]:
         )
 
 
+def can_recalibrate(use_case: str) -> bool:
+    """True where a recalibration has a deployment of this use case, or all runs in this process.
+
+    Raises:
+        TransientError: the API does not answer.
+    """
+    found = deployments_of(RECALIBRATION)
+    if found:
+        return any(_use_case_of(deployment) == use_case for deployment in found)
+    return not deployments_of(PIPELINE)
+
+
 def deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
-    """The deployment of a flow with this use case's configuration; None where it has none at all.
+    """The flow's deployment with this use case's configuration; None where the flow has none.
 
     Raises:
         ConfigurationError: the flow is deployed, for other use cases alone.
@@ -185,7 +250,8 @@ def deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
         known = ", ".join(sorted(f"{d.name} ({_use_case_of(d)})" for d in found))
         raise ConfigurationError(
             f"no deployment of {flow_name!r} is of use case {use_case!r}; there are {known}. "
-            "Nothing was started, and it is tried again; deploy it with python -m infra.deploying"
+            "Nothing was started, and what asked for it stays; deploy it with python -m "
+            "infra.deploying"
         )
     return min(fitting, key=lambda d: (not d.name.startswith(COORDINATOR), d.name), default=None)
 

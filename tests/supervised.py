@@ -38,6 +38,11 @@ def main(home: str, described: str) -> None:
             order.write(f"group {number}\n")
         return [CutRun(id="1", name="some-run", state="CRASHED")] if number == 0 else []
 
+    def forget_plans() -> bool:
+        with (place.home / "forgotten").open("a") as told:
+            told.write("asked\n")
+        return (place.home / "forgotten").read_text().count("asked") > 1
+
     with only_supervisor(place):
         Supervisor(
             place=place,
@@ -46,6 +51,8 @@ def main(home: str, described: str) -> None:
             stop_order=(workers, frozenset(names - workers)),
             after_group=after_group,
             on_up=lambda name: (place.home / f"up-{name}").touch(),
+            planner="server",
+            forget_plans=forget_plans,
             rotate_every_s=1,
         ).run()
 

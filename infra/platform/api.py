@@ -97,6 +97,28 @@ class PrefectApi:
 
     def next_scheduled(self, after: str) -> dict[str, Any] | None:
         """The next run that the scheduler has made for later than `after` (ISO, with zone)."""
+        runs = self._scheduled(after)
+        return next((run for run in runs if run.get("auto_scheduled")), None)
+
+    def forget_planned(self, after: str) -> int:
+        """Remove all runs that the scheduler has made for later than `after`; returns how many."""
+        removed, kept = 0, 0
+        while page := self._scheduled(after, offset=kept):
+            for run in page:
+                if run.get("auto_scheduled"):
+                    self._delete_run(str(run["id"]))
+                    removed += 1
+                else:
+                    kept += 1
+        return removed
+
+    def _delete_run(self, run_id: str) -> None:
+        try:
+            self._call("DELETE", f"/flow_runs/{run_id}")
+        except NotFoundError:
+            return  # somebody else has removed it
+
+    def _scheduled(self, after: str, offset: int = 0) -> list[dict[str, Any]]:
         query = {
             "flow_runs": {
                 "state": {"type": {"any_": ["SCHEDULED"]}},
@@ -104,9 +126,9 @@ class PrefectApi:
             },
             "sort": "EXPECTED_START_TIME_ASC",
             "limit": PAGE,
+            "offset": offset,
         }
-        runs = self._call("POST", "/flow_runs/filter", query)
-        return next((run for run in runs if run.get("auto_scheduled")), None)
+        return list(self._call("POST", "/flow_runs/filter", query))
 
     def scheduled_deployments(self) -> list[str]:
         """Names of the deployments with an active schedule that are not paused."""

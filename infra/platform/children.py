@@ -187,7 +187,7 @@ class Child:
             if well:
                 self._become("up", f"ready after {moment - self._started:.0f} s")
             elif moment - self._started > START_LIMIT_S:
-                self._silence(f"was not ready after {START_LIMIT_S:.0f} s")
+                self.renew(f"was not ready after {START_LIMIT_S:.0f} s")
         elif well:
             self._silent = 0
             if self.condition == "silent":
@@ -197,11 +197,12 @@ class Child:
             if self.condition == "up":
                 self._become("silent", "lives, but does not answer")
             if self._silent >= SILENT_PROBES and self.service.restart_when_silent:
-                self._silence(f"did not answer {self._silent} times in a row")
+                self.renew(f"did not answer {self._silent} times in a row")
         if self.condition in ("up", "silent"):
             self._next_look = time.monotonic() + UP_PROBE_S
 
-    def _silence(self, reason: str) -> None:
+    def renew(self, reason: str) -> None:
+        """Start it anew, though it lives."""
         LOGGER.warning("%s %s and is started anew", self.service.name, reason)
         self.stop()  # its guard ends it by force after the grace; `look` then sees the end
         self._next_look = time.monotonic() + UP_PROBE_S

@@ -25,6 +25,7 @@ RECOVERY = "recovery"
 
 BASE_VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
+    | {"LD_PRELOAD"}
     | {"SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
     | {"http_proxy", "https_proxy", "no_proxy"}
 )

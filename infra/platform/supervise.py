@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from infra.platform.children import Child
+from infra.platform.clock import NOTICED_S, forget_planned_runs
 from infra.platform.config import Place, PlatformConfig, stored_config
 from infra.platform.cut_off import end_cut_off_if_possible
 from infra.platform.mlflow_app import REPORTS_PATH
 from infra.platform.ports import choose_ports
 from infra.platform.secret import ensure_password
 from infra.platform.services import DEPLOYING, MLFLOW, SERVER, SERVING, Plan, make_services
-from infra.platform.state import CutRun, Endpoint, only_supervisor
+from infra.platform.state import CutRun, Endpoint, now, only_supervisor, read_state
 from infra.platform.supervisor import Supervisor
 from tasks.leases.hardware import hardware_classes
 from tasks.settings import private_folder, write_atomically
@@ -80,8 +81,17 @@ def make_supervisor(plan: Plan) -> Supervisor:
         stop_order=(frozenset(others), frozenset(servers)),
         after_group=after_group,
         on_up=on_up,
+        planner=SERVER,
+        forget_plans=lambda: forget_planned_runs(plan.api),
+        plans_are_wrong=_has_written_in_the_future(plan.place),
         remarks=plan.ports.remarks,
     )
+
+
+def _has_written_in_the_future(place: Place) -> bool:
+    """True where the clock was set back since the platform ran last, as after a power cut."""
+    state = read_state(place)
+    return state is not None and (state.written - now()).total_seconds() >= NOTICED_S
 
 
 def write_endpoint(plan: Plan) -> None:

@@ -18,6 +18,7 @@ from datetime import datetime
 import psutil
 
 from infra.platform.children import Child
+from infra.platform.clock import Clock
 from infra.platform.config import Place, PlatformConfig
 from infra.platform.rotation import rotate
 from infra.platform.state import CutRun, Phase, PlatformState, now, write_state
@@ -48,6 +49,11 @@ class Supervisor:
         stop_order: groups of names; each group has ended before the next is asked to.
         after_group: called with the number of a group once it has ended; returns runs cut off.
         on_up: called with the name of each child that has become ready.
+        planner: name of the child that is started anew when the clock was set back.
+        forget_plans: makes the planner forget what it had planned before that; asked again at the
+            next look where it returns False.
+        plans_are_wrong: the clock was set back before this start.
+        clock: tells when it is set back.
         remarks: what `up` tells.
         rotate_every_s: seconds between two looks at the size of the logs.
     """
@@ -58,6 +64,10 @@ class Supervisor:
     stop_order: Sequence[frozenset[str]]
     after_group: Callable[[int], Sequence[CutRun]]
     on_up: Callable[[str], None]
+    planner: str | None = None
+    forget_plans: Callable[[], bool] = lambda: True
+    plans_are_wrong: bool = False
+    clock: Clock = field(default_factory=Clock)
     remarks: tuple[str, ...] = ()
     rotate_every_s: float = ROTATE_EVERY_S
     started: datetime = field(default_factory=now)
@@ -74,6 +84,7 @@ class Supervisor:
         phase: Phase = "starting"
         while True:
             self._end_strays()
+            self._look_at_clock()
             for child in self._can_start():
                 child.start()
             for child in self.children:
@@ -90,6 +101,16 @@ class Supervisor:
                 LOGGER.info("stopping on signal %d", received.si_signo)
                 self._stop()
                 return
+
+    def _look_at_clock(self) -> None:
+        planner = next((c for c in self.children if c.service.name == self.planner), None)
+        if back_s := self.clock.set_back_s():
+            LOGGER.warning("the machine's clock was set back by %.0f s", back_s)
+            self.plans_are_wrong = True
+            if planner:
+                planner.renew("plans by a clock that was set back")
+        elif self.plans_are_wrong and planner and planner.condition == "up":
+            self.plans_are_wrong = not self.forget_plans()
 
     def _can_start(self) -> list[Child]:
         """Children that wait, though all they need is there."""

@@ -1,9 +1,11 @@
 """Carrying actions out: start each claimed one once, and learn how its run ended.
 
-    claimed -> started (run id) -> ended (state, seconds)
+    claimed -> reserved (platform) -> started (run id) -> ended (state, seconds)
 
 A process killed between two of these leaves the earlier one in the table, and the sweep goes on
-from there. Starting again is safe: the episode is the key under which a starter gives the same run.
+from there. Starting again is safe on one platform: the episode is the key under which it gives the
+same run. Another platform on the same database knows nothing of that key, so whoever starts a run
+reserves its claim first.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ LOST = "lost"
 
 
 class Starter(Protocol):
-    """What runs retrainings and roll backs."""
+    """What runs retrainings, recalibrations and roll backs."""
 
-    def start(self, order: Order) -> StartedAction:
+    def start(self, order: Order) -> StartedAction | None:
         """Start an action and return at once; the same order again gives the same run.
+
+        None where another platform, or another process, has taken it.
 
         Raises:
             TransientError: it could not be started now.
@@ -56,6 +60,9 @@ def start_claimed(ledger: Ledger, orders: Sequence[Order], starter: Starter) -> 
             ledger.mark_trouble(order.episode_id, f"{type(exc).__name__}: {exc}")
             logger.warning("%s of %s could not be started: %s", order.action, order.model, exc)
             failures.append(exc)
+            continue
+        if run is None:
+            logger.info("%s of %s is started elsewhere", order.action, order.model)
             continue
         ledger.mark_started(order.episode_id, run)
         logger.info("%s of %s runs as %s in %s", order.action, order.model, run.run_id, run.place)

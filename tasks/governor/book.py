@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -26,7 +26,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tasks.errors import DataContractError
 from tasks.governor import tables
-from tasks.governor.budget import Spent
+from tasks.governor.budget import KINDS, Spent
+from tasks.governor.clock import Uptime
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import Action, Cause, Choice
 from tasks.governor.evidence import Evidence
@@ -46,6 +47,8 @@ class Episode:
     newest: str
     """Id of the latest verdict that showed it."""
     is_claimed: bool
+    recalibrated: bool = False
+    """Its run was a recalibration, and has ended."""
 
 
 class Book:
@@ -62,6 +65,7 @@ class Book:
         self._connection = connection
         self.model, self.use_case, self.actor = model, use_case, actor
         self.now = tables.database_now(connection)
+        self._uptime = Uptime.now()
         self._bring_later_claims_to_now()
 
     def unanswered(self) -> list[StoredVerdict]:
@@ -102,7 +106,7 @@ class Book:
         """Episodes that have not been closed, the oldest first."""
         table, claims = tables.episodes, tables.claims
         rows = self._connection.execute(
-            select(table, claims.c.episode_id.label("claim"))
+            select(table, claims.c.episode_id.label("claim"), claims.c.action, claims.c.state)
             .outerjoin(claims, claims.c.episode_id == table.c.episode_id)
             .where(self._mine(table), table.c.closed_at.is_(None))
             .order_by(table.c.opened_at, table.c.episode_id)
@@ -114,6 +118,8 @@ class Book:
                 cause=Cause(row["cause"]),
                 newest=row["newest"],
                 is_claimed=row["claim"] is not None,
+                recalibrated=(row["action"], row["state"])
+                == (Action.RECALIBRATE.value, ClaimState.ENDED.value),
             )
             for row in rows.mappings()
         ]
@@ -155,17 +161,34 @@ class Book:
         )
 
     def spent(self) -> list[Spent]:
-        """Retrainings of the model that were claimed before, the oldest first."""
-        table = tables.claims
+        """Retrainings and recalibrations of the model that were claimed before, oldest first."""
+        table, clocks, verdicts = tables.claims, tables.claim_clocks, tables.verdicts
+        kinds = [action.value for action in KINDS]
         rows = self._connection.execute(
-            select(table)
-            .where(table.c.model == self.model, table.c.action == Action.RETRAIN.value)
+            select(table, clocks.c.boot, clocks.c.uptime_s, verdicts.c.version)
+            .join(verdicts, verdicts.c.verdict_id == table.c.verdict_id)
+            .outerjoin(clocks, clocks.c.episode_id == table.c.episode_id)
+            .where(table.c.model == self.model, table.c.action.in_(kinds))
             .order_by(table.c.claimed_at)
         )
         return [
-            Spent(claimed_at=row["claimed_at"], seconds=row["run_seconds"])
+            Spent(
+                claimed_at=self._when_claimed(row),
+                seconds=row["run_seconds"],
+                action=Action(row["action"]),
+                version=row["version"],
+                has_ended=row["state"] == ClaimState.ENDED.value,
+            )
             for row in rows.mappings()
         ]
+
+    def _when_claimed(self, row: RowMapping) -> datetime:
+        """As the clock shows it that is set now, however wrong it was then."""
+        noted: datetime = row["claimed_at"]
+        if row["boot"] is None:
+            return noted
+        age_s = self._uptime.seconds_since(Uptime(row["boot"], row["uptime_s"]))
+        return noted if age_s is None else self.now - timedelta(seconds=age_s)
 
     def claim(self, episode: Episode, action: Action, verdict_id: str, reason: str) -> None:
         """Take the one run of an episode; the primary key lets nobody take it twice."""
@@ -181,6 +204,13 @@ class Book:
                 claimed_at=self.now,
                 claimed_by=self.actor,
                 num_starts=0,
+            )
+        )
+        self._connection.execute(
+            insert(tables.claim_clocks).values(
+                episode_id=episode.episode_id,
+                boot=self._uptime.boot,
+                uptime_s=self._uptime.seconds,
             )
         )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, RowMapping, Select, case, or_, select, update
+from sqlalchemy import ColumnElement, Engine, RowMapping, Select, and_, case, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tasks.errors import DataContractError
@@ -27,6 +27,10 @@ from tasks.governor.records import (
     StoredVerdict,
 )
 from tasks.settings import content_key
+
+RESERVED_FOR = timedelta(minutes=15)
+"""A claim that its platform has reserved and not started since is free for another one: three of
+its sweeps have failed, so it is away."""
 
 
 @dataclass(frozen=True)
@@ -151,19 +155,40 @@ class Ledger:
         with tables.transaction(self.engine, reads_only=True) as connection:
             return [_read_claim(row) for row in connection.execute(query).mappings()]
 
-    def mark_started(self, episode_id: str, started: StartedAction) -> bool:
-        """Note what carries an action out; False where somebody else had noted it before."""
+    def reserve(self, episode_id: str, place: str) -> bool:
+        """Keep a claim for one platform, which is about to start it.
+
+        Args:
+            episode_id: of the claim.
+            place: names the platform, the same for all its processes.
+
+        Returns:
+            False where another one has reserved it, or it was started.
+        """
         table = tables.claims
         with tables.transaction(self.engine) as connection:
+            now = tables.database_now(connection)
             changed = connection.execute(
                 update(table)
-                .where(table.c.episode_id == episode_id, table.c.state == ClaimState.CLAIMED.value)
+                .where(_may_be_started(episode_id, place, now))
+                .values(place=place, started_at=now)
+            )
+            return changed.rowcount == 1
+
+    def mark_started(self, episode_id: str, started: StartedAction) -> bool:
+        """Note what carries an action out; False where somebody else did so, or will."""
+        table = tables.claims
+        with tables.transaction(self.engine) as connection:
+            now = tables.database_now(connection)
+            changed = connection.execute(
+                update(table)
+                .where(_may_be_started(episode_id, started.place, now))
                 .values(
                     state=ClaimState.STARTED.value,
                     kind=started.kind,
                     place=started.place,
                     run_id=started.run_id,
-                    started_at=tables.database_now(connection),
+                    started_at=now,
                     num_starts=table.c.num_starts + 1,
                     trouble=None,
                 )
@@ -191,7 +216,11 @@ class Ledger:
                     table.c.state == ClaimState.STARTED.value,
                     table.c.run_id == run_id,
                 )
-                .values(state=ClaimState.CLAIMED.value, trouble=f"run {run_id} was lost")
+                .values(
+                    state=ClaimState.CLAIMED.value,
+                    **dict.fromkeys(("kind", "place", "run_id", "started_at")),
+                    trouble=f"run {run_id} was lost",
+                )
             )
             return changed.rowcount == 1
 
@@ -238,6 +267,19 @@ class Ledger:
         with tables.transaction(self.engine, reads_only=True) as connection:
             rows = connection.execute(query.order_by(table.c.number)).mappings()
             return [_read_decision(row) for row in rows]
+
+
+def _may_be_started(episode_id: str, place: str, now: datetime) -> ColumnElement[bool]:
+    """Claimed, and reserved by nobody else, or so long ago that who did it is away."""
+    table = tables.claims
+    free = or_(
+        table.c.place.is_(None),
+        table.c.place == place,
+        table.c.started_at < now - RESERVED_FOR,
+        table.c.started_at > now + RESERVED_FOR,  # the clock was set back
+    )
+    claimed = table.c.state == ClaimState.CLAIMED.value
+    return and_(table.c.episode_id == episode_id, claimed, free)
 
 
 def verdict_id_of(model: str, use_case: str, evidence: Evidence) -> str:

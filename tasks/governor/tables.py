@@ -141,6 +141,14 @@ claims = Table(
     Column("trouble", Text),
     Index("falaj_claims_of", "model", "use_case", "state"),
 )
+claim_clocks = Table(
+    "falaj_claim_clocks",
+    metadata,
+    Column("episode_id", ForeignKey("falaj_claims.episode_id"), primary_key=True),
+    Column("boot", String(64), nullable=False),
+    Column("uptime_s", Float(53), nullable=False),
+    comment="When a claim was made, by the clock of its machine's boot, which nobody can set.",
+)
 decisions = Table(
     "falaj_decisions",
     metadata,

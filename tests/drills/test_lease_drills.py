@@ -18,6 +18,7 @@ from tasks.leases.leases import acquire
 from tests.lease_devices import host
 from tests.lease_farm import farm, kill_at_random, lines_of
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.services import postgres_server
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
@@ -32,10 +33,12 @@ def postgres(tmp_path: Path) -> Iterator[str]:
         yield uri
 
 
+@proves(Promise.INTERRUPT, "no device held by two, none leaked")
 def test_fifty_random_kills_on_postgresql(tmp_path: Path, postgres: str) -> None:
     kill_at_random(tmp_path / "farm", postgres, NUM_KILLS)
 
 
+@proves(Promise.INTERRUPT, "all are served, none is in the way")
 def test_two_hundred_waiting_processes_are_all_served_and_idle_meanwhile(tmp_path: Path) -> None:
     url, folder = f"sqlite:///{tmp_path / 'operation.db'}", tmp_path / "farm"
     one_core = host(cores=1)
@@ -64,6 +67,7 @@ def test_two_hundred_waiting_processes_are_all_served_and_idle_meanwhile(tmp_pat
         assert not lines_of(folder / "violations")
 
 
+@proves(Promise.INTERRUPT, "the lease outlives 10 s without a database")
 def test_a_database_away_for_ten_seconds_costs_no_lease_and_one_away_for_longer_does(
     postgres: str,
 ) -> None:

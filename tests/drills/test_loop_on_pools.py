@@ -14,6 +14,7 @@ from tasks.contracts.run import RunRecord
 from tests.deployed import deploy, is_final, wait_for_run
 from tests.integration.test_loop import Loop, loop_repository
 from tests.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
+from tests.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
@@ -34,6 +35,7 @@ def outcome(record: RunRecord) -> dict[str, object]:
     }
 
 
+@proves(Promise.TRACED, "equal digests in one process and on pools")
 def test_the_loop_on_work_pools_ends_with_the_same_digests_as_in_one_process(
     prefect_api: PrefectApi,  # noqa: F811
     tmp_path: Path,

@@ -33,6 +33,7 @@ from tasks.recovery.config import RecoveryConfig
 from tests.deployed import deploy, is_final, wait_for_run
 from tests.killable import KillablePlatform, killable_platform
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.routed_flows import LoopConfig, first_flow, loop_flow, second_flow
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
@@ -171,6 +172,7 @@ def one_kill(platform: KillablePlatform, folder: Path, draw: random.Random, whol
     return Kill(victim, after_s, name, ended.run_count, repeated, seconds)
 
 
+@proves(Promise.INTERRUPT, "completed; no stage repeated, no orphan, no slot taken")
 def test_a_loop_is_completed_whatever_is_killed_and_repeats_no_finished_stage(
     platform: KillablePlatform, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from tasks.registry.connection import prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import answer_and_promote, promote
 from tasks.registry.question import open_question, outcome
+from tests.promises import Promise, proves
 from tests.unit.registry.builders import CONFIG, World, comparison
 
 NAME = CONFIG.model_name
@@ -201,6 +202,7 @@ def test_an_approval_goes_through_the_gates_of_its_own_moment(world: World) -> N
     assert outcome(decision).endswith("version 2 was refused by gate champion")
 
 
+@proves(Promise.VALIDATED, "other evidence is not approved")
 def test_an_approval_counts_for_its_evidence_only(world: World) -> None:
     what = present(world)
     ask(world, what)

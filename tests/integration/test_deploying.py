@@ -42,6 +42,7 @@ from tests.deploys import (
 from tests.listeners import mail_listener, webhook_listener
 from tests.prefect_platform import PrefectApi, prefect_api_server
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -227,7 +228,8 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     other = tmp_path / "other"
     shutil.copytree(REPO, other)
     described = (other / "use_case.yaml").read_text()
-    (other / "use_case.yaml").write_text(described.replace("name: flights\n", "name: other\n", 1))
+    renamed = described.replace("name: flights\n", "name: other\n", 1)
+    (other / "use_case.yaml").write_text(renamed.replace("model_name: ", "model_name: other-", 1))
     before = trace(plan)
     both = plan_of(part_of_the_file(*LOOKED_AT), tmp_path, [REPO, f"{other}=/srv/other"])
     outcome = redeploy(both)
@@ -250,6 +252,7 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     assert {f"{label} (removed)" for label in further} == set(removed)
 
 
+@proves(Promise.DRIFT_BURST, "one decision, also after a redeploy")
 def test_a_burst_of_verdicts_starts_one_decision_even_across_a_redeploy(plan: Plan) -> None:
     model, started = "falaj.model.burst", decisions
     emit(model, BURST)

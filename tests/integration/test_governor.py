@@ -18,6 +18,7 @@ from tasks.governor.config import GovernorConfig
 from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import ClaimState, Outcome
 from tasks.settings import PROJECT_ROOT, Settings
+from tests.promises import Promise, proves
 from tests.services import free_port, postgres_server
 from tests.unit.governor import builders
 from tests.unit.governor.builders import FREE, MODEL, USE_CASE
@@ -69,6 +70,7 @@ def end(*processes: subprocess.Popen[str]) -> list[int]:
     return [one.returncode for one in processes]
 
 
+@proves(Promise.TWO_PLATFORMS, "one claim, one run")
 def test_a_storm_from_two_platforms_on_one_database_gives_one_run(url: str, runs: Path) -> None:
     verdict = Ledger(url).store_verdict(MODEL, USE_CASE, builders.stale(0), FREE)
     storms = [process(url, runs, "storm", verdict.verdict_id, "40") for _ in range(3)]
@@ -79,6 +81,7 @@ def test_a_storm_from_two_platforms_on_one_database_gives_one_run(url: str, runs
     assert ledger.verdict(verdict.verdict_id).num_asked == 3 * 40 - 1
 
 
+@proves(Promise.ONE_RETRAINING, "the sweep finds the claim: one run")
 @pytest.mark.parametrize("moment", ["die-before", "die-after"])
 def test_a_process_killed_at_the_start_of_a_run_leaves_one_run(
     url: str, runs: Path, moment: str
@@ -92,6 +95,7 @@ def test_a_process_killed_at_the_start_of_a_run_leaves_one_run(
     assert claim.num_starts == 1
 
 
+@proves(Promise.ONE_RETRAINING, "two episodes: two runs; in a cool-down: none")
 def test_two_episodes_give_two_runs_and_a_cool_down_gives_one(url: str) -> None:
     free = Governor(url)
     for seen in (builders.stale(0), builders.stable(1), builders.stale(2)):

@@ -27,6 +27,7 @@ from tasks.settings import PROJECT_ROOT
 from tests.lease_devices import host
 from tests.lease_farm import children_of, farm, kill_at_random, lines_of
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.services import postgres_server
 
 pytestmark = pytest.mark.timeout(600)
@@ -53,6 +54,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.replace("/postgres?", f"/{name}?")
 
 
+@proves(Promise.INTERRUPT, "no device held by two, none leaked")
 def test_fifty_random_kills_leak_nothing_and_hand_nothing_to_two(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'operation' / 'operation.db'}"
     kill_at_random(tmp_path / "farm", url, NUM_KILLS)
@@ -257,6 +259,7 @@ def shifted_clock(book: LeaseBook, url: str, seconds: float) -> Iterator[None]:
         connection.execute("DROP SCHEMA wrong CASCADE")
 
 
+@proves(Promise.CLOCK_JUMP, "no device held by two, and free after")
 @pytest.mark.parametrize("seconds", [86400.0, -86400.0])
 def test_a_jump_of_the_databases_clock_hands_no_device_to_two(url: str, seconds: float) -> None:
     book = LeaseBook(url, LeaseConfig(ttl_s=8.0))

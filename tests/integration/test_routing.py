@@ -16,6 +16,7 @@ from tasks.routing.config import RoutingConfig, StageRouting
 from tests.deployed import deploy, is_final, wait_for_run
 from tests.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
 from tests.processes import pids_whose_command_holds, wait_until
+from tests.promises import Promise, proves
 from tests.routed_flows import LoopConfig, LoopResult, first_flow, loop_flow, second_flow
 
 pytestmark = pytest.mark.timeout(900)
@@ -71,6 +72,7 @@ def ended(client: SyncPrefectClient, run: UUID) -> FlowRun:
     return wait_for_run(client, run, is_final, "the loop has ended", 400)
 
 
+@proves(Promise.INTERRUPT, "finished stages are not repeated")
 def test_a_failed_loop_goes_on_from_the_failed_stage_and_gives_what_it_gives_in_process(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_failed_loop_goes_on_from_the_failed_stage_and_gives_what_it_gives_in_
     assert {s.route.taken for s in here.stages if s.route} == {"this process"}
 
 
+@proves(Promise.NO_ORPHANS, "every process of the loop is gone")
 def test_cancelling_a_loop_ends_its_stages_processes(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
@@ -115,6 +118,7 @@ def test_cancelling_a_loop_ends_its_stages_processes(
     assert cancelled.state.is_cancelled()
 
 
+@proves(Promise.NO_FALLBACK, "a failure with what to do, not another class")
 def test_a_stage_that_nobody_can_take_fails_the_loop_with_what_to_do(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from tasks.conversion.parity import ScoreGap
 from tasks.conversion.variants import FORM
 from tasks.errors import ArtifactError, ConfigurationError, DataContractError
 from tests.builders import COLUMNS, dataset, frame, month, splits
+from tests.promises import Promise, proves
 from tests.unit.conversion.conftest import Case
 from tests.unit.conversion.programs import (
     NotANumber,
@@ -153,6 +154,7 @@ def test_judging_leaves_the_threads_of_pytorch_as_they_were(case: Case) -> None:
     assert torch.get_num_threads() == 2
 
 
+@proves(Promise.CONVERSION, "the wrong form is dropped with its reason")
 @pytest.mark.parametrize(
     ("network", "sentence"),
     [

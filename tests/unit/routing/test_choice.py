@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from tasks.routing.choice import Place, choose
 from tasks.routing.config import BurstConfig, BurstPool, RoutingConfig, StageRouting
+from tests.promises import Promise, proves
 
 NO_BURST = BurstConfig()
 CLOUD = BurstPool(name="cloud-gpu", hardware_class="gpu", region="eu-west", cost_per_hour=3)
@@ -35,6 +36,7 @@ def test_without_a_worker_a_stage_waits_as_long_as_it_may_and_says_so() -> None:
     assert "no worker of work pool 'gpu' is online; waited 59 s of at most 60 s" in choice.reason
 
 
+@proves(Promise.NO_FALLBACK, "the other class is taken by rule, and recorded")
 def test_after_the_wait_the_next_class_is_taken_and_the_refusal_is_kept() -> None:
     rule = StageRouting(hardware_class="gpu", wait_s=60, fall_back=("cpu",))
     choice = choose(rule, place("gpu", workers=0), [place("cpu")], NO_BURST, [], 60)
