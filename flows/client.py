@@ -56,7 +56,8 @@ def platform_environment(home: Path) -> dict[str, str] | None:
         return None
     folder = platform_folder(home)
     try:
-        api_url = str(json.loads((folder / "endpoint.json").read_text())["api_url"])
+        endpoint = json.loads((folder / "endpoint.json").read_text())
+        api_url, ui_url = str(endpoint["api_url"]), endpoint.get("ui_url")
     except FileNotFoundError:
         return None
     except (ValueError, KeyError) as exc:
@@ -64,7 +65,7 @@ def platform_environment(home: Path) -> dict[str, str] | None:
             f"{folder / 'endpoint.json'} does not say where the platform answers ({exc!r}); "
             "restart the platform: make down, make up"
         ) from exc
-    return client_settings(home, api_url, read_password(folder))
+    return client_settings(home, api_url, read_password(folder), ui_url)
 
 
 def running_platform(home: Path) -> dict[str, str]:
@@ -90,13 +91,16 @@ def read_password(folder: Path) -> str | None:
         return None
 
 
-def client_settings(home: Path, api_url: str, password: str | None) -> dict[str, str]:
+def client_settings(
+    home: Path, api_url: str, password: str | None, ui_url: str | None = None
+) -> dict[str, str]:
     """The settings of every client of a platform: commands, workers and the runs they start.
 
     Args:
         home: the state folder.
         api_url: address that ends in `/api`.
         password: the line `user:password`; None: the server asks for none.
+        ui_url: what links to the UI begin with; None: the API's address.
     """
     prefect = platform_folder(home) / "prefect"
     settings = {
@@ -111,6 +115,8 @@ def client_settings(home: Path, api_url: str, password: str | None) -> dict[str,
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",
     }
+    if ui_url:
+        settings["PREFECT_UI_URL"] = ui_url
     if password:
         settings["PREFECT_API_AUTH_STRING"] = password
     return settings

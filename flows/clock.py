@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tasks.contracts.base import TimeWindow
+from tasks.contracts.base import TimeWindow, field_title
 from tasks.contracts.data import DataSplits
 from tasks.errors import WindowError
 
@@ -29,7 +29,7 @@ def _is_a_zone(name: str) -> str:
 class ClockConfig(BaseModel):
     """What time it is for a use case, and how long its scheduled windows are."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     replay_year: int | None = Field(
         default=None,
@@ -92,6 +92,12 @@ class ClockConfig(BaseModel):
     def newest_days(self, moment: datetime) -> TimeWindow:
         """The newest `drift_days` whole days, in the use case's zone, whose labels are known."""
         return TimeWindow(start=self.day_before(moment, self.drift_days), end=self.day(moment))
+
+    def newest_labelled(self, moment: datetime) -> TimeWindow:
+        """As many days as `drift_days`, up to the newest whole hour whose labels are known."""
+        settled = self.shows(moment) - timedelta(hours=self.label_hours)
+        end = settled.replace(minute=0, second=0, microsecond=0)
+        return TimeWindow(start=end - timedelta(days=self.drift_days), end=end)
 
     def day(self, moment: datetime) -> datetime:
         """Begin of the first day that is not complete, UTC."""

@@ -70,6 +70,17 @@ class PipelineConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _volume_is_of_a_table_with_history(self) -> Self:
+        volume = self.drift.volume
+        dated = [table.name for table in self.features.raw_tables if table.time_column]
+        if volume and volume.table not in dated:
+            raise ValueError(
+                f"drift.volume.table={volume.table!r} is no raw table with a time column; expected "
+                f"one of {', '.join(dated) or 'such a table, and there is none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _search_is_of_the_training(self) -> Self:
         check_space(self.training, self.search)
         return self

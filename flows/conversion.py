@@ -33,9 +33,9 @@ def conversion_flow(
     """Build, judge and file the variants of a model version.
 
     Args:
-        version: the registered version.
-        dataset: validated rows: the training window calibrates, the test window judges.
-        config: the use case.
+        version: The registered version.
+        dataset: Validated rows: the training window calibrates, the test window judges.
+        config: The use case.
     """
     program = fetch_version(version)
     onnx = convert_to_onnx(program, config.conversion)

@@ -28,7 +28,7 @@ def decision_flow(verdict_id: str, mode: Mode = "act") -> Answer:
     """Answer one verdict, and all of its model that were stored before it and have no answer.
 
     Args:
-        verdict_id: as the event `falaj.drift.judged` names it.
+        verdict_id: As the event `falaj.drift.judged` names it.
         mode: `decide_only` records what would be done, and does nothing.
 
     Raises:

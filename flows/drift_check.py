@@ -33,9 +33,9 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
     The verdict is stored for the governor before it is told of; see `flows.decision`.
 
     Args:
-        window: the current window; its features must have been refreshed. None: the newest
+        window: The current window; its features must have been refreshed. None: the newest
             complete days, as the use case's clock says.
-        config: the use case, whose splits give the reference.
+        config: The use case, whose splits give the reference.
     """
     window = days_or_newest(window, config)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)

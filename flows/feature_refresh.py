@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.events import emit_event
 
 from flows.config import PipelineConfig
+from flows.drift_volume import check_drift_by_volume
 from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
 from flows.windows import hours_or_newest, refresh_run_name
@@ -35,11 +36,11 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
     """Make the window's features known, offline and online.
 
     Args:
-        window: rows whose time lies inside are landed anew; refused when it ends in the future.
+        window: Rows whose time lies inside are landed anew; refused when it ends in the future.
             None: the newest complete hours, as the use case's clock says.
-        config: the use case.
+        config: The use case.
     """
-    window = hours_or_newest(window, config)
+    asked, window = window, hours_or_newest(window, config)
     repo = Settings.from_environment().feature_repo
     row_suites = read_suites(repo, config.row_suites)
     table_suites = read_suites(repo, config.table_suites)
@@ -61,6 +62,8 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
     )
     queries, staging = config.feature_queries, config.staging_queries
     record_refresh(refresh, queries, staging, code_commit(), return_state=True)
+    if asked is None:
+        check_drift_by_volume(config)
     return refresh
 
 

@@ -21,7 +21,7 @@ def parity_check_flow(config: PipelineConfig) -> ParityReport:
     """Compare a sample of entities online and offline, at the moments the online store stands for.
 
     Args:
-        config: the use case; its training set names the feature service, `features.parity` the
+        config: The use case; its training set names the feature service, `features.parity` the
             sample.
     """
     return compare_online_with_offline(config.features)

@@ -33,7 +33,7 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
     """Run every stage, here or on work pools as `config.routing` says, and write the run report.
 
     Args:
-        config: the use case.
+        config: The use case.
     """
     started = datetime.now(UTC)
     stages = Stages(config.name, config.routing, Settings.from_environment().store)

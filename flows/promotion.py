@@ -35,11 +35,11 @@ def promotion_flow(
     run of `approval` asks for it.
 
     Args:
-        candidate: the registered version.
-        evaluation: its judgement on the test window.
-        dataset: the validated rows it was trained and judged on.
-        variants: its converted forms.
-        config: the use case, with the gates' bounds.
+        candidate: The registered version.
+        evaluation: Its judgement on the test window.
+        dataset: The validated rows it was trained and judged on.
+        variants: Its converted forms.
+        config: The use case, with the gates' bounds.
     """
     decision = promote_candidate(candidate, evaluation, dataset, variants, config.promotion)
     announce_refusal(decision)

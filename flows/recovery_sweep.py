@@ -55,7 +55,7 @@ def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> Sweep:  # 
     """Put stale runs right: end, free, start again, or tell.
 
     Args:
-        config: when a run counts as lost.
+        config: When a run counts as lost.
     """
     return sweep_stale_runs(config)
 

@@ -23,7 +23,7 @@ def retraining_flow(config: PipelineConfig) -> RunRecord:
     """Run the loop on the newest complete days: the safety net below the retraining by drift.
 
     Args:
-        config: the use case; its `clock` says which days.
+        config: The use case; its `clock` says which days.
 
     Raises:
         WindowError: too few days for training lie before those for validation and test.

@@ -43,8 +43,8 @@ def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchR
     """Walk the use case's search space and keep the best trial's model.
 
     Args:
-        config: the use case; `config.search` says what to try.
-        make_candidate: judge the best model and register it as the candidate.
+        config: The use case; `config.search` says what to try.
+        make_candidate: Judge the best model and register it as the candidate.
     """
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)

@@ -76,7 +76,7 @@ class FlowStarter:
         """Start one action; see `tasks.governor.acting.Starter`."""
         if order.action is Action.ROLL_BACK:
             return self._roll_back(order)
-        deployment = _deployment_for(_flow_for(order), order.use_case)
+        deployment = deployment_for(_flow_for(order), order.use_case)
         if deployment is None:
             return self._run_here(order)
         place = _place_of(order, deployment)
@@ -160,19 +160,13 @@ def _parameters(order: Order, config: PipelineConfig) -> dict[str, Any]:
 def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
     """Start the flow's deployment; the same order gives the same run."""
     config = PipelineConfig.model_validate(deployment.parameters["config"])
-    with _answering_api():
-        run = cast(
-            FlowRun,
-            run_deployment(
-                deployment.id,
-                parameters=_parameters(order, config),
-                timeout=0,
-                idempotency_key=order.episode_id,
-                as_subflow=False,  # it goes on when this flow has ended
-                work_queue_name=QUEUE if deployment.work_pool_name else None,
-                tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],
-            ),
-        )
+    run = start_run(
+        deployment,
+        _parameters(order, config),
+        key=order.episode_id,
+        queue=QUEUE if deployment.work_pool_name else None,
+        tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],
+    )
     return run.id
 
 
@@ -191,6 +185,32 @@ def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
     except ObjectNotFound:
         return False
     return True
+
+
+def start_run(
+    deployment: DeploymentResponse,
+    parameters: dict[str, object],
+    *,
+    key: str,
+    queue: str | None,
+    tags: list[str],
+) -> FlowRun:
+    """Start a run that goes on when this flow has ended; the same key gives the same run.
+
+    Raises:
+        TransientError: the API does not answer.
+    """
+    with _answering_api():
+        started = run_deployment(
+            deployment.id,
+            parameters=parameters,
+            timeout=0,
+            idempotency_key=key,
+            as_subflow=False,
+            work_queue_name=queue,
+            tags=tags,
+        )
+    return cast(FlowRun, started)
 
 
 def deployments_of(flow_name: str) -> list[DeploymentResponse]:
@@ -217,15 +237,21 @@ def can_recalibrate(use_case: str) -> bool:
     return not deployments_of(PIPELINE)
 
 
-def _deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
-    """The flow's deployment with this use case's configuration; None where the flow has none."""
+def deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
+    """The flow's deployment with this use case's configuration; None where the flow has none.
+
+    Raises:
+        ConfigurationError: the flow is deployed, for other use cases alone.
+        TransientError: the API does not answer.
+    """
     found = deployments_of(flow_name)
     fitting = [d for d in found if _use_case_of(d) == use_case]
     if found and not fitting:
         known = ", ".join(sorted(f"{d.name} ({_use_case_of(d)})" for d in found))
         raise ConfigurationError(
             f"no deployment of {flow_name!r} is of use case {use_case!r}; there are {known}. "
-            "Nothing was started, the claim stays; deploy it with python -m infra.deploying"
+            "Nothing was started, and what asked for it stays; deploy it with python -m "
+            "infra.deploying"
         )
     return min(fitting, key=lambda d: (not d.name.startswith(COORDINATOR), d.name), default=None)
 

@@ -30,7 +30,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     """Train on the use case's splits and register the result as the candidate.
 
     Args:
-        config: the use case.
+        config: The use case.
 
     Raises:
         ConfigurationError: it asks for an extra that is not installed here.

@@ -24,9 +24,9 @@ def trial_flow(order: TrialOrder, dataset: ValidatedDataset, config: PipelineCon
     """Train one point, keep the outcome in the study, and write it to MLflow.
 
     Args:
-        order: which trial of which study, and its point.
-        dataset: validated rows.
-        config: the use case.
+        order: Which trial of which study, and its point.
+        dataset: Validated rows.
+        config: The use case.
     """
     trial = run_trial(order, dataset, config.splits)
     record_trials(order.study, (trial,), config.registry)

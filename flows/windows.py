@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from prefect import runtime
 
 from tasks.contracts.base import TimeWindow
+from tasks.features.ledger import load_ledger
+from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
@@ -24,8 +26,17 @@ def moment_of_run() -> datetime:
 
 
 def hours_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWindow:
-    """The window that was asked for; where none was, the newest complete hours."""
-    return window or config.clock.newest_hours(moment_of_run())
+    """The window that was asked for; where none was, the newest complete hours.
+
+    Before anything is online, all hours since the use case's beginning: features of a few hours
+    without their past are not like any that were blessed.
+    """
+    if window is not None:
+        return window
+    newest = config.clock.newest_hours(moment_of_run())
+    if load_ledger(Settings.from_environment().features_home) is not None:
+        return newest
+    return TimeWindow(start=min(config.window.start, newest.start), end=newest.end)
 
 
 def days_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWindow:

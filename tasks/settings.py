@@ -114,7 +114,12 @@ class Settings:
     @property
     def operation_url(self) -> str:
         """SQLAlchemy address of the database of operation: decisions, leases."""
-        return self.database_url or f"sqlite:///{self.home / 'operation' / 'operation.db'}"
+        return self.database_url or f"sqlite:///{self.operation_file}"
+
+    @property
+    def operation_file(self) -> Path:
+        """SQLite file of the database of operation, where no other one is named."""
+        return self.home / "operation" / "operation.db"
 
     @property
     def reports(self) -> Path:
@@ -373,6 +378,20 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def platform_address(home: Path, name: str) -> str | None:
+    """An address of the platform that runs, or ran last, on a state folder; None where none did.
+
+    Args:
+        home: the state folder.
+        name: such as `mlflow_url`; see `infra.platform.state.Endpoint`.
+    """
+    try:
+        told = json.loads((home / "platform" / "endpoint.json").read_text(encoding="utf-8"))[name]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return str(told).rstrip("/") or None
 
 
 PRIVATE_MODE = 0o700

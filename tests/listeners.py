@@ -14,12 +14,13 @@ from typing import Any
 
 
 @contextmanager
-def webhook_listener() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def webhook_listener(path: str = "alert") -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Takes JSON by POST; yields its address and the list that what came is put in."""
     came: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            assert self.path == f"/{path}"
             length = int(self.headers["Content-Length"])
             came.append(json.loads(self.rfile.read(length)))
             self.send_response(204)
@@ -29,7 +30,7 @@ def webhook_listener() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             """Say nothing."""
 
     with _serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
-        yield f"http://127.0.0.1:{port}/alert", came
+        yield f"http://127.0.0.1:{port}/{path}", came
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists
 
+from infra.deploying.waiting import wait_for_server
+
 POOLS = ("coordinator", "cpu")
 
 
@@ -24,6 +26,8 @@ def taking_time_flow(seconds: float) -> None:
 
 
 def main() -> None:
+    assert sys.argv[1] == "--wait", sys.argv
+    wait_for_server(float(sys.argv[2]))
     with get_client(sync_client=True) as client:
         for pool in POOLS:
             try:

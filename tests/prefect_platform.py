@@ -156,7 +156,13 @@ def prefect_api_server(home: Path) -> Iterator[PrefectApi]:
         PREFECT_SERVER_API_AUTH_STRING=auth_string,
         PREFECT_API_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{home / 'prefect.db'}",
     )
-    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "--factory",
+        "infra.platform.prefect_app:create_app",
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     log = home / "server.log"
     with guarded(command, log, environment) as server:

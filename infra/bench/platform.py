@@ -88,7 +88,7 @@ def _cpu_s(members: list[psutil.Process]) -> float:
 def _name(member: psutil.Process) -> str:
     line = " ".join(member.cmdline())
     for word, name in (
-        ("prefect.server", "Prefect"),
+        ("prefect_app", "Prefect"),
         ("mlflow_app", "MLflow"),
         ("worker start", "worker"),
         ("supervise", "supervisor"),

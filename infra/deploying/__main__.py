@@ -57,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pools", choices=("process", "kubernetes"), default="process", help="kind of work pools"
     )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="for a server that is starting; the files are read meanwhile",
+    )
     parser.add_argument("--file", type=Path, help="instead of prefect.yaml")
     parser.add_argument(
         "--resume", action="store_true", help="switch on again what people have paused"
@@ -93,6 +100,7 @@ async def _run(options: argparse.Namespace) -> Outcome:
 
     from infra.deploying.deploy import check, deploy, make_plan
     from infra.deploying.file import PREFECT_FILE
+    from infra.deploying.waiting import wait_for_server
     from tasks.errors import TransientError
 
     plan = make_plan(
@@ -101,6 +109,8 @@ async def _run(options: argparse.Namespace) -> Outcome:
         pool_type=options.pools,
         resume=options.resume,
     )
+    if options.wait:
+        wait_for_server(options.wait)
     try:
         async with get_client() as client:
             if options.check:

@@ -99,15 +99,19 @@ class Channel:
     slug: str
     """Of its block type."""
     block_name: str
+    others: tuple[str, ...] = ()
+    """Block types that a person may have chosen in the UI instead."""
 
 
 CHANNELS = (
     Channel(WEBHOOK_VARIABLE, "custom-webhook", "falaj-webhook"),
-    Channel(SLACK_VARIABLE, "slack-webhook", "falaj-slack"),
+    Channel(SLACK_VARIABLE, "custom-webhook", "falaj-slack", ("slack-webhook",)),
     Channel(EMAIL_VARIABLE, "slack-webhook", "falaj-email"),
 )
-"""E-mail goes through the block for Slack: that block hands any address that is none of Slack's to
-Apprise as it is, and Apprise speaks SMTP. An open-source server has no e-mail block of its own."""
+"""Slack's own block posts to Slack's own hosts alone; as a webhook with Slack's JSON the messages
+also reach what speaks the same, such as Mattermost. E-mail goes through the block for Slack: that
+hands any address that is none of Slack's to Apprise as it is, and Apprise speaks SMTP. An
+open-source server has no e-mail block of its own."""
 
 
 def channel_blocks(environment: Mapping[str, str] | None = None) -> tuple[BlockItem, ...]:
@@ -132,16 +136,22 @@ def _channel_block(channel: Channel, address: str) -> Block:
             f"{channel.variable} begins with none of {', '.join(wanted)}; expected such as "
             f"{_EXAMPLES[channel.variable]}. Nothing was deployed"
         )
-    if channel.variable == WEBHOOK_VARIABLE:
-        return CustomWebhookNotificationBlock.model_validate(
-            {
-                "name": "Falaj",
-                "url": "{{ address }}",
-                "json_data": {"subject": "{{ subject }}", "body": "{{ body }}"},
-                "secrets": {"address": address},
-            }
-        )
-    return SlackWebhook(url=SecretStr(address))
+    if is_email:
+        return SlackWebhook(url=SecretStr(address))
+    return CustomWebhookNotificationBlock.model_validate(
+        {
+            "name": "Falaj",
+            "url": "{{ address }}",
+            "json_data": _MESSAGES[channel.variable],
+            "secrets": {"address": address},
+        }
+    )
+
+
+_MESSAGES = {
+    WEBHOOK_VARIABLE: {"subject": "{{ subject }}", "body": "{{ body }}"},
+    SLACK_VARIABLE: {"text": "*{{ subject }}*\n{{ body }}"},
+}
 
 
 _EXAMPLES = {
@@ -161,5 +171,13 @@ async def find_block(client: PrefectClient, slug: str, name: str) -> BlockDocume
 
 async def channels_there(client: PrefectClient) -> tuple[UUID, ...]:
     """Blocks of the channels that the server has, made by a deploy or by a person in the UI."""
-    found = [await find_block(client, channel.slug, channel.block_name) for channel in CHANNELS]
+    found = [await _find_channel(client, channel) for channel in CHANNELS]
     return tuple(block.id for block in found if block)
+
+
+async def _find_channel(client: PrefectClient, channel: Channel) -> BlockDocument | None:
+    """Its block of the first type that there is; one message for a channel is enough."""
+    for slug in (channel.slug, *channel.others):
+        if block := await find_block(client, slug, channel.block_name):
+            return block
+    return None

@@ -20,6 +20,7 @@ from infra.deploying.blocks import (
 from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items
 from infra.deploying.file import PREFECT_FILE, read_prefect_file
 from infra.deploying.items import Item, Outcome
+from infra.deploying.kubernetes import read_image, without_leases
 from infra.deploying.pools import PoolType, pool_items, read_pools_file
 from infra.deploying.use_cases import read_use_cases
 
@@ -52,7 +53,10 @@ def make_plan(
         ConfigurationError: a file or use case is wrong, or a variable is not set.
     """
     use_cases = read_use_cases(repos)
-    pools = pool_items(read_pools_file(), pool_type, resume=resume)
+    image = None
+    if pool_type == "kubernetes":
+        image, use_cases = read_image(), tuple(without_leases(each) for each in use_cases)
+    pools = pool_items(read_pools_file(), pool_type, image=image, resume=resume)
     return Plan(
         places=(*pools, use_case_block(use_cases), *channel_blocks()),
         deployments=deployment_items(read_prefect_file(file), use_cases, resume=resume),

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.config import faults
 from infra.deploying.items import MISSING, Comparison, differences
+from infra.deploying.kubernetes import with_image
 from tasks.errors import ConfigurationError
 from tasks.settings import PROJECT_ROOT
 
@@ -174,9 +175,21 @@ class QueuesItem:
 
 
 def pool_items(
-    file: PoolsFile, pool_type: PoolType, folder: Path = FOLDER, *, resume: bool = False
+    file: PoolsFile,
+    pool_type: PoolType,
+    folder: Path = FOLDER,
+    *,
+    image: str | None = None,
+    resume: bool = False,
 ) -> tuple[PoolItem | QueuesItem, ...]:
     """All pools of a type, each followed by its queues.
+
+    Args:
+        file: the pools and queues.
+        pool_type: of which type.
+        folder: where the templates are.
+        image: of pods; None for processes.
+        resume: switch on again what people have paused.
 
     Raises:
         ConfigurationError: a template is missing, or is no JSON.
@@ -184,6 +197,8 @@ def pool_items(
     items: list[PoolItem | QueuesItem] = []
     for name, pool in file.pools(pool_type).items():
         template = _read_template(folder / pool.template)
+        if image is not None:
+            template = with_image(template, image)
         items.append(PoolItem(name, pool_type, pool, template, resume))
         items.append(QueuesItem(name, file.queues, resume))
     return tuple(items)

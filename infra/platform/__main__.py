@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["FALAJ_HOME"] = str(options.home)
     place = Place(Settings.from_environment().home)
     try:
+        _check_home(place.home)
         return _COMMANDS[options.command](place, options)
     except ConfigurationError as exc:
         return _say(f"refused: {exc}", EXIT_WRONG_INPUT)
@@ -119,6 +120,21 @@ def _supervise(place: Place, options: argparse.Namespace) -> int:
 
     supervise(place)
     return 0
+
+
+def _check_home(home: Path) -> None:
+    """Refuse what can be no state folder.
+
+    Raises:
+        ConfigurationError: it, or something above it, is no folder or is closed to this user.
+    """
+    existing = next(folder for folder in (home, *home.parents) if os.path.lexists(folder))
+    if not existing.is_dir() or not os.access(existing, os.R_OK | os.X_OK):
+        what = "may not be read by this user" if existing.is_dir() else "is no folder"
+        raise ConfigurationError(
+            f"{existing} {what}, so {home} cannot be the state folder; name another one with "
+            "FALAJ_HOME or --home"
+        )
 
 
 def _say(sentence: str, code: int) -> int:

@@ -187,8 +187,10 @@ def check_workers(api: PrefectApi, own: Sequence[str]) -> list[Finding]:
 def _check_pool(name: str, paused: bool, online: Sequence[str], own: bool) -> Finding:
     if not online:
         seen = f"pool {name!r} has no worker online; its runs wait"
-        here = f"make status; logs/worker-{name}.log" if own else "start a worker where it belongs"
-        return Finding("workers", "problem" if own else "warning", seen, here)
+        if own:
+            return Finding("workers", "problem", seen, f"make status; logs/worker-{name}.log")
+        advice = f"nothing, if no run asks for {name!r}: this machine has no such hardware; else "
+        return Finding("workers", "warning", seen, f"{advice}start a worker on one that has it")
     if paused:
         seen = f"pool {name!r} is paused and hands out no runs"
         return Finding("workers", "warning", seen, f"prefect work-pool resume {name}, or the UI")

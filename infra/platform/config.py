@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from flows.client import platform_folder
 from tasks.errors import ConfigurationError
@@ -40,12 +41,22 @@ class PlatformConfig(BaseModel):
         description="IP address to listen on; another than loopback opens the platform to others.",
     )
     public_host: str | None = Field(
-        default=None, description="Name by which browsers reach this machine; default: host."
+        default=None,
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$",
+        max_length=253,
+        description="Name by which browsers reach this machine, such as falaj.example.org; "
+        "default: host.",
     )
     public_api_url: str | None = Field(
         default=None,
-        pattern=r"^https?://[^\s@]+/api$",
-        description="Address of the API for browsers, where a proxy stands before it.",
+        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$",
+        description="Address of the API for browsers, where a proxy stands before it; the UI, and "
+        "links to it in messages, are at the same address without /api.",
+    )
+    public_mlflow_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$",
+        description="Address of MLflow for browsers, where a proxy stands before it.",
     )
     port: Port = Field(
         default=4200, description="TCP port of Prefect's API and UI that is wanted; 0: any free."
@@ -122,7 +133,8 @@ def read_config(file: Path | None, options: Mapping[str, object]) -> PlatformCon
         try:
             fields = yaml.safe_load(file.read_text()) or {}
         except (OSError, yaml.YAMLError) as exc:
-            raise ConfigurationError(f"{file} cannot be read as YAML: {exc}") from exc
+            reason = " ".join(str(exc).split()) if isinstance(exc, yaml.YAMLError) else exc.strerror
+            raise ConfigurationError(f"{file} cannot be read as YAML: {reason}") from exc
         if not isinstance(fields, dict):
             raise ConfigurationError(
                 f"{file} holds {type(fields).__name__}, expected names and values such as "
@@ -132,12 +144,21 @@ def read_config(file: Path | None, options: Mapping[str, object]) -> PlatformCon
     try:
         return PlatformConfig.model_validate({**fields, **given})
     except ValidationError as exc:
-        found = "; ".join(
-            f"{'.'.join(map(str, error['loc'])) or 'platform'}: "
-            f"{error['msg'].removeprefix('Value error, ')}"
-            for error in exc.errors()
-        )
+        found = "; ".join(_fault(error) for error in exc.errors())
         raise ConfigurationError(f"{file or 'the platform'}: {found}") from exc
+
+
+def _fault(error: ErrorDetails) -> str:
+    """What is wrong with one field, and what may stand there."""
+    name = ".".join(map(str, error["loc"]))
+    said = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(sorted(PlatformConfig.model_fields))
+        return f"{name} is no setting of the platform; there are {known}"
+    if error["type"] == "string_pattern_mismatch":
+        meaning = PlatformConfig.model_fields[name].description or said
+        return f"{name}: {error['input']!r} is none; expected: {meaning}"
+    return f"{name}: {said}" if name else said
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,11 @@ class Place:
     def lock(self) -> Path:
         """Held by the supervisor as long as it lives."""
         return self.folder / "lock"
+
+    @property
+    def start_lock(self) -> Path:
+        """Held by `up` while it starts a supervisor."""
+        return self.folder / "start_lock"
 
     @property
     def endpoint(self) -> Path:

@@ -107,8 +107,13 @@ def report(findings: list[Finding]) -> str:
             lines.append(f"{'':<9}{'':<11}-> {finding.advice}")
     wrong = sum(finding.level == "problem" for finding in findings)
     warned = sum(finding.level == "warning" for finding in findings)
-    lines += ["", f"{wrong} problems, {warned} warnings, {len(findings)} things looked at"]
+    counted = f"{_count(wrong, 'problem')}, {_count(warned, 'warning')}"
+    lines += ["", f"{counted}, {len(findings)} things looked at"]
     return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def exit_code(findings: list[Finding]) -> int:

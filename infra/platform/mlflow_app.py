@@ -1,4 +1,4 @@
-"""MLflow's own application behind the platform's password, in one process.
+"""MLflow's own application and the run reports behind the platform's password, in one process.
 
 Without a password every user of the machine could move the champion, although the files belong to
 one: MLflow listens on a port, and loopback is open to all. MLflow's own accounts need a further
@@ -14,6 +14,8 @@ from typing import Any
 from infra.platform.api import basic_auth
 
 PASSWORD_VARIABLE = "FALAJ_MLFLOW_PASSWORD"
+REPORTS_VARIABLE = "FALAJ_REPORTS"
+REPORTS_PATH = "/reports"
 OPEN_PATHS = frozenset({"/health", "/version"})
 
 
@@ -50,9 +52,40 @@ class PasswordGate:
         return kind.lower() == b"basic" and hmac.compare_digest(given.strip(), self._expected)
 
 
+class WithReports:
+    """Shows the run reports under a path of their own: a browser opens no file from a page.
+
+    Args:
+        app: the ASGI application that all other requests go to.
+        folder: folder of all reports; it may come into being later.
+    """
+
+    def __init__(self, app: Any, folder: str) -> None:
+        from starlette.staticfiles import StaticFiles
+
+        self._app = app
+        # `latest` is a link to the newest.
+        self._reports = StaticFiles(directory=folder, check_dir=False, follow_symlink=True)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer with a file of a report, or pass on."""
+        from starlette.exceptions import HTTPException
+        from starlette.responses import PlainTextResponse
+
+        if scope["type"] != "http" or not scope["path"].startswith(f"{REPORTS_PATH}/"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._reports({**scope, "root_path": REPORTS_PATH}, receive, send)
+        except HTTPException as exc:
+            answer = PlainTextResponse(f"{scope['path']}: {exc.detail}\n", exc.status_code)
+            await answer(scope, receive, send)
+
+
 def create_app() -> Any:
     """MLflow's application; the password, if any, is taken out of the environment."""
     password = os.environ.pop(PASSWORD_VARIABLE, None)
-    from mlflow.server.fastapi_app import app
+    from mlflow.server.fastapi_app import app as mlflows_own
 
+    app = WithReports(mlflows_own, os.environ[REPORTS_VARIABLE])
     return PasswordGate(app, password) if password else app

@@ -38,11 +38,11 @@ def rotate(log: Path, limit_bytes: int, keep: int) -> bool:
                 return True
 
 
-def tail(log: Path, lines: int, most_bytes: int = 64_000) -> list[str]:
-    """The last lines of a log; none where there is no log yet."""
+def tail(log: Path, lines: int, most_bytes: int = 64_000, since: int = 0) -> list[str]:
+    """The last lines of a log, from `since` bytes on; none where there is no log yet."""
     try:
         with log.open("rb") as stream:
-            stream.seek(max(0, log.stat().st_size - most_bytes))
+            stream.seek(max(since, log.stat().st_size - most_bytes))
             text = stream.read().decode(errors="replace")
     except FileNotFoundError:
         return []

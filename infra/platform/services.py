@@ -12,9 +12,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from flows.client import client_settings
 from infra.platform.api import PROBE_TIMEOUT_S, PrefectApi, answers
-from infra.platform.children import Service
+from infra.platform.children import START_LIMIT_S, Service
 from infra.platform.config import COORDINATOR, DATABASE_URL, REDIS_URL, Place, PlatformConfig
 from infra.platform.cut_off import end_cut_off
+from infra.platform.mlflow_app import REPORTS_VARIABLE
 from infra.platform.ports import Ports
 from tasks.errors import ConfigurationError, TransientError
 from tasks.settings import Settings
@@ -92,8 +93,25 @@ class Plan:
         """Prefect's API, as the supervisor asks it: it must not wait for long."""
         return PrefectApi(f"{self.local_url}/api", self.password, PROBE_TIMEOUT_S)
 
-    def public_url(self, port: int) -> str:
-        """An address for people."""
+    @property
+    def ui_url(self) -> str:
+        """Prefect's address for people; what links in messages and artifacts begin with."""
+        if self.config.public_api_url:
+            return self.config.public_api_url.removesuffix("/api")
+        return self._public_url(self.ports.prefect)
+
+    @property
+    def mlflow_url(self) -> str:
+        """MLflow's address for people."""
+        given = self.config.public_mlflow_url
+        return given.rstrip("/") if given else self._public_url(self.ports.mlflow)
+
+    @property
+    def local_mlflow_url(self) -> str:
+        """MLflow's address for processes of this machine."""
+        return f"http://{_local(self.config.host)}:{self.ports.mlflow}"
+
+    def _public_url(self, port: int) -> str:
         return f"http://{self.config.public_host or _local(self.config.host)}:{port}"
 
 
@@ -111,15 +129,17 @@ def make_services(plan: Plan) -> list[Service]:
 
 def prefect_service(plan: Plan) -> Service:
     """Prefect's server with its scheduler and all other services."""
-    command = _uvicorn("prefect.server.api.server:create_app", plan.config.host, plan.ports.prefect)
+    command = _uvicorn(
+        "infra.platform.prefect_app:create_app", plan.config.host, plan.ports.prefect
+    )
     environment = {
         **base_environment(plan.environment),
         **SERVER_SETTINGS,
         **_server_stores(plan),
         "PREFECT_HOME": str(plan.place.prefect),
         "PREFECT_API_URL": f"{plan.local_url}/api",
-        "PREFECT_SERVER_UI_API_URL": plan.config.public_api_url
-        or f"{plan.public_url(plan.ports.prefect)}/api",
+        "PREFECT_SERVER_UI_API_URL": f"{plan.ui_url}/api",
+        "PREFECT_UI_URL": plan.ui_url,
     }
     if plan.password:
         environment["PREFECT_SERVER_API_AUTH_STRING"] = plan.password
@@ -143,29 +163,31 @@ def mlflow_service(plan: Plan) -> Service:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(_names(plan)),
         "DO_NOT_TRACK": "1",
+        REPORTS_VARIABLE: str(settings.reports),
     }
     if plan.password:
         environment["FALAJ_MLFLOW_PASSWORD"] = plan.password
-    url = f"http://{_local(plan.config.host)}:{plan.ports.mlflow}/health"
     return Service(
         name=MLFLOW,
         command=_uvicorn(
             "infra.platform.mlflow_app:create_app", plan.config.host, plan.ports.mlflow
         ),
         environment=environment,
-        probe=lambda _: answers(url),
+        probe=lambda _: answers(f"{plan.local_mlflow_url}/health"),
         restart_when_silent=True,
         before_start=lambda: settings.mlflow_artifacts.mkdir(parents=True, exist_ok=True),
     )
 
 
 def deploying_service(plan: Plan) -> Service:
-    """Makes pools, deployments and automations, once after each start."""
+    """Makes pools, deployments and automations, once after each start.
+
+    It is started with the server: reading all that is to be deployed takes as long as its start.
+    """
     return Service(
         name=DEPLOYING,
-        command=(sys.executable, "-m", plan.config.deploying),
+        command=(sys.executable, "-m", plan.config.deploying, "--wait", f"{START_LIMIT_S:g}"),
         environment=worker_environment(plan),
-        needs=(SERVER,),
         once=True,
     )
 
@@ -227,7 +249,7 @@ def worker_environment(plan: Plan) -> dict[str, str]:
         for name, value in plan.environment.items()
         if not name.startswith("PREFECT_") and name not in (DATABASE_URL, REDIS_URL)
     }
-    client = client_settings(plan.place.home, plan.api.url, plan.password)
+    client = client_settings(plan.place.home, plan.api.url, plan.password, plan.ui_url)
     del client["PREFECT_LOGGING_SETTINGS_PATH"]  # a worker's own lines are worth keeping
     return {
         **inherited,
@@ -350,7 +372,6 @@ def _local(host: str) -> str:
 
 def _names(plan: Plan) -> list[str]:
     """Names by which a browser may ask for MLflow; others are refused (DNS rebinding)."""
-    hosts = {"localhost", _local(plan.config.host)}
-    if plan.config.public_host:
-        hosts.add(plan.config.public_host)
+    public = (plan.config.public_host, urlsplit(plan.mlflow_url).hostname)
+    hosts = {"localhost", _local(plan.config.host), *(name for name in public if name)}
     return sorted([*hosts, *(f"{host}:*" for host in hosts)])

@@ -75,13 +75,23 @@ class PlatformState(BaseModel):
 
 
 class Endpoint(BaseModel):
-    """Where the platform answers."""
+    """Where the platform answers.
+
+    Attributes:
+        api_url: Prefect's API, for processes of this machine.
+        ui_url: Prefect's UI, for people.
+        mlflow_url: MLflow, for people.
+        local_mlflow_url: MLflow, for processes of this machine.
+        reports_url: folder of the run reports, for people; beside MLflow, under its password.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     api_url: str
     ui_url: str
     mlflow_url: str
+    local_mlflow_url: str
+    reports_url: str
     pid: int
     profile: str
 

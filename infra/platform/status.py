@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -18,7 +21,9 @@ from infra.platform.state import (
     read_endpoint,
     read_state,
 )
-from tasks.errors import ConfigurationError, TransientError
+from tasks.errors import ConfigurationError, StorageError, TransientError
+from tasks.leases.book import LeaseBook, LeaseFacts
+from tasks.settings import Settings
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
 WELL = ("up", "done")
@@ -41,6 +46,7 @@ class Status(BaseModel):
     Attributes:
         running: a supervisor lives.
         phase: what it is doing; `dead` where one was killed.
+        leases: who holds devices and who waits for them, on all hosts that share the database.
         wrong: one sentence for each thing that is not well.
     """
 
@@ -52,6 +58,7 @@ class Status(BaseModel):
     endpoint: Endpoint | None = None
     services: tuple[ServiceState, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
+    leases: tuple[LeaseFacts, ...] = ()
     wrong: tuple[str, ...] = ()
 
     @property
@@ -65,9 +72,16 @@ class Status(BaseModel):
 def read_status(place: Place) -> Status:
     """Ask the supervisor's files, and the servers themselves."""
     state = read_state(place)
+    leases, troubles = _leases(place)
     if not is_running(place.home):
         killed = state is not None and state.phase != "stopped"
-        return Status(running=False, phase="dead" if killed else "down", home=place.home)
+        return Status(
+            running=False,
+            phase="dead" if killed else "down",
+            home=place.home,
+            leases=leases,
+            wrong=troubles,
+        )
     if state is None:
         return Status(
             running=True, phase="starting", home=place.home, wrong=("nothing has started yet",)
@@ -84,8 +98,20 @@ def read_status(place: Place) -> Status:
         endpoint=endpoint,
         services=state.services,
         pools=pools,
-        wrong=tuple([*wrong, *more]),
+        leases=leases,
+        wrong=(*wrong, *more, *troubles),
     )
+
+
+def _leases(place: Place) -> tuple[tuple[LeaseFacts, ...], tuple[str, ...]]:
+    """The book of leases, and what is wrong with it; no database is made by looking."""
+    settings = replace(Settings.from_environment(), home=place.home)
+    if settings.database_url is None and not settings.operation_file.exists():
+        return (), ()
+    try:
+        return tuple(LeaseBook(settings.operation_url).facts()), ()
+    except (TransientError, StorageError, ConfigurationError) as exc:
+        return (), (f"the leases of devices cannot be read: {exc}",)
 
 
 def _wrong_services(state: PlatformState, place: Place) -> list[str]:
@@ -102,8 +128,8 @@ def _pools(endpoint: Endpoint | None, place: Place) -> tuple[tuple[PoolStatus, .
     if endpoint is None:
         return (), [f"{SERVER} has not answered yet"]
     wrong = []
-    if not answers(f"{endpoint.mlflow_url}/health"):
-        wrong.append(f"{MLFLOW} does not answer at {endpoint.mlflow_url}")
+    if not answers(f"{endpoint.local_mlflow_url}/health"):
+        wrong.append(f"{MLFLOW} does not answer at {endpoint.local_mlflow_url}")
     api = PrefectApi(endpoint.api_url, read_password(place.folder))
     try:
         pools = tuple(
@@ -124,7 +150,8 @@ def table(status: Status) -> str:
     """The status for a person."""
     if not status.running:
         remark = " It was killed; make up starts it anew." if status.phase == "dead" else ""
-        return f"No platform runs on {status.home}.{remark}"
+        first = f"No platform runs on {status.home}.{remark}"
+        return "\n".join([first, *_lease_lines(status.leases), *status.wrong])
     lines = [f"{'State':<12}{status.phase}, on {status.home}"]
     if status.endpoint:
         lines.append(f"{'Prefect':<12}{status.endpoint.ui_url}")
@@ -137,12 +164,33 @@ def table(status: Status) -> str:
             f"{pool.name:<24}{pool.online:<16}{'no, it is paused' if pool.paused else 'yes'}"
             for pool in status.pools
         ]
+    lines += _lease_lines(status.leases)
     lines += ["", *(status.wrong or ("All is well.",))]
     return "\n".join(lines)
 
 
+def _lease_lines(leases: Sequence[LeaseFacts]) -> list[str]:
+    """Who holds what and who waits, host by host; nothing where nobody does."""
+    if not leases:
+        return []
+    lines = ["", f"{'Devices of':<24}{'State':<12}{'Since':<10}{'Priority':>8}  What, and for whom"]
+    return lines + [
+        f"{lease.host[:23]:<24}{lease.state:<12}{_age(lease.since):<10}{lease.priority:>8}  "
+        f"{lease.devices}: {lease.holder}, process {lease.pid}"
+        for lease in leases
+    ]
+
+
+def _age(since: datetime) -> str:
+    seconds = max(0.0, (now() - since).total_seconds())
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
 def _service_line(service: ServiceState) -> str:
-    seconds = (now() - service.since).total_seconds()
-    age = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    age = _age(service.since)
     detail = service.detail if len(service.detail) < 60 else service.detail[:57] + "..."
     return f"{service.name:<24}{service.condition:<12}{age:<10}{service.restarts:>8}  {detail}"

@@ -11,6 +11,7 @@ from infra.platform.children import Child
 from infra.platform.clock import NOTICED_S, forget_planned_runs
 from infra.platform.config import Place, PlatformConfig, stored_config
 from infra.platform.cut_off import end_cut_off_if_possible
+from infra.platform.mlflow_app import REPORTS_PATH
 from infra.platform.ports import choose_ports
 from infra.platform.secret import ensure_password
 from infra.platform.services import DEPLOYING, MLFLOW, SERVER, SERVING, Plan, make_services
@@ -97,8 +98,10 @@ def write_endpoint(plan: Plan) -> None:
     """Tell commands where the platform answers."""
     endpoint = Endpoint(
         api_url=plan.api.url,
-        ui_url=plan.public_url(plan.ports.prefect),
-        mlflow_url=plan.public_url(plan.ports.mlflow),
+        ui_url=plan.ui_url,
+        mlflow_url=plan.mlflow_url,
+        local_mlflow_url=plan.local_mlflow_url,
+        reports_url=plan.mlflow_url + REPORTS_PATH,
         pid=os.getpid(),
         profile=plan.config.profile,
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
+import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flows.client import is_running, read_password
@@ -22,7 +26,7 @@ from infra.platform.state import (
     read_state,
 )
 from tasks.errors import ConfigurationError, FalajError, TransientError
-from tasks.settings import PROJECT_ROOT, private_folder, write_atomically
+from tasks.settings import PROJECT_ROOT, Settings, private_folder, write_atomically
 
 START_LIMIT_S = 600.0
 POLL_S = 0.2
@@ -43,22 +47,42 @@ def bring_up(place: Place, config: PlatformConfig, environment: dict[str, str]) 
         NotUpError: a service did not become ready; the supervisor goes on trying.
     """
     private_folder(place.folder)
-    if is_running(place.home):
+    with _one_at_a_time(place):
+        process = None if is_running(place.home) else _begin(place, config, environment)
+    if process is None:
         _require_same(place, config)
         print("The platform is running already; nothing was started.")
-    else:
-        refuse_wrong_pins()
-        database_url(config, environment), redis_url(config, environment)
-        made = ensure_password(place)[1] if config.password else False
-        write_atomically(place.config, config.model_dump_json(indent=1))
-        place.state.unlink(missing_ok=True)
-        process = _start_supervisor(place, environment)
-        if made:
-            _show_password(place)
-        print(f"Starting the platform ({config.profile}) on {place.home}")
+    state = read_state(place)
+    if process or state is None or state.phase != "up":
         _wait_until_up(place, process)
     _resume_pools(place)
     _tell_where(place, config)
+
+
+def _begin(
+    place: Place, config: PlatformConfig, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the supervisor, and wait until everybody can see that it lives."""
+    refuse_wrong_pins()
+    database_url(config, environment), redis_url(config, environment)
+    made = ensure_password(place)[1] if config.password else False
+    write_atomically(place.config, config.model_dump_json(indent=1))
+    place.state.unlink(missing_ok=True)
+    process = _start_supervisor(place, environment)
+    if made:
+        _show_password(place)
+    print(f"Starting the platform ({config.profile}) on {place.home}", flush=True)
+    while process.poll() is None and not is_running(place.home):
+        time.sleep(POLL_S)
+    return process
+
+
+@contextmanager
+def _one_at_a_time(place: Place) -> Iterator[None]:
+    """Two that start a platform at once would each make a password, and one would be wrong."""
+    with place.start_lock.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _require_same(place: Place, config: PlatformConfig) -> None:
@@ -93,49 +117,63 @@ def _start_supervisor(place: Place, environment: dict[str, str]) -> subprocess.P
 
 
 def _show_password(place: Place) -> None:
-    user, _, password = (read_password(place.folder) or "").partition(":")
     print(
         "\n".join(
             [
                 "",
-                f"  User      {user}",
-                f"  Password  {password}",
-                f"  for all addresses below. It is shown this once, and kept in {place.secret}",
+                f"  Login  {read_password(place.folder)}",
+                "  Prefect's login page has one field: paste this whole line. MLflow asks for user",
+                "  and password apart: what is before the colon, and what is after it.",
+                f"  It is shown this once, and kept in {place.secret}",
                 "",
             ]
         )
     )
 
 
-def _wait_until_up(place: Place, supervisor: subprocess.Popen[bytes]) -> None:
+def _wait_until_up(place: Place, supervisor: subprocess.Popen[bytes] | None) -> None:
     """Print a line for each service that becomes ready, until all are.
+
+    Args:
+        place: the platform's.
+        supervisor: None where another command has started it.
 
     Raises:
         NotUpError: one is not, and why.
     """
     started = time.monotonic()
     told: set[str] = set()
+    deploying = place.log(DEPLOYING)
+    began = deploying.stat().st_size if deploying.exists() else 0
     while True:
         state = read_state(place)
-        ended = supervisor.poll() is not None
+        ended = supervisor.poll() is not None if supervisor else not is_running(place.home)
         for service in state.services if state else ():
             if service.name not in told and service.condition in ("up", "done", "failed"):
                 told.add(service.name)
-                _tell_service(place, service, time.monotonic() - started)
+                _tell_service(service, time.monotonic() - started, _said(deploying, began))
         if state and state.phase == "up":
             _require_well(place, state)
             return
+        if state and state.phase == "stopping":
+            raise NotUpError("the platform is going down; when it is down: make up")
         if ended:
-            raise NotUpError(_why_ended(place, supervisor.returncode))
+            raise NotUpError(_why_ended(place, supervisor.returncode if supervisor else None))
         _require_progress(place, state, time.monotonic() - started)
         time.sleep(POLL_S)
 
 
-def _tell_service(place: Place, service: ServiceState, seconds: float) -> None:
+def _tell_service(service: ServiceState, seconds: float, deployed: list[str]) -> None:
     print(f"  {service.name:<22}{service.condition:<8}after {seconds:.0f} s", flush=True)
     if service.name == DEPLOYING:
-        for line in tail(place.log(DEPLOYING), LINES_SHOWN):
-            print(f"      {line[:160]}")
+        for line in deployed:
+            print(textwrap.fill(line, 100, initial_indent=" " * 6, subsequent_indent=" " * 17))
+
+
+def _said(log: Path, began: int) -> list[str]:
+    """What deploying has said since a place in its log: all but what it wrote, which is counted."""
+    lines = tail(log, LINES_SHOWN, since=began)
+    return [line for line in lines if not line.startswith("written ")] or lines[-1:]
 
 
 def _require_well(place: Place, state: PlatformState) -> None:
@@ -164,9 +202,10 @@ def _require_progress(place: Place, state: PlatformState | None, seconds: float)
         )
 
 
-def _why_ended(place: Place, code: int) -> str:
+def _why_ended(place: Place, code: int | None) -> str:
     lines = "\n".join(tail(place.log(SUPERVISOR), LINES_SHOWN))
-    return f"the supervisor ended with code {code}. {place.log(SUPERVISOR)} ends with:\n{lines}"
+    how = "" if code is None else f" with code {code}"
+    return f"the supervisor ended{how}. {place.log(SUPERVISOR)} ends with:\n{lines}"
 
 
 def _resume_pools(place: Place) -> None:
@@ -197,10 +236,13 @@ def _tell_where(place: Place, config: PlatformConfig) -> None:
     print(f"{'Prefect':<10}{endpoint.ui_url}")
     print(f"{'MLflow':<10}{endpoint.mlflow_url}")
     if config.password:
-        print(f"{'Password':<10}in {place.secret}")
+        print(f"{'Password':<10}in {place.secret}; Prefect's login takes its whole line")
     else:
         print(f"{'Password':<10}none: every user of this machine can run code through the API")
     print(f"{'Logs':<10}{place.log('any').parent}")
+    if not (Settings(home=place.home, feature_repo=place.home).reports / "latest").exists():
+        print(f"{'Next':<10}nothing has been trained on this state folder yet. In Prefect's UI:")
+        print(f"{'':<10}Deployments, pipeline, Run, Quick run. Drift checks need its model")
     if endpoint.profile == "embedded" and not config.host.startswith("127."):
         print(f"Listening on {config.host} without TLS: put a proxy with TLS before it")
 

@@ -64,6 +64,7 @@ def process_template(*, sees_gpus: bool) -> Template:
 def cpu_template() -> Template:
     """A pod on processors: Prefect's own template, and the differences of each function below."""
     template = _kubernetes_default()
+    _ask_for_an_image(template)
     _count_pods_where_kubernetes_looks(template)
     _ask_for_resources(template, cpu="2", memory="4Gi", memory_limit="8Gi")
     _shut_in(template)
@@ -195,6 +196,12 @@ def _count_pods_where_kubernetes_looks(template: Template) -> None:
     """
     pod, spec = _pod(template), template["job_configuration"]["job_manifest"]["spec"]
     spec["completions"], spec["parallelism"] = pod["completions"], pod["parallelism"]
+
+
+def _ask_for_an_image(template: Template) -> None:
+    """A run without one is refused: Prefect's own image has no flow of this project in it."""
+    del _variables(template)["image"]["default"]
+    template["variables"]["required"] = ["image"]
 
 
 def _ask_for_resources(template: Template, *, cpu: str, memory: str, memory_limit: str) -> None:

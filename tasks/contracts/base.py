@@ -9,14 +9,26 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from tasks.errors import WindowError
 
+UNITS = {"s": "s", "ms": "ms", "h": "hours", "mb": "MB"}
+"""Ends of names that say in what a number is counted."""
+
+SPELLED = {
+    **{word: word.upper() for word in ("auc", "r2", "psi", "ks", "ssh", "s3", "sql", "uri", "url")},
+    **{word: word.upper() for word in ("onnx", "fsdp", "mig", "gpu", "id")},
+    **{"gpus": "GPUs", "kwh": "kWh", "powersgd": "PowerSGD", "pytorch": "PyTorch"},
+}
+
 
 def field_title(name: str, _: object) -> str:
-    """Label of a field in a form: its name in words.
+    """Label of a field in a form: its name in words, and its unit: `wait_s` is `Wait, s`.
 
     Without it, a field that holds a model is labelled with that model's class, so that three
     windows would all be called `TimeWindow`.
     """
-    return name.replace("_", " ").capitalize()
+    words = name.split("_")
+    unit = UNITS.get(words[-1]) if len(words) > 1 else None
+    text = " ".join(SPELLED.get(word, word) for word in (words[:-1] if unit else words))
+    return f"{text[:1].upper()}{text[1:]}" + (f", {unit}" if unit else "")
 
 
 class Contract(BaseModel):

@@ -38,10 +38,31 @@ COMMON_UNIT_CHANGES = (
 )
 
 
+class DriftVolume(BaseModel):
+    """How many new rows start a drift check, between those that a schedule starts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    table: str = Field(
+        min_length=1, description="Raw table whose rows are counted; one with a time column."
+    )
+    rows: int = Field(
+        ge=1,
+        le=10**12,
+        description="Rows after the window of the newest verdict, their labels known by the "
+        "clock, that start a check.",
+    )
+
+
 class DriftConfig(BaseModel):
     """Limits of one drift check; logged whole with the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    volume: DriftVolume | None = Field(
+        default=None,
+        description="New rows that start a check on a platform; none: schedules alone do.",
+    )
 
     # Drift
     min_effect: float = Field(

@@ -170,6 +170,32 @@ def materialize_features(
 
 
 @task(
+    name="count-new-rows",
+    task_run_name="count-{table}-{window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=300,
+    cache_policy=NO_CACHE,
+)
+def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int:
+    """Rows of a published raw table in a window.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        ConfigurationError: the table has no time column. Not retried.
+    """
+    from tasks.features.tables import current_tables
+    from tasks.features.volume import count_rows
+
+    settings = Settings.from_environment()
+    tables = current_tables(settings.features_home)
+    return count_rows(tables, table, window, config, settings.store)
+
+
+@task(
     name="build-training-set",
     task_run_name="training-set-{window.slug}",
     retries=NUM_RETRIES,

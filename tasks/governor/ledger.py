@@ -106,6 +106,15 @@ class Ledger:
             )
         return read_verdict_row(row)
 
+    def newest_verdict(self, model: str, use_case: str) -> StoredVerdict | None:
+        """The verdict on a model that was stored last; None before the first."""
+        table = tables.verdicts
+        query = select(table).where(table.c.model == model, table.c.use_case == use_case)
+        with tables.transaction(self.engine, reads_only=True) as connection:
+            newest = query.order_by(table.c.number.desc()).limit(1)
+            row = connection.execute(newest).mappings().one_or_none()
+        return read_verdict_row(row) if row is not None else None
+
     def count_asked(self, verdict_id: str) -> None:
         """Count one more question about an answered verdict."""
         with tables.transaction(self.engine) as connection:

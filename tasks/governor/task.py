@@ -87,6 +87,21 @@ def read_verdict(verdict_id: str) -> StoredVerdict:
     return Ledger(Settings.from_environment().operation_url).verdict(verdict_id)
 
 
+@task(name="find-newest-verdict", task_run_name="newest-verdict-{model}", **_POLICY)
+def find_newest_verdict(model: str, use_case: str) -> StoredVerdict | None:
+    """The verdict on a model that was stored last; None before the first.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        TransientError: the database does not answer. Retried.
+    """
+    from tasks.governor.ledger import Ledger
+
+    ledger = Ledger(Settings.from_environment().operation_url)
+    return ledger.newest_verdict(model, use_case)
+
+
 @task(name="answer-verdict", task_run_name="answer-{verdict.model}", **_POLICY)
 def answer_verdict(
     verdict: StoredVerdict, standing: ChampionStanding | None, mode: Mode, recalibrates: bool

@@ -6,11 +6,13 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.contracts.base import field_title
+
 
 class RecoveryConfig(BaseModel):
     """Limits of the recovery sweep."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     dead_process_s: float = Field(
         default=15,

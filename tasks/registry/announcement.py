@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 from urllib.parse import quote
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.registry.question import pictures_in, plain
-
-ENDPOINT = Path("platform") / "endpoint.json"
+from tasks.settings import platform_address
 
 
 def announcement(
@@ -28,7 +26,9 @@ def announcement(
     """
     page = mlflow_page(home, f"models/{quote(ref.name)}/versions/{ref.version}")
     facts = {
-        "MLflow": f"[model version and run]({page})" if page else f"run `{plain(ref.run_id)}`",
+        "MLflow": f"[model version and run]({page}) (asks for the platform's user and password)"
+        if page
+        else f"run `{plain(ref.run_id)}`",
         "lineage": f"`python -m flows trace models/{plain(ref.name)}/{ref.version}`",
         "judged on": plain(evaluation.window),
         "program": f"`{plain(ref.program_sha256[:12])}`",
@@ -45,8 +45,5 @@ def announcement(
 
 def mlflow_page(home: Path, page: str) -> str | None:
     """Address of a page of the platform's MLflow; None where no platform ran on this folder."""
-    try:
-        base = json.loads((home / ENDPOINT).read_text(encoding="utf-8"))["mlflow_url"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    return f"{str(base).rstrip('/')}/#/{page}" if base else None
+    base = platform_address(home, "mlflow_url")
+    return f"{base}/#/{page}" if base else None

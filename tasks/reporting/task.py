@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
+from tasks.settings import Settings, platform_address
 
 if TYPE_CHECKING:
     from tasks.reporting.files import ReportFiles
@@ -44,7 +44,9 @@ def publish_report(record: RunRecord) -> ReportFiles:
     settings = Settings.from_environment()
     files = write_report(record, settings.store, settings.reports)
     create_markdown_artifact(
-        announcement(record, files), key="run-report", description=f"Report of {record.run_id}"
+        announcement(record, files, platform_address(settings.home, "reports_url")),
+        key="run-report",
+        description=f"Report of {record.run_id}",
     )
     return files
 

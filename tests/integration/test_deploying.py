@@ -26,6 +26,7 @@ from infra.deploying.automations import AutomationItem, decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
 from infra.deploying.notifications import NOTIFICATIONS
 from tasks.contracts.base import TimeWindow
+from tasks.features.ledger import Ledger
 from tasks.settings import PROJECT_ROOT
 from tests.deploys import (
     REPO,
@@ -326,8 +327,12 @@ def which_window(window: TimeWindow | None, config: PipelineConfig) -> tuple[str
 
 
 def test_a_run_without_a_window_takes_the_newest_hours_and_is_named_by_them(
-    api: PrefectApi,
+    api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    (tmp_path / "feast").mkdir()
+    ledger = Ledger(version="0", definitions="0", mark=0, views=())
+    (tmp_path / "feast" / "materialized.json").write_text(ledger.model_dump_json())
     config = read_pipeline_config(Path(REPO))
     before = datetime.now(UTC)
     name, window = which_window(None, config)
@@ -340,3 +345,16 @@ def test_a_run_without_a_window_takes_the_newest_hours_and_is_named_by_them(
         f"refresh-{config.name}-{config.current.slug}",
         config.current,
     )
+
+
+def test_the_first_refresh_begins_where_the_use_case_begins(
+    api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a new state folder the newest hours alone would be refused: they have no past."""
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    config = read_pipeline_config(Path(REPO))
+    newest = config.clock.newest_hours(datetime.now(UTC))
+    name, window = which_window(None, config)
+    assert window.start == min(config.window.start, newest.start)
+    assert window.end in (newest.end, config.clock.newest_hours(datetime.now(UTC)).end)
+    assert name == f"refresh-{config.name}-{window.slug}"

@@ -149,8 +149,13 @@ class Platform:
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     platform = Platform(tmp_path_factory.mktemp("platform"), free_port())
     try:
-        code, platform.said_at_first = platform.up()
-        assert code == 0, platform.said_at_first
+        # Two at once: one starts it, the other waits for it.
+        with platform.command("up", "--port", str(platform.port), *UP) as other:
+            code, platform.said_at_first = platform.up()
+            said, _ = other.communicate(timeout=LIMIT_S)
+        platform.said_at_first += said
+        assert code == other.returncode == 0, platform.said_at_first
+        assert platform.said_at_first.count("Starting the platform") == 1
         yield platform
     finally:
         platform.run("down", "--now")
@@ -204,13 +209,24 @@ def test_status_and_doctor_find_all_well(platform: Platform) -> None:
 
 def test_both_servers_ask_for_the_password(platform: Platform) -> None:
     mlflow = f"{platform.endpoint.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
-    for url in (f"{platform.endpoint.api_url}/admin/version", mlflow):
+    report = platform.home / "reports" / "run-1" / "report.html"
+    report.parent.mkdir(parents=True)
+    report.write_text("<h1>A report</h1>")
+    (report.parents[1] / "latest").symlink_to("run-1")
+    page = f"{platform.endpoint.reports_url}/latest/report.html"
+    for url in (f"{platform.endpoint.api_url}/admin/version", mlflow, page):
         for wrong in ({}, basic_auth("admin:wrong")):
             with pytest.raises(HTTPError, match="401"):
                 urllib.request.urlopen(urllib.request.Request(url, headers=wrong), timeout=60)
         right = urllib.request.Request(url, headers=basic_auth(platform.password))
         with urllib.request.urlopen(right, timeout=120) as reply:
             assert reply.status == 200
+    for outside in ("../platform/secret", "%2e%2e/platform/secret", "none.html"):
+        url = f"{platform.endpoint.reports_url}/{outside}"
+        with pytest.raises(HTTPError, match="404"):
+            urllib.request.urlopen(
+                urllib.request.Request(url, headers=basic_auth(platform.password)), timeout=60
+            )
     with pytest.raises(HTTPError, match="403"):  # a page that points its own name here
         urllib.request.urlopen(
             urllib.request.Request(
@@ -281,7 +297,7 @@ def test_each_killed_server_comes_back_and_meanwhile_it_is_told(platform: Platfo
             supervisor.suspend()  # so that it stays away until it was seen
             try:
                 for other in platform.processes():
-                    if "prefect.server.api.server:create_app" in other.cmdline():
+                    if "infra.platform.prefect_app:create_app" in other.cmdline():
                         other.kill()
                 code, said = platform.run("doctor")
                 assert code == 1

@@ -26,6 +26,7 @@ from flows.drift_check import drift_check_flow
 from flows.feature_refresh import feature_refresh_flow
 from flows.pipeline import pipeline_flow
 from flows.training import training_flow
+from tasks.contracts.base import field_title
 from tasks.contracts.run import RunRecord
 from tasks.registry.announcement import announcement
 from tasks.registry.pictures import draw_pictures
@@ -55,6 +56,8 @@ def test_every_field_of_a_form_is_named_and_explained(of: Flow[..., Any]) -> Non
             if "const" in field:
                 continue
             assert field.get("title"), f"{place} would be named after its class"
+            if not owner.startswith("parameters of"):
+                assert field["title"] == field_title(name, None), place
             nested = "$ref" in field or "allOf" in field
             assert field.get("description") or nested, f"{place} is not explained"
             # Prefect drops properties of this name when it checks a deployment's parameters.

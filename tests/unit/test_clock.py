@@ -119,3 +119,20 @@ def test_too_few_days_to_train_on_are_refused_in_words(config: PipelineConfig) -
 def test_a_zone_that_is_none_is_refused(zone: str) -> None:
     with pytest.raises(ValidationError, match="is no time zone; expected such as UTC"):
         ClockConfig(time_zone=zone)
+
+
+def test_a_check_by_volume_looks_at_as_many_days_up_to_the_newest_hour_with_labels() -> None:
+    clock = ClockConfig(label_hours=24, drift_days=7)
+    window = clock.newest_labelled(datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC))
+    assert window.end == datetime(2026, 5, 3, 3, tzinfo=UTC)
+    assert window.start == datetime(2026, 4, 26, 3, tzinfo=UTC)
+
+
+def test_rows_are_counted_in_a_table_that_has_times(config: PipelineConfig) -> None:
+    told = config.model_dump()
+    told["drift"]["volume"] = {"table": "flights", "rows": 2000}
+    assert PipelineConfig.model_validate(told).drift.volume
+    for wrong in ("planes", "no-such-table"):  # planes have no history
+        told["drift"]["volume"]["table"] = wrong
+        with pytest.raises(ValidationError, match="expected one of flights, weather"):
+            PipelineConfig.model_validate(told)

@@ -30,9 +30,10 @@ from infra.platform.services import (
     make_services,
     redis_url,
 )
-from infra.platform.state import only_supervisor
+from infra.platform.state import only_supervisor, read_endpoint
+from infra.platform.supervise import write_endpoint
 from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.settings import PROJECT_ROOT, platform_address
 
 PASSWORD = "admin:a-secret-that-nobody-may-see"
 
@@ -59,12 +60,15 @@ def plan(place: Place, config: PlatformConfig | None = None, **environment: str)
     ("fields", "sentence"),
     [
         ({"port": 70_000}, "port: Input should be less than or equal to 65535"),
-        ({"prot": 4200}, "prot: Extra inputs are not permitted"),
+        ({"prot": 4200}, "prot is no setting of the platform; there are .*, port, "),
+        ({"public_host": "a b/c"}, "public_host: 'a b/c' is none; expected: Name by which"),
+        ({"public_api_url": "https://u:p@x.org/api"}, "is none; expected: Address of the API"),
+        ({"public_mlflow_url": "mlflow.example.org"}, "is none; expected: Address of MLflow"),
         ({"host": "localhost"}, "is no IP address; write 127.0.0.1"),
         ({"host": "0.0.0.0", "password": False}, "would let anybody run code here"),
         ({"port": 4200, "mlflow_port": 4200}, "are both 4200; give one another number"),
         ({"profile": "cloud"}, "Input should be 'embedded' or 'server'"),
-        ({"deploying": "os; rm -rf /"}, "deploying: String should match pattern"),
+        ({"deploying": "os; rm -rf /"}, "expected: Python module that makes pools"),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_field(
@@ -143,6 +147,50 @@ def test_no_command_line_holds_a_secret_and_servers_inherit_none(place: Place) -
     assert stored == "postgresql+asyncpg://falaj:database-password@127.0.0.1/falaj?ssl=disable", (
         stored
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "ui", "mlflow", "mlflow_name"),
+    [
+        ({}, "http://127.0.0.1:4200", "http://127.0.0.1:5000", "localhost"),
+        (
+            {"host": "0.0.0.0", "public_host": "falaj.example.org"},
+            "http://falaj.example.org:4200",
+            "http://falaj.example.org:5000",
+            "falaj.example.org",
+        ),
+        (
+            {
+                "public_api_url": "https://falaj.example.org/ml/api",
+                "public_mlflow_url": "https://mlflow.example.org/",
+            },
+            "https://falaj.example.org/ml",
+            "https://mlflow.example.org",
+            "mlflow.example.org",
+        ),
+    ],
+)
+def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_this_machine(
+    place: Place, fields: dict[str, object], ui: str, mlflow: str, mlflow_name: str
+) -> None:
+    made = plan(place, PlatformConfig.model_validate(fields))
+    by_name = {service.name: service.environment for service in make_services(made)}
+    assert by_name[SERVER]["PREFECT_SERVER_UI_API_URL"] == f"{ui}/api"
+    for name in (SERVER, DEPLOYING, RECOVERY, "worker-cpu"):  # messages, artifacts, logs
+        assert by_name[name]["PREFECT_UI_URL"] == ui, name
+        assert by_name[name]["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
+    assert mlflow_name in by_name[MLFLOW]["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    write_endpoint(made)
+    endpoint = read_endpoint(place)
+    assert endpoint
+    assert (endpoint.ui_url, endpoint.mlflow_url) == (ui, mlflow)
+    assert endpoint.local_mlflow_url == "http://127.0.0.1:5000"
+    assert (
+        endpoint.reports_url == platform_address(place.home, "reports_url") == f"{mlflow}/reports"
+    )
+    assert platform_address(place.home, "no_such_url") is None
+    with only_supervisor(place):
+        assert running_platform(place.home)["PREFECT_UI_URL"] == ui
 
 
 def test_nothing_of_another_prefect_reaches_a_worker(place: Place) -> None:

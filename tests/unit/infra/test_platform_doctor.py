@@ -219,7 +219,7 @@ def test_a_killed_platform_is_told_from_one_that_was_stopped(tmp_path: Path) -> 
     [
         (["status"], 3, "No platform runs on"),
         (["down"], 0, "No platform runs on"),
-        (["doctor"], 3, "1 problems"),
+        (["doctor"], 3, "1 problem, 0 warnings, "),
         (["up", "--port", "99999"], 2, "port: Input should be less than or equal to 65535"),
         (["up", "--host", "0.0.0.0", "--no-password"], 2, "would let anybody run code here"),
         (["up", "--profile", "server"], 2, "needs the URL of a PostgreSQL database"),
