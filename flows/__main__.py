@@ -32,6 +32,7 @@ from flows.embedded import (
     wait_until_ready,
 )
 from flows.feature_commands import add_feature_commands, serve_features, show_audit
+from flows.recalibrate_command import add_recalibrate_command, recalibrate
 from flows.retry_argument import add_retry_command
 from flows.search_command import add_search_command, run_search
 from tasks.contracts.base import TimeWindow
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("start", help="first moment, such as 2013-01-01T05:00Z")
         command.add_argument("end", help="first moment after the window")
     commands.add_parser("train", help="train, judge and register a candidate")
+    add_recalibrate_command(commands)
     add_search_command(commands)
     commands.add_parser("parity", help="compare online features with offline ones")
     verify = commands.add_parser("verify", help="make a training snapshot again from its pins")
@@ -110,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
     """Run the command against a Prefect API; return what to tell the person at the end."""
-    window = _window(options) if options.command in ("refresh", "drift") else None
+    window = _window(options) if getattr(options, "start", None) else None
     with ExitStack() as stack:
         stack.enter_context(disk_with_space(settings.home))
         stack.enter_context(only_run(settings.home))
@@ -304,6 +306,7 @@ _COMMANDS: dict[str, Callable[..., list[str]]] = {
     "refresh": _refresh,
     "drift": _drift,
     "train": _train,
+    "recalibrate": recalibrate,
     "parity": _parity,
 }
 
@@ -316,7 +319,7 @@ def _window(options: argparse.Namespace) -> TimeWindow:
     """
     moments: dict[str, Any] = {}
     for name in ("start", "end"):
-        text = getattr(options, name)
+        text = getattr(options, name) or ""
         try:
             moments[name] = datetime.fromisoformat(text)
         except ValueError as exc:

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.clock import ClockConfig
+from tasks.calibration.config import RecalibrationConfig
 from tasks.contracts.base import TimeWindow, field_title
 from tasks.contracts.data import DataSplits
 from tasks.conversion.config import ConversionConfig
@@ -21,11 +22,10 @@ from tasks.leases.config import StageLease
 from tasks.monitoring.config import MonitoringConfig
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.routing.config import RoutingConfig
+from tasks.settings import USE_CASE_FILE, USE_CASE_NAME
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import check_space
-
-USE_CASE_FILE = "use_case.yaml"
 
 
 class PipelineConfig(BaseModel):
@@ -33,7 +33,7 @@ class PipelineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=60, description="Use case.")
+    name: str = Field(pattern=USE_CASE_NAME, max_length=60, description="Use case.")
     question: str = Field(min_length=1, description="What the model answers, for people.")
     window: TimeWindow = Field(description="Window that is refreshed and retrieved.")
     splits: DataSplits = Field(description="Windows for training, validation and test.")
@@ -48,6 +48,7 @@ class PipelineConfig(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     conversion: ConversionConfig = ConversionConfig()
     drift: DriftConfig = DriftConfig()
+    recalibration: RecalibrationConfig = RecalibrationConfig()
     governor: GovernorConfig = GovernorConfig()
     registry: RegistryConfig = RegistryConfig()
     promotion: PromotionConfig = PromotionConfig()

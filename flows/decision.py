@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow, runtime
 
-from flows.starting import FlowStarter, deployments_of
+from flows.starting import FlowStarter, can_recalibrate, deployments_of
 from flows.whereabouts import FOUND
 from tasks.governor.records import Answer, Mode
 from tasks.governor.task import answer_verdict, read_verdict, settle_verdicts
@@ -37,7 +37,8 @@ def decision_flow(verdict_id: str, mode: Mode = "act") -> Answer:
             the sweep tries again.
     """
     verdict = read_verdict(verdict_id)
-    answer = answer_verdict(verdict, find_standing(verdict.model), mode)
+    recalibrates = can_recalibrate(verdict.use_case)
+    answer = answer_verdict(verdict, find_standing(verdict.model), mode, recalibrates)
     FlowStarter(Settings.from_environment()).start_all(answer.orders)
     return answer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.starting import FlowStarter
+from flows.starting import FlowStarter, can_recalibrate
 from flows.whereabouts import FOUND
 from tasks.governor.records import Answer
 from tasks.governor.task import find_unsettled, settle_verdicts
@@ -21,7 +21,9 @@ def governor_sweep_flow() -> list[Answer]:
     starter = FlowStarter(Settings.from_environment())
     starter.note_ends()
     answers = [
-        settle_verdicts(model, use_case, find_standing(model))
+        settle_verdicts(
+            model, use_case, find_standing(model), recalibrates=can_recalibrate(use_case)
+        )
         for model, use_case in find_unsettled()
     ]
     starter.start_left()

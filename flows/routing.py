@@ -48,7 +48,7 @@ from tasks.settings import PROJECT_ROOT, content_key
 QUICK_POLL_S, POLL_S = 0.5, 2.0
 QUICK_FOR_S = 60.0
 LOG_EVERY_S = 60.0
-ERROR_OF_OURS = re.compile(r"(?:^|: )(?P<kind>\w+Error): (?P<sentence>.*)\Z", re.DOTALL)
+ERROR_TOLD = re.compile(r"(?:^|: )(?P<kind>\w+Error): (?P<sentence>.*)\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -339,11 +339,19 @@ def _check_completed(run: FlowRun, stage: str) -> None:
 
 
 def child_error(message: str, where: str) -> FalajError:
-    """The error that a state's message tells of, as our own kind where it is one."""
-    told = ERROR_OF_OURS.search(message)
-    kind = getattr(tasks.errors, told["kind"], None) if told else None
-    if told and isinstance(kind, type) and issubclass(kind, FalajError):
+    """The error that a state's message tells of, as our own kind where it is one.
+
+    A run that failed because the Prefect API was away is as good as cut off.
+    """
+    told = ERROR_TOLD.search(message)
+    if told is None:
+        return StageError(f"{message} ({where})")
+    kind = getattr(tasks.errors, told["kind"], None)
+    if isinstance(kind, type) and issubclass(kind, FalajError):
         return kind(f"{told['sentence']} ({where})")
+    foreign = getattr(httpx, told["kind"], None)
+    if isinstance(foreign, type) and issubclass(foreign, httpx.TransportError):
+        return StageLostError(f"the Prefect API was away: {told['sentence']} ({where})")
     return StageError(f"{message} ({where})")
 
 

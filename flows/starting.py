@@ -1,8 +1,10 @@
 """How the governor's orders become runs: by deployment on a platform, in process without one.
 
-Rule: where a deployment of the flow `pipeline` has the order's use case, it is started, with the
-episode as its idempotency key, so that a second start gives the same run. Where the flow has no
-deployment, the loop runs in this process. Rolling back moves an alias, always in this process.
+Rule: where a deployment of the flow (`pipeline` to retrain, `recalibration` to recalibrate) has the
+order's use case, it is started, with the episode as its idempotency key, so that a second start
+gives the same run. Where neither flow has a deployment, it runs in this process. Where only the
+loop has one, nothing here recalibrates, and the governor is told so before it decides. Rolling back
+moves an alias, always in this process.
 
 Platforms that share a database of operation have servers of their own, which know nothing of each
 other's keys and runs: a claim is reserved for one of them, and only that one learns how it ended.
@@ -15,14 +17,14 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 import httpx
 from prefect import get_client, runtime
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
@@ -40,7 +42,8 @@ from tasks.recovery.processes import boot_id, started_at
 from tasks.registry.task import roll_back
 from tasks.settings import Settings
 
-PIPELINE, COORDINATOR, QUEUE = "pipeline", "coordinator", "retrain"
+PIPELINE, RECALIBRATION = "pipeline", "recalibration"
+COORDINATOR, QUEUE = "coordinator", "retrain"
 TAG = "falaj:governor"
 MAX_DEPLOYMENTS = 200
 
@@ -73,10 +76,10 @@ class FlowStarter:
         """Start one action; see `tasks.governor.acting.Starter`."""
         if order.action is Action.ROLL_BACK:
             return self._roll_back(order)
-        deployment = _deployment_for(order.use_case)
+        deployment = _deployment_for(_flow_for(order), order.use_case)
         if deployment is None:
             return self._run_here(order)
-        place = _place_of(deployment)
+        place = _place_of(order, deployment)
         if not self._ledger.reserve(order.episode_id, place):
             return None
         return StartedAction(
@@ -112,35 +115,57 @@ class FlowStarter:
         return here
 
     def _run_here(self, order: Order) -> StartedAction | None:
-        """Run the loop in this process; the sweep takes it up again should it be killed."""
-        from flows.pipeline import pipeline_flow
-
+        """Run the flow in this process; the sweep takes it up again should it be killed."""
         config = read_pipeline_config(self._settings.feature_repo)
         if config.name != order.use_case:
             raise ConfigurationError(
-                f"{order.model} of use case {order.use_case!r} is to be retrained, and neither a "
-                f"deployment of {PIPELINE!r} does that nor the feature repository here, which is "
-                f"of {config.name!r}; deploy it, or set FALAJ_FEATURE_REPO. Its claim stays"
+                f"{order.action} of {order.model}, use case {order.use_case!r}: neither a "
+                f"deployment of {_flow_for(order)!r} does that nor the feature repository here, "
+                f"which is of {config.name!r}; deploy it, or set FALAJ_FEATURE_REPO. Its claim "
+                "stays"
             )
         here = _this_process()
         if not self._ledger.mark_started(order.episode_id, here):
             return None  # another process took it in between
         began = time.monotonic()
-        state = pipeline_flow(roll(config, moment_of_run()), return_state=True)
+        state = _call(order, config)
         end = RunEnd(state=state.type.value.lower(), seconds=time.monotonic() - began)
         self._ledger.mark_ended(order.episode_id, end, state.message)
         return here
 
 
+def _flow_for(order: Order) -> str:
+    return RECALIBRATION if order.action is Action.RECALIBRATE else PIPELINE
+
+
+def _call(order: Order, config: PipelineConfig) -> State[Any]:
+    """Run the loop on the newest days, or recalibrate on the window that was judged."""
+    if order.action is Action.RECALIBRATE:
+        from flows.recalibration import recalibration_flow
+
+        return recalibration_flow(order.evidence.window, config, return_state=True)
+    from flows.pipeline import pipeline_flow
+
+    return pipeline_flow(roll(config, moment_of_run()), return_state=True)
+
+
+def _parameters(order: Order, config: PipelineConfig) -> dict[str, Any]:
+    """The same for a deployment."""
+    if order.action is Action.RECALIBRATE:
+        window = order.evidence.window.model_dump(mode="json")
+        return {"window": window, "config": config.model_dump(mode="json")}
+    return {"config": roll(config, moment_of_run()).model_dump(mode="json")}
+
+
 def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
-    """Start the loop's deployment on the newest days; the same order gives the same run."""
-    config = roll(PipelineConfig.model_validate(deployment.parameters["config"]), moment_of_run())
+    """Start the flow's deployment; the same order gives the same run."""
+    config = PipelineConfig.model_validate(deployment.parameters["config"])
     with _answering_api():
         run = cast(
             FlowRun,
             run_deployment(
                 deployment.id,
-                parameters={"config": config.model_dump(mode="json")},
+                parameters=_parameters(order, config),
                 timeout=0,
                 idempotency_key=order.episode_id,
                 as_subflow=False,  # it goes on when this flow has ended
@@ -151,9 +176,9 @@ def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
     return run.id
 
 
-def _place_of(deployment: DeploymentResponse) -> str:
+def _place_of(order: Order, deployment: DeploymentResponse) -> str:
     """Names deployment and platform: an id is that of one server alone, and outlives deploys."""
-    return f"{PIPELINE}/{deployment.name} {deployment.id}"
+    return f"{_flow_for(order)}/{deployment.name} {deployment.id}"
 
 
 def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
@@ -180,14 +205,26 @@ def deployments_of(flow_name: str) -> list[DeploymentResponse]:
         )
 
 
-def _deployment_for(use_case: str) -> DeploymentResponse | None:
-    """The loop's deployment with this use case's configuration; None where the loop has none."""
-    found = deployments_of(PIPELINE)
+def can_recalibrate(use_case: str) -> bool:
+    """True where a recalibration has a deployment of this use case, or all runs in this process.
+
+    Raises:
+        TransientError: the API does not answer.
+    """
+    found = deployments_of(RECALIBRATION)
+    if found:
+        return any(_use_case_of(deployment) == use_case for deployment in found)
+    return not deployments_of(PIPELINE)
+
+
+def _deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
+    """The flow's deployment with this use case's configuration; None where the flow has none."""
+    found = deployments_of(flow_name)
     fitting = [d for d in found if _use_case_of(d) == use_case]
     if found and not fitting:
         known = ", ".join(sorted(f"{d.name} ({_use_case_of(d)})" for d in found))
         raise ConfigurationError(
-            f"no deployment of {PIPELINE!r} is of use case {use_case!r}; there are {known}. "
+            f"no deployment of {flow_name!r} is of use case {use_case!r}; there are {known}. "
             "Nothing was started, the claim stays; deploy it with python -m infra.deploying"
         )
     return min(fitting, key=lambda d: (not d.name.startswith(COORDINATOR), d.name), default=None)

@@ -40,6 +40,11 @@ def drift_run_name() -> str:
     return _run_name("drift", days_or_newest)
 
 
+def recalibration_run_name() -> str:
+    """Name of a recalibration: use case and window."""
+    return _run_name("recalibrate", days_or_newest)
+
+
 def _run_name(kind: str, chosen: Callable[[TimeWindow | None, PipelineConfig], TimeWindow]) -> str:
     """Prefect asks for the name inside the run, when its parameters have been validated."""
     parameters: dict[str, Any] = runtime.flow_run.parameters

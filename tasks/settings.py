@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -19,15 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from tasks.contracts.base import Artifact
-from tasks.errors import ArtifactError, refused_writes_explained
+from tasks.errors import ArtifactError, ConfigurationError, refused_writes_explained
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 URI_SCHEME = "artifact:"
 DEFAULT_PROFILE = "local"
 DEFAULT_FEATURE_REPO = Path("feature_repo") / "flights"
+USE_CASE_FILE = "use_case.yaml"
+USE_CASE_NAME = r"^[a-z][a-z0-9-]*$"
 Value = TypeVar("Value", bound=BaseModel)
 
 
@@ -58,16 +62,39 @@ class Settings:
         )
 
     @property
-    def features_home(self) -> Path:
-        """Folder of the use case's own feature state: registry, online store, published tables.
+    def use_case(self) -> str:
+        """Name of the use case that the feature repository describes.
 
-        The default use case, and a repository that lies elsewhere, have the state folder itself;
-        any other one beside the default has `use_cases/<its folder's name>` in it.
+        Raises:
+            ConfigurationError: the repository does not say.
         """
-        default = PROJECT_ROOT / DEFAULT_FEATURE_REPO
-        if self.feature_repo == default or self.feature_repo.parent != default.parent:
-            return self.home
-        return self.home / "use_cases" / self.feature_repo.name
+        file = self.feature_repo / USE_CASE_FILE
+        try:
+            described = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except FileNotFoundError as exc:
+            raise ConfigurationError(
+                f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
+            ) from exc
+        except yaml.YAMLError as exc:
+            raise ConfigurationError(f"{file} is no YAML: {exc}") from exc
+        name = described.get("name") if isinstance(described, dict) else None
+        if not isinstance(name, str) or not re.fullmatch(USE_CASE_NAME, name):
+            raise ConfigurationError(
+                f"{file} names the use case {name!r}; expected `name:` with small letters, digits "
+                "and dashes, for it names a folder too. Nothing was touched"
+            )
+        return name
+
+    @property
+    def features_home(self) -> Path:
+        """Folder of the state that is the use case's alone.
+
+        Feature registry, online store, published tables, monitoring, the feature store's audit
+        trail, reports. The default use case has the state folder itself, any other one
+        `use_cases/<name>` in it, wherever its repository lies.
+        """
+        name = self.use_case
+        return self.home if name == DEFAULT_FEATURE_REPO.name else self.home / "use_cases" / name
 
     @property
     def store(self) -> ArtifactStore:
@@ -91,8 +118,8 @@ class Settings:
 
     @property
     def reports(self) -> Path:
-        """Folder of the run reports."""
-        return self.home / "reports"
+        """Folder of the use case's run reports."""
+        return self.features_home / "reports"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,8 @@ def _silence_exit() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     atexit.register(_silence_exit)
+    # A shell has its background jobs ignore Ctrl-C, and so would every process started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     drill_table.install(config)
 
 

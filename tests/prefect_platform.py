@@ -62,6 +62,7 @@ class PrefectApi:
 
         The variables are set for child processes too.
         """
+        from prefect.logging.handlers import APILogHandler
         from prefect.settings import (
             PREFECT_API_AUTH_STRING,
             PREFECT_API_URL,
@@ -84,6 +85,7 @@ class PrefectApi:
                 }
             ):
                 yield
+                APILogHandler().flush()  # while there is a server to send to
 
     @contextmanager
     def worker(self, pool: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:

@@ -66,9 +66,9 @@ class DeploymentItem:
 
     @property
     def job_variables(self) -> dict[str, Any]:
-        """Job variables; a further use case's say where its repository is."""
+        """Job variables; they say where the use case's repository is, where workers do not know."""
         variables = dict(self.entry.work_pool.job_variables)
-        if self.use_case is not None and not self.use_case.is_first:
+        if self.use_case is not None and self.use_case.repo_on_workers is not None:
             environment = {**variables.get("env", {})}
             environment["FALAJ_FEATURE_REPO"] = self.use_case.repo_on_workers
             variables["env"] = environment

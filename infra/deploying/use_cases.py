@@ -23,12 +23,10 @@ class UseCase:
     config: Mapping[str, Any]
     """Its `PipelineConfig`, whole, as JSON."""
     repo_on_workers: str | None
-    """Where workers find the repository; None for the first: their own environment says it."""
+    """Where workers find the repository; None where their own environment says it."""
 
-    @property
-    def is_first(self) -> bool:
-        """True for the use case whose deployments bear plain names."""
-        return self.repo_on_workers is None
+    is_first: bool = False
+    """True for the use case whose deployments bear plain names."""
 
     def deployment_name(self, name: str) -> str:
         """A deployment's name for this use case: `cpu`, or `cpu-<use case>`."""
@@ -47,27 +45,42 @@ def read_use_cases(
         environment: instead of the process's.
 
     Raises:
-        ConfigurationError: a repository describes no use case, or two have one name.
+        ConfigurationError: a repository describes no use case, or two have one name or would
+            register their models under one.
     """
     environment = os.environ if environment is None else environment
     repos = list(repos) or [r for r in environment.get(REPOS_VARIABLE, "").split(":") if r]
     repos = repos or [str(Settings.from_environment(environment).feature_repo)]
-    found = tuple(_read(repo, is_first=place == 0) for place, repo in enumerate(repos))
-    names = [use_case.name for use_case in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    own = Settings.from_environment(environment).feature_repo
+    found = tuple(_read(repo, own, is_first=place == 0) for place, repo in enumerate(repos))
+    if twice := _more_than_once([use_case.name for use_case in found]):
         raise ConfigurationError(
-            f"two feature repositories describe a use case named {', '.join(twice)}; give one of "
+            f"two feature repositories describe a use case named {twice}; give one of "
             "them another name in its use_case.yaml. Nothing was deployed"
+        )
+    models = [use_case.config["registry"]["model_name"] for use_case in found]
+    if twice := _more_than_once(models):
+        raise ConfigurationError(
+            f"two use cases register their models as {twice}, so one's candidate would replace the "
+            "other's champion; give one another `registry.model_name` in its use_case.yaml. "
+            "Nothing was deployed"
         )
     return found
 
 
-def _read(repo: str, *, is_first: bool) -> UseCase:
+def _more_than_once(names: Sequence[str]) -> str:
+    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
+
+
+def _read(repo: str, own: Path, *, is_first: bool) -> UseCase:
+    """One use case; `own` is the repository that workers have without being told another."""
     path, _, on_workers = repo.partition("=")
     folder = Path(path).expanduser().resolve()
     config = read_pipeline_config(folder)
+    is_known = is_first and folder == own and not on_workers
     return UseCase(
         name=config.name,
         config=config.model_dump(mode="json"),
-        repo_on_workers=None if is_first else on_workers or str(folder),
+        repo_on_workers=None if is_known else on_workers or str(folder),
+        is_first=is_first,
     )

@@ -70,6 +70,12 @@ class SliceMetrics(Contract):
     column: str
     value: str
     metrics: Quality
+    error_ratio: Metric | None = Field(
+        default=None,
+        description="Of a regression: RMSE over that of the plain prediction which errs least on "
+        "these rows, the yardstick or the baseline where it is known. A plain prediction that errs "
+        "by less than a tolerance counts as erring by that.",
+    )
 
 
 class PairedComparison(Contract):
@@ -80,6 +86,10 @@ class PairedComparison(Contract):
     against: str = Field(description="`champion:<version>` or `yardstick`.")
     auc_difference: Metric
     brier_difference: Metric
+    log_loss_difference: Metric | None = Field(
+        default=None, description="Null in records before 2026-11-21, as the next one."
+    )
+    calibration_error_difference: Metric | None = None
 
     @property
     def primary(self) -> Metric:

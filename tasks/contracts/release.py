@@ -8,7 +8,8 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef
-from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.calibration import Calibration, FitOutcome
+from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, Metric
 from tasks.contracts.training import TrainedModel
 
@@ -83,6 +84,19 @@ class RegisteredProgram(Contract):
     columns: DatasetSchema
 
 
+class CalibrationSource(Contract):
+    """A registered version whose scores are to be mapped anew, as far as the registry knows it."""
+
+    program: RegisteredProgram
+    checkpoint: Artifact = Field(description="Weights of its network.")
+    splits: DataSplits = Field(description="Rows that it was trained, chosen and judged on.")
+    training_config: dict[str, object]
+    best_epoch: NonNegativeInt
+    calibration: Calibration | None = Field(
+        default=None, description="Its own earlier map; None where its network speaks for itself."
+    )
+
+
 class GateResult(Contract):
     """One gate of a promotion."""
 
@@ -136,3 +150,17 @@ class Rollback(Contract):
     reason: str
     order_id: str = Field(description="The episode that asked for it; repeating it changes nothing")
     at: datetime
+
+
+class RecalibrationResult(Contract):
+    """Result of `recalibration`: a new version by a new map alone, or why there is none."""
+
+    source: ModelVersionRef = Field(description="Version whose scores were mapped.")
+    fit: FitOutcome
+    refusal: str | None = Field(description="Why no version was registered; None where one was.")
+    evaluation: EvaluationReport | None = Field(
+        default=None, description="On rows later than those of the fit; None without a map."
+    )
+    version: ModelVersionRef | None = None
+    variants: tuple[ModelVariant, ...] = ()
+    promotion: PromotionDecision | None = None

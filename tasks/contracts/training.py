@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.calibration import Calibration
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema, DataSplits, TaskKind
 from tasks.contracts.telemetry import TrainingTelemetry
 
@@ -50,21 +51,29 @@ class StartingPoint(Contract):
     trained_on: TimeWindow
 
 
-class TrainedModel(Contract):
-    """The best epoch of a training run."""
+class CandidateModel(Contract):
+    """What can be judged and registered: a program, the network in it, and the rows it has seen."""
 
     program: Artifact = Field(
         description="`torch.export` program (.pt2), preprocessing inside: takes `categorical` "
         "int32 (rows, c) and `numeric` float32 (rows, n), gives `score` float32 (rows,)."
     )
     checkpoint: Artifact = Field(description="Plain state dict of the best epoch.")
-    log: Artifact = Field(description="Full log of all ranks.")
     columns: DatasetSchema
     config: dict[str, object] = Field(description="The training configuration, whole.")
     snapshot_sha256: str
     splits: DataSplits
-    epochs: tuple[EpochMetrics, ...]
     best_epoch: NonNegativeInt
+    started_from: StartingPoint | None = Field(
+        default=None, description="Whose weights it began with; None for none."
+    )
+
+
+class TrainedModel(CandidateModel):
+    """The best epoch of a training run."""
+
+    log: Artifact = Field(description="Full log of all ranks.")
+    epochs: tuple[EpochMetrics, ...]
     num_ranks: PositiveInt
     strategy: str = Field(description="Engine that exchanged the gradients, such as `horovod`.")
     num_parameters: PositiveInt
@@ -77,9 +86,15 @@ class TrainedModel(Contract):
         default=(),
         description="What else the run left: traces of a profile, the story of elastic ranks.",
     )
-    started_from: StartingPoint | None = Field(
-        default=None, description="Whose weights it began with; None for none."
-    )
+
+
+class RecalibratedModel(CandidateModel):
+    """A registered version's network with another map of its scores; nothing was trained.
+
+    Its validation window is that of the rows to which the map was fitted.
+    """
+
+    calibration: Calibration
 
 
 class SearchedField(Contract):

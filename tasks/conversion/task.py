@@ -5,8 +5,10 @@ from __future__ import annotations
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
+from tasks.contracts.calibration import FitOutcome
 from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits, ValidatedDataset
-from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
+from tasks.contracts.release import BuiltVariant, CalibrationSource, ModelVariant, RegisteredProgram
+from tasks.contracts.training import RecalibratedModel
 from tasks.conversion.config import ConversionConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
@@ -99,6 +101,38 @@ def quantize_to_int8(
 
     store = Settings.from_environment().store
     return build_int8(program, openvino, dataset, splits, config, store)
+
+
+@task(
+    name="map-program",
+    task_run_name="map-v{source.program.version.version}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def map_program(
+    source: CalibrationSource, outcome: FitOutcome, dataset: ValidatedDataset, splits: DataSplits
+) -> RecalibratedModel:
+    """Put a fitted map of the scores into the program of a registered version.
+
+    Safe to retry: the program appears whole, under a key of its content, or not at all.
+
+    Raises:
+        ConversionError: the program has no place for a map. Not retried.
+        ConversionParityError: the new program does not give the mapped scores. Not retried.
+        ArtifactError: a file is absent or damaged. Not retried.
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.conversion import score_map
+
+    assert outcome.fit is not None
+    store = Settings.from_environment().store
+    return score_map.map_program(source, outcome.fit, dataset, splits, store)
 
 
 @task(

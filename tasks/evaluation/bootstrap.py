@@ -99,13 +99,15 @@ class Measured:
         replicates = self.replicates - other.replicates
 
         def difference(metric: str) -> Metric:
-            column = METRICS.index(metric)
-            return interval(float(values[column]), replicates[:, column], (-1.0, 1.0))
+            column, most = METRICS.index(metric), RANGES[metric][1]
+            return interval(float(values[column]), replicates[:, column], (-most, most))
 
         return PairedComparison(
             against=name,
             auc_difference=difference("auc"),
             brier_difference=difference("brier"),
+            log_loss_difference=difference("log_loss"),
+            calibration_error_difference=difference("calibration_error"),
         )
 
 

@@ -17,7 +17,7 @@ from tasks.contracts.evaluation import (
     Yardstick,
 )
 from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import TrainedModel
+from tasks.contracts.training import CandidateModel
 from tasks.errors import DataContractError
 from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
@@ -44,7 +44,7 @@ CHAMPION_SCORE = "champion_score"
 
 
 def judge_model(
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,
@@ -135,7 +135,7 @@ def score_window(
 
 
 def _check_same_origin(
-    trained: TrainedModel, dataset: ValidatedDataset, yardstick: Yardstick
+    trained: CandidateModel, dataset: ValidatedDataset, yardstick: Yardstick
 ) -> None:
     snapshot = dataset.snapshot.data.sha256
     for thing, seen in (
@@ -156,7 +156,7 @@ def _check_same_origin(
 
 
 def _scored_test_rows(
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,
@@ -226,7 +226,7 @@ def _write_predictions(
 
 def _report(
     rows: pd.DataFrame,
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,6 +170,28 @@ def measure_numbers(
     days, num_days = number_days(times)
     rows = PredictedRows(labels, predictions, baseline, days)
     return MeasuredNumbers(rows, rows.estimate(), rows.measure(draw_days(num_days, config)), unit)
+
+
+def error_ratio(
+    model: MeasuredNumbers, plain: Sequence[MeasuredNumbers], tolerance: float
+) -> Metric:
+    """RMSE of a model over that of the plain prediction that errs least, with its interval.
+
+    Args:
+        model: of some rows.
+        plain: at least one prediction of the same rows, with the same draws.
+        tolerance: RMSE above 0, in the label's unit, that every plain prediction counts as having
+            at least: next to a perfect one any model would look bad, however small its error.
+    """
+    column = METRICS.index("rmse")
+    value, *others = (m.values[column] for m in (model, *plain))
+    replicates, *other_replicates = (m.replicates[:, column] for m in (model, *plain))
+    least = np.minimum.reduce(other_replicates)
+    return interval(
+        float(value / max(min(others), tolerance)),
+        replicates / np.maximum(least, tolerance),
+        RANGES["rmse"],
+    )
 
 
 def observed_by_prediction(rows: PredictedRows, num_bins: int) -> tuple[ValueBand, ...]:

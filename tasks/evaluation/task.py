@@ -17,7 +17,7 @@ from tasks.contracts.evaluation import (
     Yardstick,
 )
 from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import TrainedModel
+from tasks.contracts.training import CandidateModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
@@ -66,7 +66,7 @@ def fit_yardstick(
     cache_policy=ByContent(task_file=__file__),
 )
 def judge_candidate(
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,
@@ -179,11 +179,13 @@ def slice_rows(report: EvaluationReport) -> list[dict[str, str]]:
             "slice": f"{part.column}={part.value}",
             "rows": f"{part.metrics.num_rows:,}",
             **_slice_figures(part.metrics),
+            **({"RMSE ratio": shown(part.error_ratio)} if part.error_ratio is not None else {}),
         }
         for part in report.slices
     ]
     figures = _slice_figures(report.overall)
-    empty = dict.fromkeys(figures, "") | {report.overall.primary_name: "not judged"}
+    ratio = ["RMSE ratio"] if any(part.error_ratio for part in report.slices) else []
+    empty = dict.fromkeys([*figures, *ratio], "") | {report.overall.primary_name: "not judged"}
     skipped = [{"slice": text, "rows": "", **empty} for text in report.skipped_slices]
     return judged + skipped
 

@@ -26,7 +26,7 @@ LOST = "lost"
 
 
 class Starter(Protocol):
-    """What runs retrainings and roll backs."""
+    """What runs retrainings, recalibrations and roll backs."""
 
     def start(self, order: Order) -> StartedAction | None:
         """Start an action and return at once; the same order again gives the same run.

@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tasks.errors import DataContractError
 from tasks.governor import tables
-from tasks.governor.budget import Spent
+from tasks.governor.budget import KINDS, Spent
 from tasks.governor.clock import Uptime
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import Action, Cause, Choice
@@ -47,6 +47,8 @@ class Episode:
     newest: str
     """Id of the latest verdict that showed it."""
     is_claimed: bool
+    recalibrated: bool = False
+    """Its run was a recalibration, and has ended."""
 
 
 class Book:
@@ -104,7 +106,7 @@ class Book:
         """Episodes that have not been closed, the oldest first."""
         table, claims = tables.episodes, tables.claims
         rows = self._connection.execute(
-            select(table, claims.c.episode_id.label("claim"))
+            select(table, claims.c.episode_id.label("claim"), claims.c.action, claims.c.state)
             .outerjoin(claims, claims.c.episode_id == table.c.episode_id)
             .where(self._mine(table), table.c.closed_at.is_(None))
             .order_by(table.c.opened_at, table.c.episode_id)
@@ -116,6 +118,8 @@ class Book:
                 cause=Cause(row["cause"]),
                 newest=row["newest"],
                 is_claimed=row["claim"] is not None,
+                recalibrated=(row["action"], row["state"])
+                == (Action.RECALIBRATE.value, ClaimState.ENDED.value),
             )
             for row in rows.mappings()
         ]
@@ -157,16 +161,24 @@ class Book:
         )
 
     def spent(self) -> list[Spent]:
-        """Retrainings of the model that were claimed before, the oldest first."""
-        table, clocks = tables.claims, tables.claim_clocks
+        """Retrainings and recalibrations of the model that were claimed before, oldest first."""
+        table, clocks, verdicts = tables.claims, tables.claim_clocks, tables.verdicts
+        kinds = [action.value for action in KINDS]
         rows = self._connection.execute(
-            select(table, clocks.c.boot, clocks.c.uptime_s)
+            select(table, clocks.c.boot, clocks.c.uptime_s, verdicts.c.version)
+            .join(verdicts, verdicts.c.verdict_id == table.c.verdict_id)
             .outerjoin(clocks, clocks.c.episode_id == table.c.episode_id)
-            .where(table.c.model == self.model, table.c.action == Action.RETRAIN.value)
+            .where(table.c.model == self.model, table.c.action.in_(kinds))
             .order_by(table.c.claimed_at)
         )
         return [
-            Spent(claimed_at=self._when_claimed(row), seconds=row["run_seconds"])
+            Spent(
+                claimed_at=self._when_claimed(row),
+                seconds=row["run_seconds"],
+                action=Action(row["action"]),
+                version=row["version"],
+                has_ended=row["state"] == ClaimState.ENDED.value,
+            )
             for row in rows.mappings()
         ]
 

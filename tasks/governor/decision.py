@@ -46,15 +46,6 @@ class Cause(StrEnum):
     MODEL = "model"
 
 
-CARRIED_OUT_AS = {
-    Action.RECALIBRATE: Action.RETRAIN,
-    Action.RETRAIN: Action.RETRAIN,
-    Action.ROLL_BACK: Action.ROLL_BACK,
-}
-"""A calibration alone cannot be renewed by this release: by this rule the whole model is retrained,
-and the record says that recalibration was asked for."""
-
-
 class Choice(Contract):
     """What the rule chose, and by which of its lines."""
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from tasks.governor.book import Book, Episode, governing
-from tasks.governor.budget import why_not_now
-from tasks.governor.decision import CARRIED_OUT_AS, Action, Cause, Choice, decide, healed
+from tasks.governor.budget import Refusal, carried_out_as, why_not_now
+from tasks.governor.decision import Action, Cause, Choice, decide, healed
 from tasks.governor.ledger import Ledger
 from tasks.governor.records import Answer, ClaimState, Mode, Order, Outcome, StoredVerdict
 
@@ -26,7 +26,13 @@ PLAYED_AGAIN = timedelta(days=180)
 
 
 def answer(
-    ledger: Ledger, verdict_id: str, champion: int | None, actor: str, mode: Mode = "act"
+    ledger: Ledger,
+    verdict_id: str,
+    champion: int | None,
+    actor: str,
+    mode: Mode = "act",
+    *,
+    recalibrates: bool = True,
 ) -> Answer:
     """Answer a verdict, and all of its model and use case that have no answer yet.
 
@@ -36,6 +42,7 @@ def answer(
         champion: version that is the champion now; None where that is not known.
         actor: who asks, for the record.
         mode: `decide_only` writes decisions, and neither opens nor closes nor claims anything.
+        recalibrates: something here carries out a recalibration; else it becomes a retraining.
 
     Returns:
         The new rows, or the one that answered the verdict before; and what is to be carried out.
@@ -46,7 +53,8 @@ def answer(
     """
     verdict = ledger.verdict(verdict_id)
     if verdict.answered_at is None:
-        made = settle(ledger, verdict.model, verdict.use_case, champion, actor, mode)
+        model, use_case = verdict.model, verdict.use_case
+        made = settle(ledger, model, use_case, champion, actor, mode, recalibrates=recalibrates)
         if any(decision.verdict_id == verdict_id for decision in made.decisions):
             return made
     ledger.count_asked(verdict_id)  # somebody has answered it, just now or long ago
@@ -61,6 +69,8 @@ def settle(
     champion: int | None,
     actor: str,
     mode: Mode = "act",
+    *,
+    recalibrates: bool = True,
 ) -> Answer:
     """Answer all verdicts of a model and use case, then look again at trouble that had to wait."""
     with governing(ledger.engine, model, use_case, actor) as book:
@@ -68,8 +78,10 @@ def settle(
             numbers = [_advise(book, verdict) for verdict in book.unanswered()]
         else:
             _close_for_promotion(book, champion)
-            numbers = [_answer_one(book, verdict, champion) for verdict in book.unanswered()]
-            numbers += _review(book)
+            numbers = [
+                _answer_one(book, verdict, champion, recalibrates) for verdict in book.unanswered()
+            ]
+            numbers += _review(book, recalibrates)
     decisions = ledger.numbered(numbers)
     for made in decisions:
         logger.info("%s: %s, %s: %s", model, made.action, made.outcome, made.reason)
@@ -95,7 +107,9 @@ def _close_for_promotion(book: Book, champion: int | None) -> None:
             book.close(episode, f"version {champion} became the champion")
 
 
-def _answer_one(book: Book, verdict: StoredVerdict, champion: int | None) -> int:
+def _answer_one(
+    book: Book, verdict: StoredVerdict, champion: int | None, recalibrates: bool
+) -> int:
     choice = decide(verdict.evidence, verdict.policy)
     latest = book.latest_window_end()
     book.mark_answered(verdict.verdict_id)
@@ -113,33 +127,56 @@ def _answer_one(book: Book, verdict: StoredVerdict, champion: int | None) -> int
             book.close(episode, f"verdict {verdict.verdict_id}")
     if choice.cause is None:
         return book.write(verdict.verdict_id, choice, Outcome.NOTHING_TO_DO, choice.reason)
-    return _answer_trouble(book, verdict, choice, choice.cause)
+    return _answer_trouble(book, verdict, choice, choice.cause, recalibrates)
 
 
-def _answer_trouble(book: Book, verdict: StoredVerdict, choice: Choice, cause: Cause) -> int:
+def _answer_trouble(
+    book: Book, verdict: StoredVerdict, choice: Choice, cause: Cause, recalibrates: bool
+) -> int:
     episode = book.episode(verdict, cause)
+    if episode.recalibrated:
+        # Had it helped, another version were the champion: what follows is another episode.
+        book.close(episode, f"its recalibration did not help: verdict {verdict.verdict_id}")
+        episode = book.episode(verdict, cause)
     if choice.action is Action.NOTHING:
         return book.write(verdict.verdict_id, choice, Outcome.ALERTS, choice.reason, episode)
     if episode.is_claimed:
         reason = f"episode {episode.episode_id[:12]} has had its run; {choice.reason}"
         return book.write(verdict.verdict_id, choice, Outcome.SAME_EPISODE, reason, episode)
-    return _act(book, verdict, choice, episode)
+    return _act(book, verdict, choice, episode, recalibrates)
 
 
-def _act(book: Book, verdict: StoredVerdict, choice: Choice, episode: Episode) -> int:
-    action = CARRIED_OUT_AS[choice.action]
-    refusal = why_not_now(action, book.now, book.spent(), verdict.policy)
+def _act(
+    book: Book, verdict: StoredVerdict, choice: Choice, episode: Episode, recalibrates: bool
+) -> int:
+    action, instead, refusal = _weigh(book, verdict, choice, recalibrates)
     if refusal is not None:
         reason = f"{refusal.reason}; {choice.reason}"
         return book.write(verdict.verdict_id, choice, refusal.outcome, reason, episode)
     book.claim(episode, action, verdict.verdict_id, choice.reason)
     reason = choice.reason
-    if action is not choice.action:
-        reason += f"; carried out as {action}, this release cannot {choice.action} alone"
+    if instead is not None:
+        reason += f"; carried out as {action}: {instead}"
     return book.write(verdict.verdict_id, choice, Outcome.ACTS, reason, episode, action)
 
 
-def _review(book: Book) -> Iterator[int]:
+def _weigh(
+    book: Book, verdict: StoredVerdict, choice: Choice, recalibrates: bool
+) -> tuple[Action, str | None, Refusal | None]:
+    """What would be done, why it is not what was chosen, and why it has to wait."""
+    spent = book.spent()
+    action, instead = carried_out_as(
+        choice.action,
+        verdict.evidence.version,
+        book.now,
+        spent,
+        verdict.policy,
+        recalibrates=recalibrates,
+    )
+    return action, instead, why_not_now(action, book.now, spent, verdict.policy)
+
+
+def _review(book: Book, recalibrates: bool) -> Iterator[int]:
     """Ask again for trouble that had to wait; a refusal that is like the last one adds no row."""
     for episode in book.open_episodes():
         if episode.is_claimed or episode.cause is Cause.FEED:
@@ -148,7 +185,6 @@ def _review(book: Book) -> Iterator[int]:
         choice = decide(verdict.evidence, verdict.policy)
         if choice.action is Action.NOTHING:
             continue
-        action = CARRIED_OUT_AS[choice.action]
-        refusal = why_not_now(action, book.now, book.spent(), verdict.policy)
+        refusal = _weigh(book, verdict, choice, recalibrates)[2]
         if refusal is None or refusal.outcome is not book.last_outcome(episode):
-            yield _act(book, verdict, choice, episode)
+            yield _act(book, verdict, choice, episode, recalibrates)

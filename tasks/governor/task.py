@@ -88,10 +88,18 @@ def read_verdict(verdict_id: str) -> StoredVerdict:
 
 
 @task(name="answer-verdict", task_run_name="answer-{verdict.model}", **_POLICY)
-def answer_verdict(verdict: StoredVerdict, standing: ChampionStanding | None, mode: Mode) -> Answer:
+def answer_verdict(
+    verdict: StoredVerdict, standing: ChampionStanding | None, mode: Mode, recalibrates: bool
+) -> Answer:
     """Answer a verdict and all of its model that have no answer, and claim what is to be done.
 
     Safe to retry: an answer is given in one transaction, and once.
+
+    Args:
+        verdict: what a drift check found.
+        standing: of the champion.
+        mode: whether anything is claimed.
+        recalibrates: something here carries out a recalibration; else it becomes a retraining.
 
     Raises:
         TransientError: the database does not answer. Retried.
@@ -101,14 +109,19 @@ def answer_verdict(verdict: StoredVerdict, standing: ChampionStanding | None, mo
 
     ledger = Ledger(Settings.from_environment().operation_url)
     champion = standing.version.version if standing else None
-    answered = answer(ledger, verdict.verdict_id, champion, _actor(), mode)
+    verdict_id = verdict.verdict_id
+    answered = answer(ledger, verdict_id, champion, _actor(), mode, recalibrates=recalibrates)
     _tell(answered)
     return answered
 
 
 @task(name="settle-verdicts", task_run_name="settle-{model}", **_POLICY)
 def settle_verdicts(
-    model: str, use_case: str, standing: ChampionStanding | None, mode: Mode = "act"
+    model: str,
+    use_case: str,
+    standing: ChampionStanding | None,
+    mode: Mode = "act",
+    recalibrates: bool = True,
 ) -> Answer:
     """Answer what nobody answered, and look again at trouble that had to wait.
 
@@ -122,7 +135,8 @@ def settle_verdicts(
 
     ledger = Ledger(Settings.from_environment().operation_url)
     champion = standing.version.version if standing else None
-    answered = settle(ledger, model, use_case, champion, _actor(), mode)
+    actor = _actor()
+    answered = settle(ledger, model, use_case, champion, actor, mode, recalibrates=recalibrates)
     _tell(answered)
     return answered
 

@@ -26,7 +26,7 @@ from tasks.contracts.data import (
 )
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, TrainingResult
-from tasks.contracts.training import TrainedModel
+from tasks.contracts.training import CandidateModel
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,31 @@ def training_steps(trained: TrainingResult, query: Query | None) -> Iterator[Ste
     told = f"Trained on {trained.model.num_ranks} rank(s) and registered the best epoch."
     yield Step(f"train.{trained.version.name}", (snapshot,), (model,), told)
     yield _judge_step(trained.version, model, snapshot, trained.evaluation)
+
+
+def recalibration_steps(
+    source: ModelVersionRef,
+    version: ModelVersionRef,
+    model: CandidateModel,
+    dataset: ValidatedDataset,
+    evaluation: EvaluationReport,
+    query: Query | None,
+) -> Iterator[Step]:
+    """Steps of one recalibration: the snapshot, the new version of the source, its predictions.
+
+    Args:
+        source: version whose scores were mapped.
+        version: what was registered.
+        model: the same, as it was judged.
+        dataset: rows of the fit and of the judgement.
+        evaluation: the judgement.
+        query: of the entity frame.
+    """
+    yield from snapshot_steps(dataset.snapshot, query)
+    snapshot, made = _snapshot(dataset), _model(version, model)
+    told = f"Fitted a map of version {source.version}'s scores on {model.splits.validation}."
+    yield Step(f"recalibrate.{version.name}", (_model(source), snapshot), (made,), told)
+    yield _judge_step(version, made, snapshot, evaluation)
 
 
 def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[Step]:
@@ -232,7 +257,7 @@ def _snapshot_node(snapshot: FeatureSnapshot) -> Node:
     )
 
 
-def _model(version: ModelVersionRef, trained: TrainedModel | None = None) -> Node:
+def _model(version: ModelVersionRef, trained: CandidateModel | None = None) -> Node:
     node = Node(f"models/{version.name}/{version.version}", version.program_sha256)
     if trained is None:
         return node

@@ -68,15 +68,12 @@ class PromotionConfig(BaseModel):
         description="Of a regression with a baseline: the lower bound of the skill lies above "
         "this; 0 is what the baseline itself has.",
     )
-    min_slice_skill: float = Field(
-        default=-0.5,
-        le=1,
-        description="Of a regression with a baseline: floor of the skill on the worst slice.",
-    )
-    min_slice_r2: float = Field(
-        default=-1.0,
-        le=1,
-        description="Of a regression without a baseline: floor of R2 on the worst slice.",
+    max_slice_error_ratio: float = Field(
+        default=1.5,
+        gt=0,
+        le=100,
+        description="Of a regression: ceiling of the RMSE on the worst slice, as a multiple of the "
+        "yardstick's or baseline's there, whichever errs less.",
     )
     max_bias: float = Field(
         default=0.1,
@@ -101,7 +98,8 @@ class PromotionConfig(BaseModel):
     champion_rule: Literal["not_worse", "better"] = Field(
         default="not_worse",
         description="`not_worse`: the 95 % interval of candidate minus champion lies above minus "
-        "the margin (non-inferiority). `better`: it lies above zero.",
+        "the margin (non-inferiority). `better`: it lies above zero; of a "
+        "recalibrated champion, whose ranking is the same, that of the error lies below instead.",
     )
     max_calibration_error: float = Field(
         default=0.05, ge=0, le=1, description="Ceiling of the expected calibration error."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.data import AUC_NAME, R2_NAME, ValidatedDataset
+from tasks.contracts.data import AUC_NAME, ValidatedDataset
 from tasks.contracts.evaluation import (
     Comparison,
     EvaluationReport,
@@ -159,7 +159,12 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
             "evaluate against the present champion"
         )
     low, overall = comparison.primary.low, evidence.evaluation.overall
-    if config.champion_rule == "better":
+    if config.champion_rule == "better" and _maps(evidence.record, reigning):
+        # A map leaves the ranking as it is; what it can make better is the error.
+        passed = comparison.error.high < 0 and _within(low, -config.champion_margin, overall)
+        wanted = f"at or above -{config.champion_margin:.4f} of a recalibration, and the "
+        wanted += f"{comparison.error_name} surely lower; it changed by {_signed(comparison.error)}"
+    elif config.champion_rule == "better":
         passed, wanted = low > 0 and _within(low, 0, overall), "above zero"
     else:
         passed, wanted = (
@@ -171,6 +176,12 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
         f"{_signed(comparison.primary)} on "
         f"the same rows; rule {config.champion_rule!r} wants the lower bound {wanted}"
     )
+
+
+def _maps(record: VersionRecord, reigning: ModelVersionRef) -> bool:
+    """The candidate is the reigning champion with another map of its scores."""
+    made = record.manifest.calibration if record.manifest else None
+    return made is not None and made.source == reigning
 
 
 def calibration(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
@@ -234,14 +245,17 @@ def worst_number_slice(evidence: Evidence, config: PromotionConfig) -> tuple[boo
     slices = evidence.evaluation.slices
     if not slices:
         return False, "the evaluation judged no slice"
-    metrics = [(s, s.metrics) for s in slices]
-    numbers = [(s, m) for s, m in metrics if isinstance(m, RegressionMetrics)]
-    if len(numbers) < len(slices):
+    ratios = [(s, s.error_ratio) for s in slices]
+    known = [(s, ratio) for s, ratio in ratios if ratio is not None]
+    if len(known) < len(slices):
         return False, NOT_OF_ONE_TASK
-    skills = [(s, m.skill) for s, m in numbers if m.skill is not None]
-    if skills:
-        return _worst(skills, "skill over the baseline", config.min_slice_skill)
-    return _worst([(s, m.r2) for s, m in numbers], R2_NAME, config.min_slice_r2)
+    part, ratio = max(known, key=lambda pair: -_nan_first(-pair[1].value))
+    ceiling = config.max_slice_error_ratio
+    return all(0 <= r.value <= ceiling for _, r in known), (
+        f"worst of {len(known)} slices is {part.column}={part.value} "
+        f"({part.metrics.num_rows:,} rows): its RMSE is {_shown(ratio)} times that of the better "
+        f"plain prediction there, yardstick or baseline; ceiling {ceiling:.4f}"
+    )
 
 
 def hardware(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:

@@ -28,6 +28,7 @@ SNAPSHOT_TAG = "snapshot_sha256"
 MANIFEST_TAG = "manifest_sha256"  # of `model.json`
 VARIANTS_TAG = "variants_sha256"  # of `variants.json`
 KEPT_TAG = "kept_variants"
+RECALIBRATED_TAG = "recalibrated_from"  # number of the version whose network it has
 RIVAL_TAG = "rival"  # number of the version that the evaluation compared with
 DECISION_TAG = "promotion"
 DECISION_SHA_TAG = "promotion_sha256"

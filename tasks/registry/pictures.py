@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tasks.contracts.evaluation import CurvePoint, EvaluationReport, MetricSet, RegressionMetrics
-from tasks.contracts.training import TrainedModel
+from tasks.contracts.training import CandidateModel, TrainedModel
 from tasks.errors import refused_writes_explained
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d97706", "#8a8f98"
@@ -18,16 +18,18 @@ DOTS_PER_INCH = 110
 Place = Literal["best", "lower right", "upper right", "upper left"]
 
 
-def draw_pictures(trained: TrainedModel, evaluation: EvaluationReport, folder: Path) -> None:
+def draw_pictures(trained: CandidateModel, evaluation: EvaluationReport, folder: Path) -> None:
     """Write pictures into `folder`: what was learnt, and how good it is on the test rows.
 
-    `learning-curve.png`; of a classification `roc-pr.png` and `calibration.png`, of a regression
-    `observed.png` and `residuals.png`.
+    `learning-curve.png` where something was trained; of a classification `roc-pr.png` and
+    `calibration.png`, of a regression `observed.png` and `residuals.png`.
 
     Raises:
         StorageError: the disk refused.
     """
-    figures = {"learning-curve": draw_learning_curve(trained)}
+    figures = {}
+    if isinstance(trained, TrainedModel):
+        figures["learning-curve"] = draw_learning_curve(trained)
     if isinstance(evaluation.overall, MetricSet):
         figures["roc-pr"] = draw_roc_and_pr(evaluation, evaluation.overall)
         figures["calibration"] = draw_calibration(evaluation, evaluation.overall)

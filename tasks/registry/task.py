@@ -16,17 +16,18 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
 from prefect.logging import get_run_logger
 
-from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import (
+    CalibrationSource,
     ChampionStanding,
     ModelVariant,
     PromotionDecision,
     RegisteredProgram,
     Rollback,
 )
-from tasks.contracts.training import StartingPoint, StudyRecord, TrainedModel, TrialRecord
+from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
@@ -48,7 +49,7 @@ _POLICY: dict[str, Any] = {
 
 
 @task(name="find-rival", task_run_name="find-rival-{config.model_name}", **_POLICY)
-def find_rival(trained: TrainedModel, config: RegistryConfig) -> RegisteredProgram | None:
+def find_rival(trained: CandidateModel, config: RegistryConfig) -> RegisteredProgram | None:
     """The champion that the trained model is to be compared with; None where there is none.
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
@@ -84,6 +85,27 @@ def find_start(
     if start is None:
         get_run_logger().info("%s has no earlier champion to begin with", config.model_name)
     return start
+
+
+@task(name="find-calibration-source", task_run_name="find-source-{config.model_name}", **_POLICY)
+def find_calibration_source(
+    fit: TimeWindow, holdout: TimeWindow, config: RegistryConfig
+) -> CalibrationSource:
+    """The champion, with all that another map of its scores needs.
+
+    Safe to retry: it only reads, and copies files into the store under their digest.
+
+    Raises:
+        RegistryError: there is no champion, or its files are missing or damaged. Not retried.
+    """
+    from tasks.registry import programs
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    location = RegistryLocation.of(settings)
+    return programs.find_calibration_source(
+        fit, holdout, config.model_name, location, settings.store
+    )
 
 
 @task(name="fetch-champion", task_run_name="fetch-champion-{config.model_name}", **_POLICY)
@@ -122,7 +144,7 @@ def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
 
 @task(name="register-candidate", task_run_name="register-{config.model_name}", **_POLICY)
 def register_candidate(
-    trained: TrainedModel,
+    trained: CandidateModel,
     evaluation: EvaluationReport,
     dataset: ValidatedDataset,
     config: RegistryConfig,

@@ -15,6 +15,7 @@ from tasks.contracts.run import RunRecord
 from tasks.reporting.judgement import (
     labels_told,
     labels_told_at_length,
+    outputs_told,
     second_tile,
     skill_told,
     slice_rank,
@@ -32,6 +33,7 @@ from tasks.reporting.quantities import (
     milliseconds,
     plural,
 )
+from tasks.settings import DEFAULT_FEATURE_REPO
 
 _NATURAL_ORDER = re.compile(r"\d+([-./: ]\d+)*")
 
@@ -378,11 +380,23 @@ def _flat(config: Mapping[str, object], prefix: str) -> Iterator[tuple[str, obje
 def rerun_told(record: RunRecord) -> str:
     """The command that does the whole run again, as far as the code is known."""
     commit, _, modified = record.code_commit.partition("-")
-    if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
-        return "make run"
-    return f"git checkout {commit} && make run" + (
-        "   # plus changes that were not committed" if modified else ""
-    )
+    command, remarks = "make run", []
+    if repo_told(record):
+        remarks.append("FALAJ_FEATURE_REPO names the use case's feature repository")
+    if re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        command = f"git checkout {commit} && make run"
+        remarks += ["plus changes that were not committed"] * bool(modified)
+    return f"{command}   # {'; '.join(remarks)}" if remarks else command
+
+
+def repo_told(record: RunRecord) -> str:
+    """The argument by which a command finds the use case; empty for the default one."""
+    return "" if record.use_case == DEFAULT_FEATURE_REPO.name else "--repo REPOSITORY "
+
+
+def is_committed(record: RunRecord) -> bool:
+    """Whether a commit alone names the code."""
+    return re.fullmatch(r"[0-9a-f]{7,64}", record.code_commit) is not None
 
 
 def limits(record: RunRecord) -> list[str]:
@@ -394,7 +408,7 @@ def limits(record: RunRecord) -> list[str]:
         "Latencies were measured on the machine named above, beside PyTorch eager. Ratios travel "
         "to other machines better than milliseconds do.",
     ]
-    if rerun_told(record) != f"git checkout {record.code_commit} && make run":
+    if not is_committed(record):
         found.append(
             f"The code is not wholly named by a commit ({record.code_commit}): the run can be "
             "repeated only where that working tree still exists."
@@ -406,7 +420,8 @@ def limits(record: RunRecord) -> list[str]:
         )
     if drift.current_performance is None:
         found.append(
-            "The current window has no labels yet: drift was judged by features and scores alone."
+            "The current window has no labels yet: drift was judged by features and "
+            f"{outputs_told(record)} alone."
         )
     telemetry = record.model.telemetry
     if record.model.energy_j is None and (telemetry is None or telemetry.energy.joules is None):

@@ -19,7 +19,14 @@ from tasks.contracts.evaluation import (
 from tasks.contracts.run import RunRecord
 from tasks.reporting.charts import Mark, Series, calibration_chart, curve_chart, line_chart
 from tasks.reporting.facts import comparisons, features_by_drift, next_step, slices_by_column
-from tasks.reporting.judgement import is_regression, observed_chart, residual_chart, sized
+from tasks.reporting.judgement import (
+    digits_of_errors,
+    is_regression,
+    observed_chart,
+    residual_chart,
+    sized,
+    with_unit_of_errors,
+)
 from tasks.reporting.lineage import columns, lineage_chart, lineage_chart_upright
 from tasks.reporting.loop import (
     MOST_STAGES_IN_A_ROW,
@@ -251,13 +258,14 @@ def compared(record: RunRecord) -> tuple[tuple[str, Markup], ...]:
     if not found:
         return ()
     name, error = record.evaluation.overall.primary_name, found[0].error_name
-    short = error.split()[0]
+    short = with_unit_of_errors(error.split()[0] + " difference", record)
     sides = [
-        (f"{name}: right of zero", f"{name} difference (right", [c.primary for c in found]),
+        (f"{name}: right of zero", f"{name} difference (right", [c.primary for c in found], 4),
         (
             f"{error}: left of zero",
-            f"{short} difference (left",
+            f"{short} (left",
             [c.error for c in found],
+            digits_of_errors([c.error for c in found], record),
         ),
     ]
     return tuple(
@@ -266,7 +274,7 @@ def compared(record: RunRecord) -> tuple[tuple[str, Markup], ...]:
             interval_chart(
                 f"{title} is better)",
                 [
-                    Estimate(c.against, m.value, m.low, m.high, difference(m))
+                    Estimate(c.against, m.value, m.low, m.high, difference(m, digits))
                     for c, m in zip(found, metrics, strict=True)
                 ],
                 f"{title} is better)",
@@ -275,7 +283,7 @@ def compared(record: RunRecord) -> tuple[tuple[str, Markup], ...]:
                 note_below=True,
             ),
         )
-        for caption, title, metrics in sides
+        for caption, title, metrics, digits in sides
     )
 
 

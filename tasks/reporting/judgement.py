@@ -60,6 +60,11 @@ def is_regression(record: RunRecord) -> bool:
     return isinstance(record.evaluation.overall, RegressionMetrics)
 
 
+def outputs_told(record: RunRecord) -> str:
+    """What the model gives, in a word."""
+    return "predictions" if is_regression(record) else "scores"
+
+
 def quality_table(record: RunRecord) -> Table:
     """Metrics of the candidate, the yardstick and, of a regression, the baseline."""
     report = record.evaluation
@@ -89,17 +94,22 @@ def slice_table(parts: Sequence[SliceMetrics]) -> tuple[tuple[str, ...], list[tu
     else:
         unit = parts[0].metrics.unit
         headings = ("Rows", _with_unit("Mean label", unit), "R²", "RMSE", "MAE", "Bias", "Skill")
-    return headings, [row + _of_slice(part.metrics) for row, part in zip(rows, parts, strict=True)]
+        headings += ("RMSE ratio",)
+    return headings, [row + _of_slice(part) for row, part in zip(rows, parts, strict=True)]
 
 
-def _of_slice(metrics: Quality) -> tuple[str, ...]:
+def _of_slice(part: SliceMetrics) -> tuple[str, ...]:
+    metrics = part.metrics
     if isinstance(metrics, MetricSet):
         shown = (metrics.auc, metrics.pr_auc, metrics.brier, metrics.calibration_error)
         return (percent(metrics.base_rate), *map(estimate, shown))
     figures = _figures(metrics)
     return (
         sized(metrics.label_mean),
-        *(f"{cell.value} {cell.interval}".strip() for cell in (_cell(m) for _, _, m in figures)),
+        *(
+            f"{cell.value} {cell.interval}".strip()
+            for cell in map(_cell, [*(m for _, _, m in figures), part.error_ratio])
+        ),
     )
 
 
@@ -166,6 +176,18 @@ def labels_told_at_length(record: RunRecord) -> str:
 def with_unit(value: float, record: RunRecord) -> str:
     """A number with the label's unit."""
     return f"{sized(value)} {record.dataset.snapshot.columns.unit}".strip()
+
+
+def with_unit_of_errors(words: str, record: RunRecord) -> str:
+    """Words about errors with their unit: the label's, or none for probabilities."""
+    return _with_unit(words, _unit(record.evaluation))
+
+
+def digits_of_errors(differences: Sequence[Metric], record: RunRecord) -> int:
+    """Digits after the point of differences of errors: as many as fit their unit."""
+    if not is_regression(record):
+        return 4
+    return _digits(*(bound for d in differences for bound in (d.value, d.low, d.high)))
 
 
 def second_tile(record: RunRecord) -> tuple[str, str, str, str]:
@@ -263,6 +285,11 @@ def words(record: RunRecord) -> list[tuple[str, str]]:
         (
             "Skill",
             "share of the baseline's squared error that the model saves",
+        ),
+        (
+            "RMSE ratio",
+            "RMSE of a slice over that of yardstick or baseline there, whichever errs less (or "
+            "over an error that does no harm, where that is larger); the gate on slices judges it",
         ),
     ]
 

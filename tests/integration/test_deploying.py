@@ -227,7 +227,8 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     other = tmp_path / "other"
     shutil.copytree(REPO, other)
     described = (other / "use_case.yaml").read_text()
-    (other / "use_case.yaml").write_text(described.replace("name: flights\n", "name: other\n", 1))
+    renamed = described.replace("name: flights\n", "name: other\n", 1)
+    (other / "use_case.yaml").write_text(renamed.replace("model_name: ", "model_name: other-", 1))
     before = trace(plan)
     both = plan_of(part_of_the_file(*LOOKED_AT), tmp_path, [REPO, f"{other}=/srv/other"])
     outcome = redeploy(both)

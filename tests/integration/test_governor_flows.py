@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
-from prefect import flow, get_client
+from prefect import Flow, flow, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -23,7 +24,11 @@ from flows.decision import advise_on_drift, decision_flow
 from flows.embedded import send_what_is_left
 from flows.governor_sweep import governor_sweep_flow
 from flows.pipeline import pipeline_flow
+from flows.recalibration import recalibration_flow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import ConfigurationError, DataContractError
+from tasks.governor.config import GovernorConfig
+from tasks.governor.decision import Action
 from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import ClaimState, Outcome
 from tasks.governor.task import store_verdict
@@ -50,17 +55,22 @@ def deployment(prefect_api: PrefectApi, config: PipelineConfig) -> Iterator[UUID
             client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
             flow_id = client.create_flow(pipeline_flow)
         parameters = {"config": config.model_dump(mode="json")}
-        yield asyncio.run(_deploy(flow_id, parameters))
+        yield asyncio.run(_deploy(flow_id, parameters, DEPLOYMENT, pipeline_flow))
         send_what_is_left()
 
 
-async def _deploy(flow_id: UUID, parameters: dict[str, object]) -> UUID:
+async def _deploy(
+    flow_id: UUID,
+    parameters: dict[str, object],
+    name: str = DEPLOYMENT,
+    deployed: Flow[..., Any] = pipeline_flow,
+) -> UUID:
     async with get_client() as client:
         return await client.create_deployment(
             flow_id,
-            DEPLOYMENT,
+            name,
             work_pool_name=POOL,
-            entrypoint="flows.pipeline.pipeline_flow",
+            entrypoint=f"{deployed.fn.__module__}.{deployed.fn.__name__}",
             pull_steps=[],
             parameters=parameters,
         )
@@ -113,6 +123,52 @@ def test_a_verdict_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
     (answered,) = governor_sweep_flow()
     assert [d.outcome for d in answered.decisions] == [Outcome.NOTHING_TO_DO, Outcome.ACTS]
     assert len(runs_of(ledger)) == 2
+
+
+@pytest.mark.timeout(600)
+def test_wrong_scores_start_a_recalibration_where_one_is_deployed_and_else_a_retraining(
+    deployment: UUID, prefect_api: PrefectApi, ledger: Ledger, config: PipelineConfig
+) -> None:
+    verdict = ledger.store_verdict(MODEL, config.name, builders.shifted(0), FREE)
+    (made,) = decision_flow(verdict.verdict_id).decisions
+    assert (made.action, made.carried_out_as) == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "no deployment of the flow recalibration has this use case" in made.reason
+    (run,) = runs_of(ledger)
+    assert run.deployment_id == deployment
+
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow(recalibration_flow)
+    parameters = {"window": None, "config": config.model_dump(mode="json")}
+    deployed = asyncio.run(_deploy(flow_id, parameters, "cpu-governed", recalibration_flow))
+    seen = builders.shifted(1, version=5)
+    verdict = ledger.store_verdict("other", config.name, seen, FREE)
+    (made,) = decision_flow(verdict.verdict_id).decisions
+    assert (made.action, made.carried_out_as) == (Action.RECALIBRATE, Action.RECALIBRATE)
+    (run,) = (found for found in runs_of(ledger) if found.deployment_id == deployed)
+    assert (run.work_queue_name, made.run_id) == ("retrain", None)
+    assert TimeWindow.model_validate(run.parameters["window"]) == seen.window
+    assert PipelineConfig.model_validate(run.parameters["config"]) == config
+    with get_client(sync_client=True) as client:
+        client.delete_deployment(deployed)
+
+
+@pytest.mark.timeout(300)
+def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
+    deployment: UUID, ledger: Ledger, config: PipelineConfig
+) -> None:
+    beside = config.model_copy(update={"name": "neighbour"}).model_dump(mode="json")
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow(pipeline_flow)
+    other = asyncio.run(_deploy(flow_id, {"config": beside}, "coordinator-neighbour"))
+    stale, never = builders.stale(0), GovernorConfig(max_runs_per_week=0)
+    held = decision_flow(ledger.store_verdict(MODEL, config.name, stale, never).verdict_id)
+    acted = decision_flow(ledger.store_verdict("other", "neighbour", stale, FREE).verdict_id)
+    assert [d.outcome for d in held.decisions] == [Outcome.BUDGET]
+    assert [d.outcome for d in acted.decisions] == [Outcome.ACTS]
+    governor_sweep_flow()
+    (run,) = runs_of(ledger)
+    assert run.deployment_id == other
+    assert run.parameters["config"]["name"] == "neighbour"
 
 
 @pytest.mark.timeout(300)

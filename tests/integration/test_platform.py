@@ -13,10 +13,12 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -96,8 +98,15 @@ class Platform:
         request = urllib.request.Request(
             self.endpoint.api_url + path, json.dumps(body).encode(), headers
         )
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.load(reply)
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    return json.load(reply)
+            except HTTPError as exc:  # 503: SQLite has one writer, ask again
+                if exc.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                    raise
+            time.sleep(1)
 
     def start_run(self, seconds: float) -> str:
         """Start a run that is busy for some seconds, and wait until it is."""

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 from sklearn.metrics import mean_absolute_error, r2_score
 
 from flows.config import read_pipeline_config
-from tasks.contracts.evaluation import RegressionMetrics
+from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
 from tasks.contracts.run import RunRecord
+from tasks.evaluation.slices import judge_slices
+from tasks.registry.gates import Evidence, judge
+from tasks.registry.records import VersionRecord
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.integration.test_embedded import processes_of
+from tests.use_cases import TRAFFIC, small_traffic
 
 pytestmark = pytest.mark.timeout(900)
-
-REPOSITORY = PROJECT_ROOT / "feature_repo" / "traffic"
-WEEKS = {
-    "window": {"start": "2016-10-01T05:00:00Z", "end": "2017-03-01T06:00:00Z"},
-    "splits": {
-        "train": {"start": "2016-11-06T06:00:00Z", "end": "2017-01-08T06:00:00Z"},
-        "validation": {"start": "2017-01-08T06:00:00Z", "end": "2017-01-29T06:00:00Z"},
-        "test": {"start": "2017-01-29T06:00:00Z", "end": "2017-02-27T06:00:00Z"},
-    },
-    "current": {"start": "2017-01-29T06:00:00Z", "end": "2017-02-27T06:00:00Z"},
-    "monitoring": {"baseline": {"start": "2016-11-06T06:00:00Z", "end": "2017-01-08T06:00:00Z"}},
-    "training": {"max_epochs": 12, "global_batch_size": 128, "hidden_sizes": [32], "num_bins": 8},
-    "yardstick": {"max_iterations": 30, "min_leaf_rows": 20},
-    "evaluation": {"slices": ["weekday"], "min_slice_rows": 80, "min_days": 3, "replicates": 100},
-    "conversion": {"targets": ["onnx-fp32"], "timing_rounds": 6, "round_ms": 2},
-    "promotion": {
-        **{"min_r2": 0.5, "yardstick_margin": 0.3, "min_skill": -5, "min_slice_skill": -50},
-        **{"max_bias": 0.5, "required_hardware": []},
-    },
-}
 
 
 def command(home: Path, repository: Path) -> tuple[int, str]:
@@ -57,14 +38,14 @@ def command(home: Path, repository: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def reports(home: Path) -> Path:
+    """The use case's own reports: the state folder's are the default's."""
+    return home / "use_cases" / "traffic" / "reports"
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The use case as it is, with windows of some weeks and gates as wide as they need."""
-    folder = tmp_path_factory.mktemp("traffic") / "traffic"
-    shutil.copytree(REPOSITORY, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    described: dict[str, Any] = yaml.safe_load((folder / "use_case.yaml").read_text())
-    (folder / "use_case.yaml").write_text(yaml.safe_dump({**described, **WEEKS}))
-    return folder
+    return small_traffic(tmp_path_factory.mktemp("second"))
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +59,12 @@ def home(repository: Path) -> Path:
 
 @pytest.fixture
 def record(home: Path) -> RunRecord:
-    facts = json.loads((home / "reports" / "latest" / "report.json").read_text())
+    facts = json.loads((reports(home) / "latest" / "report.json").read_text())
     return RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields if k in facts})
 
 
 def test_the_use_case_of_the_repository_is_valid_and_apart_from_the_default() -> None:
-    config = read_pipeline_config(REPOSITORY)
+    config = read_pipeline_config(TRAFFIC)
     default = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
     assert config.features.training_set.task == "regression"
     assert config.registry.model_name != default.registry.model_name
@@ -114,6 +95,47 @@ def test_reported_metrics_of_a_regression_can_be_recomputed(home: Path, record: 
     assert overall.skill.value == pytest.approx(1 - errors[0] / errors[1], abs=1e-6)
 
 
+def test_a_model_that_is_bad_on_one_slice_is_refused_by_the_gate(
+    home: Path, record: RunRecord
+) -> None:
+    """It takes each Monday for the Sunday before; the yardstick's own predictions pass."""
+    store, columns = ArtifactStore(home / "artifacts"), record.dataset.snapshot.columns
+    rows = pd.read_parquet(store.path(record.evaluation.predictions))
+    rows["weekday"] = pd.to_datetime(rows["hour_id"]).dt.tz_localize("UTC").dt.day_name()
+    rows["score"] = rows["yardstick_score"]
+    is_monday = rows["weekday"] == "Monday"
+    day_before = rows["score"].shift(24).fillna(rows["score"])
+    spoilt = rows.assign(score=rows["score"].mask(is_monday, day_before))
+    judging = read_pipeline_config(TRAFFIC).evaluation.model_copy(
+        update={"slices": ("weekday",), "min_slice_rows": 80, "min_days": 3}
+    )
+    columns = columns.model_copy(update={"categorical": ("weekday",)})
+    found = {}
+    for name, frame in (("as it is", rows), ("spoilt", spoilt)):
+        slices, _ = judge_slices(frame, columns, judging)
+        evaluation = record.evaluation.model_copy(update={"slices": slices})
+        found[name] = gate_on_slices(record, evaluation)
+    assert found["as it is"][0], found
+    assert not found["spoilt"][0], found
+    assert "is weekday=Monday" in found["spoilt"][1]
+
+
+def gate_on_slices(record: RunRecord, evaluation: EvaluationReport) -> tuple[bool, str]:
+    """What the gate of the real use case says of these slices."""
+    evidence = Evidence(
+        candidate=record.version,
+        record=VersionRecord(ref=record.version, manifest=None, variants=None, damage=()),
+        evaluation=evaluation,
+        dataset=record.dataset,
+        variants=record.variants,
+        lost=(),
+        champion=None,
+        now=record.started,
+    )
+    gates = {gate.name: gate for gate in judge(evidence, read_pipeline_config(TRAFFIC).promotion)}
+    return gates["worst-slice"].passed, gates["worst-slice"].evidence
+
+
 def test_no_feature_knows_the_hour_that_is_predicted(home: Path, record: RunRecord) -> None:
     """The last count of the same hour of the week is that of a week before, or older.
 
@@ -134,7 +156,7 @@ def test_no_feature_knows_the_hour_that_is_predicted(home: Path, record: RunReco
 
 
 def test_the_report_speaks_of_the_regression(home: Path) -> None:
-    page = (home / "reports" / "latest" / "report.html").read_text()
+    page = (reports(home) / "latest" / "report.html").read_text()
     for words in ("R² on the test window", "Predicted against observed", "Mean absolute error by"):
         assert words in page
     assert "AUC" not in page
@@ -143,6 +165,6 @@ def test_the_report_speaks_of_the_regression(home: Path) -> None:
 def test_a_second_run_reuses_what_is_finished(home: Path, repository: Path) -> None:
     code, said = command(home, repository)
     assert code == 0, said
-    stages = json.loads((home / "reports" / "latest" / "report.json").read_text())["stages"]
+    stages = json.loads((reports(home) / "latest" / "report.json").read_text())["stages"]
     ran = {stage["stage"] for stage in stages if not stage["reused"]}
     assert ran == {"promotion"}, said

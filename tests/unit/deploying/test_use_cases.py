@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from infra.deploying.__main__ import main
 from infra.deploying.blocks import CHANNELS, channel_blocks
@@ -20,8 +21,9 @@ REPO = PROJECT_ROOT / DEFAULT_FEATURE_REPO
 def other_repo(folder: Path, name: str = "other") -> Path:
     repo = folder / "other"
     shutil.copytree(REPO, repo)
-    text = (repo / "use_case.yaml").read_text()
-    (repo / "use_case.yaml").write_text(text.replace("name: flights\n", f"name: {name}\n", 1))
+    described = yaml.safe_load((repo / "use_case.yaml").read_text()) | {"name": name}
+    described["registry"] |= {"model_name": f"model-of-{name}"}
+    (repo / "use_case.yaml").write_text(yaml.safe_dump(described))
     return repo
 
 
@@ -45,6 +47,25 @@ def test_where_workers_find_the_repository_can_be_told(tmp_path: Path) -> None:
 def test_without_a_word_the_platforms_own_repository_is_deployed() -> None:
     [only] = read_use_cases([], {"FALAJ_FEATURE_REPO": str(REPO)})
     assert only.is_first
+    assert only.repo_on_workers is None
+
+
+def test_workers_are_told_of_a_first_repository_that_is_not_their_own(tmp_path: Path) -> None:
+    other = other_repo(tmp_path)
+    first, second = read_use_cases([str(other), str(REPO)], {})
+    assert (first.is_first, first.repo_on_workers) == (True, str(other))
+    assert (second.is_first, second.repo_on_workers) == (False, str(REPO))
+    [elsewhere] = read_use_cases([f"{REPO}=/srv/repo"], {})
+    assert (elsewhere.is_first, elsewhere.repo_on_workers) == (True, "/srv/repo")
+
+
+def test_two_use_cases_that_register_one_model_are_refused(tmp_path: Path) -> None:
+    other = other_repo(tmp_path)
+    described = yaml.safe_load((other / "use_case.yaml").read_text())
+    described["registry"] = yaml.safe_load((REPO / "use_case.yaml").read_text())["registry"]
+    (other / "use_case.yaml").write_text(yaml.safe_dump(described))
+    with pytest.raises(ConfigurationError, match="would replace the other's champion"):
+        read_use_cases([str(REPO), str(other)])
 
 
 def test_two_use_cases_of_one_name_are_refused(tmp_path: Path) -> None:

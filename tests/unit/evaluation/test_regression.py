@@ -123,7 +123,7 @@ def test_slices_and_tables_speak_of_the_regression(case: Case) -> None:
     assert {part.column for part in report.slices} == {"carrier", "month"}
     assert all(isinstance(part.metrics, RegressionMetrics) for part in report.slices)
     assert [row["metric"] for row in metric_rows(report)] == ["r2", "rmse", "mae", "bias", "skill"]
-    assert {"R²", "RMSE", "skill"} <= slice_rows(report)[0].keys()
+    assert {"R²", "RMSE", "skill", "RMSE ratio"} <= slice_rows(report)[0].keys()
     assert "**R² 0.8" in judgement(report)
     assert "minutes" in judgement(report)
 

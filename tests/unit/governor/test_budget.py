@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.governor.budget import Spent, why_not_now
+from tasks.governor.budget import Spent, carried_out_as, why_not_now
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import Action
 from tasks.governor.records import Outcome
@@ -40,6 +41,60 @@ def test_the_first_bound_that_breaks_is_named(
     refusal = why_not_now(Action.RETRAIN, NOW, earlier, CONFIG)
     assert (refusal and refusal.outcome) == outcome
     assert words in (refusal.reason if refusal else "")
+
+
+def test_recalibrations_have_a_budget_of_their_own_and_the_cool_down_of_both() -> None:
+    config = CONFIG.model_copy(update={"max_recalibrations_per_week": 1})
+    mapped = [replace(spent(20), action=Action.RECALIBRATE)]
+    trained = [spent(20), spent(30), spent(40)]
+    assert why_not_now(Action.RECALIBRATE, NOW, trained, config) is None
+    assert why_not_now(Action.RETRAIN, NOW, mapped, config) is None
+    over = why_not_now(Action.RECALIBRATE, NOW, mapped, config)
+    assert over is not None
+    assert "1 recalibrations in the last seven days, allowed 1" in over.reason
+    just_now = replace(spent(1), action=Action.RECALIBRATE)
+    assert why_not_now(Action.RETRAIN, NOW, [just_now], config) is None
+    for earlier in (just_now, spent(1)):
+        held = why_not_now(Action.RECALIBRATE, NOW, [earlier], config)
+        assert held is not None
+        assert held.outcome is Outcome.COOL_DOWN
+    long = replace(spent(20, seconds=7200), action=Action.RECALIBRATE)
+    assert why_not_now(Action.RETRAIN, NOW, [long], config) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "earlier", "recalibrates", "told"),
+    [
+        ({}, [], True, None),
+        ({}, [], False, "no deployment of the flow recalibration"),
+        ({"max_recalibrations_per_week": 0}, [], True, "switched off"),
+        ({}, [(20, 7, True)], True, "version 7 is the champion still"),
+        ({}, [(20, 7, False)], True, None),
+        ({}, [(20, 6, True)], True, "did not last"),
+        ({}, [(24 * 15, 6, True)], True, None),
+        ({}, [(24 * 400, 7, True)], True, "version 7 is the champion still"),
+        ({"recalibrate_again_days": 0}, [(20, 6, True)], True, None),
+    ],
+)
+def test_a_recalibration_becomes_a_retraining_by_a_stated_rule(
+    changes: dict[str, float],
+    earlier: list[tuple[float, int, bool]],
+    recalibrates: bool,
+    told: str | None,
+) -> None:
+    before = [
+        replace(spent(hours), action=Action.RECALIBRATE, version=version, has_ended=ended)
+        for hours, version, ended in earlier
+    ]
+    action, why = carried_out_as(
+        Action.RECALIBRATE, 7, NOW, before, CONFIG.model_copy(update=changes),
+        recalibrates=recalibrates,
+    )  # fmt: skip
+    assert action is (Action.RETRAIN if told else Action.RECALIBRATE)
+    assert (told or "") in (why or "")
+    assert carried_out_as(
+        Action.RETRAIN, 7, NOW, before, CONFIG, recalibrates=recalibrates
+    ) == (Action.RETRAIN, None)  # fmt: skip
 
 
 def test_a_budget_of_nothing_never_retrains() -> None:

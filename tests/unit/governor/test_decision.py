@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from tasks.contracts.drift import DriftVerdict
 from tasks.contracts.evaluation import Metric
+from tasks.governor.budget import KINDS
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import (
-    CARRIED_OUT_AS,
     Action,
     Cause,
     decide,
@@ -60,7 +60,7 @@ def test_a_regression_that_went_stale_is_retrained() -> None:
 
 
 def test_each_action_that_the_rule_can_choose_has_a_way_to_be_carried_out() -> None:
-    assert set(CARRIED_OUT_AS) == set(Action) - {Action.NOTHING}
+    assert {*KINDS, Action.ROLL_BACK} == set(Action) - {Action.NOTHING}
 
 
 def test_drift_without_labels_ends_no_trouble_but_that_of_the_feed() -> None:

@@ -58,19 +58,36 @@ class Governor:
     def __init__(self, url: str, policy: GovernorConfig = FREE) -> None:
         self.ledger, self.policy, self.runs = Ledger(url), policy, Runs()
         self.champion: int | None = 1
+        self.recalibrates = True
 
     def judge(self, seen: Evidence) -> str:
         return self.ledger.store_verdict(MODEL, USE_CASE, seen, self.policy).verdict_id
 
     def ask(self, verdict_id: str, mode: Mode = "act") -> list[Outcome]:
-        return self._carry_out(answer(self.ledger, verdict_id, self.champion, "a test", mode))
+        return self._carry_out(
+            answer(
+                self.ledger,
+                verdict_id,
+                self.champion,
+                "a test",
+                mode,
+                recalibrates=self.recalibrates,
+            )
+        )
 
     def sweep(self) -> list[Outcome]:
         note_ends(self.ledger, self.runs)
         made = []
         for model, use_case in self.ledger.unsettled():
             made += self._carry_out(
-                settle(self.ledger, model, use_case, self.champion, "the sweep")
+                settle(
+                    self.ledger,
+                    model,
+                    use_case,
+                    self.champion,
+                    "the sweep",
+                    recalibrates=self.recalibrates,
+                )
             )
         left = self.ledger.claims(ClaimState.CLAIMED)
         start_claimed(self.ledger, [claim.order for claim in left], self.runs)
@@ -83,6 +100,13 @@ class Governor:
         self.runs.ended = RunEnd(state="completed", seconds=30.0)
         note_ends(self.ledger, self.runs)
         self.runs.ended = None
+
+    def latest(self) -> tuple[Action, Action | None]:
+        made = self.ledger.decisions(Wanted(limit=1))[0]
+        return made.action, made.carried_out_as
+
+    def reason(self) -> str:
+        return self.ledger.decisions(Wanted(limit=1))[0].reason
 
     def _carry_out(self, answered: Answer) -> list[Outcome]:
         start_claimed(self.ledger, answered.orders, self.runs)
@@ -179,9 +203,62 @@ def test_trouble_that_had_to_wait_is_acted_on_once_it_may(database: Path) -> Non
     set_back_claims(database, hours=7)
     assert governor.sweep() == [Outcome.ACTS]
     assert len(governor.runs.by_key) == 2
-    made = governor.ledger.decisions(Wanted(limit=1))[0]
-    assert (made.action, made.carried_out_as) == (Action.RECALIBRATE, Action.RETRAIN)
-    assert "cannot recalibrate alone" in made.reason
+    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+
+
+def test_a_recalibration_that_did_not_help_is_followed_by_a_retraining(governor: Governor) -> None:
+    assert governor.see(builders.shifted(0)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+    assert governor.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]  # it is running
+    governor.end_runs()
+    assert governor.see(builders.shifted(2)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "has ended, and version 1 is the champion still" in governor.reason()
+    governor.end_runs()
+    assert governor.see(builders.shifted(3)) == [Outcome.SAME_EPISODE]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_a_recalibration_that_did_not_last_is_followed_by_a_retraining(
+    governor: Governor, database: Path
+) -> None:
+    governor.see(builders.shifted(0))
+    governor.end_runs()
+    governor.champion = 2  # it was promoted
+    assert governor.see(builders.shifted(1, version=2)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "did not last: scores are wrong again within 14 days" in governor.reason()
+    governor.end_runs()
+    governor.champion = 3
+    set_back_claims(database, hours=24 * 15)
+    assert governor.see(builders.shifted(2, version=3)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+
+
+def test_what_nothing_recalibrates_is_retrained_and_the_record_says_so(
+    governor: Governor,
+) -> None:
+    governor.recalibrates = False
+    assert governor.see(builders.shifted(0)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "no deployment of the flow recalibration" in governor.reason()
+
+
+def test_a_retraining_that_replaces_a_recalibration_waits_as_every_retraining_does(
+    database: Path,
+) -> None:
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=0))
+    for number in range(3):
+        governor.see(builders.stale(2 * number))
+        governor.end_runs()
+        governor.see(builders.stable(2 * number + 1))
+    assert governor.see(builders.shifted(7)) == [Outcome.ACTS]  # its budget is another one
+    governor.end_runs()
+    assert governor.see(builders.shifted(8)) == [Outcome.BUDGET]
+    assert "3 retrainings in the last seven days" in governor.reason()
+    set_back_claims(database, hours=24 * 30)
+    assert governor.sweep() == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
 
 
 def test_trouble_that_went_away_while_it_waited_is_dropped(database: Path) -> None:

@@ -54,8 +54,12 @@ def regression(report: EvaluationReport) -> EvaluationReport:
             "baseline": quality(0.9, 0.0),
             "baseline_name": "last_week",
             "slices": (
-                SliceMetrics(column="hour", value="07", metrics=quality(0.7, 0.5)),
-                SliceMetrics(column="hour", value="03", metrics=quality(-0.2, 0.2)),
+                SliceMetrics(
+                    column="hour", value="07", metrics=quality(0.7), error_ratio=metric(1.1, 0.1)
+                ),
+                SliceMetrics(
+                    column="hour", value="03", metrics=quality(-9.0), error_ratio=metric(1.3, 0.1)
+                ),
             ),
             "comparisons": (comparison("yardstick", 0.001), comparison("champion:1", 0.002)),
             "roc": (),
@@ -80,7 +84,10 @@ def test_a_regression_is_asked_its_own_gates_and_each_says_why(numbers: Evidence
     assert said["champion"].startswith("R² minus that of version 1 is +0.0020")
     assert said["baseline"].startswith("skill over the baseline last_week is 0.6000")
     assert "vehicles off on average, 0.010 standard deviations" in said["bias"]
-    assert "hour=03" in said["worst-slice"]
+    assert said["worst-slice"] == (
+        "worst of 2 slices is hour=03 (4,000 rows): its RMSE is 1.3000 (1.2000 to 1.4000) times "
+        "that of the better plain prediction there, yardstick or baseline; ceiling 1.5000"
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,8 +108,11 @@ def test_a_regression_is_asked_its_own_gates_and_each_says_why(numbers: Evidence
         ("comparisons.1.r2_difference.low", float("inf"), "champion", "version 1"),
         ("comparisons", (), "champion", "compares with nothing"),
         ("slices", (), "worst-slice", "no slice"),
-        ("slices.0.metrics.skill.value", -0.51, "worst-slice", "hour=07"),
-        ("slices.1.metrics.skill.value", NAN, "worst-slice", "hour=03"),
+        ("slices.0.error_ratio.value", 1.51, "worst-slice", "hour=07"),
+        ("slices.0.error_ratio.value", float("inf"), "worst-slice", "hour=07"),
+        ("slices.0.error_ratio.value", NAN, "worst-slice", "hour=07"),
+        ("slices.1.error_ratio.value", -0.1, "worst-slice", "hour=07"),
+        ("slices.1.error_ratio", None, "worst-slice", "not all of the task"),
     ],
 )
 def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
@@ -112,15 +122,13 @@ def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
     assert words in closed(replace(numbers, evaluation=report), CONFIG)[gate]
 
 
-def test_without_a_baseline_slices_are_judged_by_r2(numbers: Evidence) -> None:
-    bare = [part.model_copy(update={"metrics": quality(-1.5, None)}) for part in
-            numbers.evaluation.slices]  # fmt: skip
+def test_without_a_baseline_slices_are_still_judged(numbers: Evidence) -> None:
     report = numbers.evaluation.model_copy(
-        update={"slices": tuple(bare), "baseline_name": None, "overall": quality(skill=None)}
+        update={"baseline_name": None, "overall": quality(skill=None)}
     )
-    refused = closed(replace(numbers, evaluation=report), CONFIG)
-    assert "R² -1.5000" in refused["worst-slice"]
-    assert "baseline" not in refused
+    assert closed(replace(numbers, evaluation=report), CONFIG) == {}
+    spoilt = edited(report, "slices.0.error_ratio.value", 1.51)
+    assert set(closed(replace(numbers, evaluation=spoilt), CONFIG)) == {"worst-slice"}
 
 
 def test_slices_of_another_task_close_the_gate(numbers: Evidence, good: Evidence) -> None:

@@ -132,6 +132,15 @@ def test_the_run_can_be_repeated_only_as_far_as_the_code_is_known(record: RunRec
     assert facts.rerun_told(unknown) == "make run"
 
 
+def test_the_run_of_another_use_case_is_repeated_with_its_feature_repository(
+    record: RunRecord,
+) -> None:
+    other = record.model_copy(update={"use_case": "other"})
+    assert "# FALAJ_FEATURE_REPO names the use case's" in facts.rerun_told(other)
+    assert (facts.repo_told(record), facts.repo_told(other)) == ("", "--repo REPOSITORY ")
+    assert not any("not wholly named" in sentence for sentence in facts.limits(other))
+
+
 def test_limits_name_what_was_not_measured(record: RunRecord) -> None:
     drift = record.drift.model_copy(update={"current_performance": None})
     report = record.evaluation.model_copy(update={"comparisons": ()})

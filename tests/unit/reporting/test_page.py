@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
 
 def rendered(record: RunRecord, store: ArtifactStore) -> tuple[str, Page]:
-    text = render_page(record, stored_artifacts(record, store))
+    text = render_page(record, stored_artifacts(record, store), DATA_DOCS)
     return text, Page(text)
 
 

@@ -61,7 +61,12 @@ def regression_record(store: ArtifactStore) -> RunRecord:
             "baseline": quality(0.904, 300.0, 0.0),
             "baseline_name": "last_week",
             "slices": tuple(
-                SliceMetrics(column="weekday", value=day, metrics=quality(mae=mae))
+                SliceMetrics(
+                    column="weekday",
+                    value=day,
+                    metrics=quality(mae=mae),
+                    error_ratio=metric(mae / 200, 0.125),
+                )
                 for day, mae in (("Monday", 224.0), ("Friday", 196.0), ("Sunday", 252.0))
             ),
             "comparisons": (RegressionComparison(against="yardstick", **differences),),
@@ -127,9 +132,14 @@ def test_the_page_of_a_regression_speaks_of_nothing_else(store: ArtifactStore) -
         "Change of skill",
         "R² change",
         "in standard deviations of the label",
+        "between the predictions of the variant",
+        "RMSE ratio",
+        "RMSE difference, vehicles (left is better)",
+        "+21.8 [",
+        "1.120",
     ):
         assert words in page.words, words
-    for word in ("AUC", "Brier", "base rate", "positive"):
+    for word in ("AUC", "Brier", "base rate", "positive", "scores"):
         assert word not in page.words, word
     assert "r2_score" in html
 

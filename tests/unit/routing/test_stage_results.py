@@ -97,6 +97,11 @@ def test_training_that_falls_back_to_the_cpu_computes_there_and_nothing_else_cha
             StageLostError,
             "a\nb (run x)",
         ),
+        (
+            "Flow run encountered an exception: ConnectError: All connection attempts failed",
+            StageLostError,
+            "the Prefect API was away: All connection attempts failed (run x)",
+        ),
         ("", StageError, " (run x)"),
     ],
 )

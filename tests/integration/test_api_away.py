@@ -1,0 +1,105 @@
+"""The Prefect API is away while a step works: the step's work is not lost, and nothing fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_LOGGING_TO_API_ENABLED,
+    temporary_settings,
+)
+
+from tasks.errors import TransientError
+from tasks.retry_policy import is_api_away, only_transient
+from tasks.training.task import Progress
+from tests.gates import Gate, gate
+from tests.prefect_platform import PrefectApi
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def way(prefect_api: PrefectApi) -> Iterator[Gate]:
+    """The way to the server; shut, it is away for longer than Prefect's client asks again."""
+    port = urlsplit(prefect_api.url).port
+    assert port
+    with prefect_api.in_process(), gate(port) as made:
+        through = {
+            PREFECT_API_URL: f"http://127.0.0.1:{made.port}/api",
+            PREFECT_CLIENT_MAX_RETRIES: 0,
+            PREFECT_LOGGING_TO_API_ENABLED: False,
+        }
+        with temporary_settings(through):
+            yield made
+
+
+def test_a_training_goes_on_when_its_progress_cannot_be_shown(
+    way: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    @flow(name="shows-progress")
+    def showing() -> None:
+        progress = Progress("Epochs")
+        way.shut()
+        with caplog.at_level(logging.WARNING):
+            progress.show(50.0)
+        way.open()
+        progress.show(100.0)
+
+    showing()
+    assert "progress is not shown, the Prefect API is away" in caplog.text
+
+
+def test_a_step_is_tried_again_when_the_api_was_away_at_its_end(way: Gate, tmp_path: Path) -> None:
+    tries = tmp_path / "tries"
+
+    @task(retries=1, retry_condition_fn=only_transient)
+    def step() -> int:
+        with tries.open("a") as stream:
+            stream.write("x")
+        is_first = tries.read_text() == "x"
+        if is_first:
+            way.shut()
+        try:
+            create_markdown_artifact("made", key="made")
+        finally:
+            if is_first:
+                way.open()
+        return 42
+
+    @flow(name="writes-an-artifact")
+    def writing() -> int:
+        return step()
+
+    assert writing() == 42
+    assert tries.read_text() == "xx"
+
+
+def status(code: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("GET", "http://127.0.0.1/api")
+    return httpx.HTTPStatusError("told", request=request, response=httpx.Response(code))
+
+
+@pytest.mark.parametrize(
+    ("failure", "away"),
+    [
+        (httpx.ConnectError("refused"), True),
+        (httpx.ReadTimeout("late"), True),
+        (status(503), True),
+        (status(500), True),
+        (status(404), False),
+        (status(401), False),
+        (TransientError("else"), False),
+        (ValueError("wrong"), False),
+    ],
+)
+def test_only_a_server_that_does_not_serve_counts_as_away(failure: Exception, away: bool) -> None:
+    assert is_api_away(failure) is away
