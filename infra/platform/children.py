@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from infra.platform.state import Condition, ServiceState, now
@@ -200,6 +200,11 @@ class Child:
                 self.renew(f"did not answer {self._silent} times in a row")
         if self.condition in ("up", "silent"):
             self._next_look = time.monotonic() + UP_PROBE_S
+
+    def clock_was_set_back(self, seconds: float) -> None:
+        """Bring noted moments to the clock as it is now: a worker heard of since is heard of."""
+        self._started_at -= timedelta(seconds=seconds)
+        self.since -= timedelta(seconds=seconds)
 
     def renew(self, reason: str) -> None:
         """Start it anew, though it lives."""

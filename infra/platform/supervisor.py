@@ -107,6 +107,8 @@ class Supervisor:
         if back_s := self.clock.set_back_s():
             LOGGER.warning("the machine's clock was set back by %.0f s", back_s)
             self.plans_are_wrong = True
+            for child in self.children:
+                child.clock_was_set_back(back_s)
             if planner:
                 planner.renew("plans by a clock that was set back")
         elif self.plans_are_wrong and planner and planner.condition == "up":

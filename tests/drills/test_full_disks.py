@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.base import Artifact
-from tasks.settings import ArtifactStore
+from tasks.settings import URI_SCHEME, ArtifactStore
 from tests.disks import small_disk
 from tests.integration.test_embedded import processes_of
 from tests.integration.test_loop import Loop, loop_repository
@@ -92,10 +92,11 @@ def check_artifacts(home: Path) -> None:
 
 
 def artifacts_named(value: object) -> list[Artifact]:
-    """Artifacts in a stored value, at any depth."""
+    """Artifacts of the store in a stored value, at any depth; sources lie elsewhere."""
     if isinstance(value, dict):
         if value.keys() == Artifact.model_fields.keys():
-            return [Artifact.model_validate(value)]
+            named = Artifact.model_validate(value)
+            return [named] if named.uri.startswith(URI_SCHEME) else []
         value = list(value.values())
     if isinstance(value, list):
         return [artifact for item in value for artifact in artifacts_named(item)]

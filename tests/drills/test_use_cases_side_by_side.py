@@ -40,6 +40,7 @@ from tests.deployed import is_final, wait_for_run
 from tests.integration.test_loop import loop_repository
 from tests.prefect_platform import PrefectApi, prefect_api_server
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.unit.governor import builders
 from tests.use_cases import small_traffic, third_use_case
 
@@ -170,6 +171,7 @@ def loops(shared: Shared) -> Shared:
     return shared
 
 
+@proves(Promise.NO_FALLBACK, "each deployment has the configuration of its own use case")
 def test_each_has_schedules_and_a_configuration_of_its_own(shared: Shared) -> None:
     entries = [e for e in read_prefect_file(PREFECT_FILE).deployments if e.is_per_use_case]
     slugs = []
@@ -186,6 +188,7 @@ def test_each_has_schedules_and_a_configuration_of_its_own(shared: Shared) -> No
     assert len(set(slugs)) == each * len(POLICIES)
 
 
+@proves(Promise.TRACED, "two champions, each with its own data and report")
 def test_two_loops_at_one_time_end_with_two_champions(loops: Shared) -> None:
     flights, traffic = (loops.record(name) for name in ("flights", "traffic"))
     assert (flights.use_case, traffic.use_case) == ("flights", "traffic")
@@ -197,6 +200,7 @@ def test_two_loops_at_one_time_end_with_two_champions(loops: Shared) -> None:
     assert traffic.dataset.snapshot.columns.task == "regression"
 
 
+@proves(Promise.ONE_RETRAINING, "each by its own policy and cool-down")
 def test_each_verdict_is_decided_by_the_policy_of_its_own_use_case(loops: Shared) -> None:
     """The drift checks of the loops told of their verdicts; the automation started decisions."""
     for use_case in ("flights", "traffic"):
@@ -210,6 +214,7 @@ def test_each_verdict_is_decided_by_the_policy_of_its_own_use_case(loops: Shared
             assert verdict.model == loops.record(use_case).version.name
 
 
+@proves(Promise.NO_FALLBACK, "the third is added, the others are as they were")
 def test_a_third_by_its_feature_repository_alone_leaves_the_others_as_they_were(
     loops: Shared,
 ) -> None:
@@ -225,6 +230,7 @@ def test_a_third_by_its_feature_repository_alone_leaves_the_others_as_they_were(
     assert len(homes) == len(POLICIES)
 
 
+@proves(Promise.ONE_RETRAINING, "one run, of the use case that was judged")
 def test_a_verdict_on_one_starts_no_run_of_another(loops: Shared) -> None:
     tell_stale(loops, "traffic")
     wait_until(loops.started_by_the_governor, "no retraining was started", 900)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_the_server_is_started_anew_when_the_clock_is_set_back_and_nothing_else_
         )
         assert platform.child("server").pid != first
         assert platform.child("worker-x").restarts == 0
+        assert platform.child("worker-x").since < datetime.now(UTC) - timedelta(hours=4)
         assert "clock was set back by" in platform.said()
         told = tmp_path / "forgotten"  # the first time it could not
         wait_until(lambda: told.exists() and told.read_text() == "asked\n" * 2, "asked twice", 60)
