@@ -23,7 +23,7 @@ from tasks.contracts.calibration import Calibration, MapFit, ScoreMap
 from tasks.contracts.data import DatasetSchema, DataSplits, TaskKind, ValidatedDataset
 from tasks.contracts.release import CalibrationSource
 from tasks.contracts.training import RecalibratedModel
-from tasks.conversion.parity import score_gap, score_rows
+from tasks.conversion.parity import Scorer, score_gap, score_rows
 from tasks.conversion.program import check_inputs, load_program
 from tasks.conversion.rows import ModelInputs, edge_rows, read_rows
 from tasks.conversion.runtimes import load, torch_threads_restored
@@ -125,12 +125,12 @@ def check_mapped(
         ConversionParityError: a score is another one, or two rows changed places.
     """
     with torch_threads_restored():
-        one, other = (load(path, "pytorch", columns) for path in (before, after))
+        own, other = _own_outputs(before, columns.task), load(after, "pytorch", columns)
         edges = edge_rows(inputs, EDGE_ROWS, seed=0)
         unit = 1.0
         for rows in (inputs, edges):
-            old, new = score_rows(one, rows), score_rows(other, rows)
-            expected = mapped_scores(old, score_map, columns.task)
+            old, new = score_rows(own, rows), score_rows(other, rows)
+            expected = mapped_outputs(old, score_map, columns.task)
             if columns.task == "regression":
                 unit = max(float(expected.std()), float(np.abs(expected).max()), 1.0)
             gap = score_gap(expected, new, unit).largest
@@ -143,17 +143,33 @@ def check_mapped(
                 )
 
 
-def mapped_scores(
-    scores: NDArray[np.floating[Any]], score_map: ScoreMap, task: TaskKind
+def mapped_outputs(
+    outputs: NDArray[np.floating[Any]], score_map: ScoreMap, task: TaskKind
 ) -> NDArray[np.float64]:
-    """What a program that gave `scores` gives with the map, shape as `scores`."""
-    wide = scores.astype(np.float64)
-    if task == "regression":
-        return score_map.slope * wide + score_map.intercept
-    with np.errstate(divide="ignore"):  # a score of 0 or 1 stays that
-        logit = score_map.slope * (np.log(wide) - np.log1p(-wide)) + score_map.intercept
-    mapped: NDArray[np.float64] = 0.5 * (1 + np.tanh(0.5 * logit))
-    return mapped
+    """Scores with the map, from logits or predictions without it; shape as `outputs`."""
+    mapped: NDArray[np.float64] = score_map.slope * outputs.astype(np.float64) + score_map.intercept
+    return mapped if task == "regression" else 0.5 * (1 + np.tanh(0.5 * mapped))
+
+
+def _own_outputs(path: Path, task: TaskKind) -> Scorer:
+    """What a program gives before its sigmoid: 32 bits cannot tell 0.9999999 from its neighbours.
+
+    A regression's predictions are what it gives.
+    """
+    module = load_program(path).module()
+    if task == "classification":
+        graph = module.graph
+        last = next(n for n in reversed(graph.nodes) if n.target is _ATEN.sigmoid.default)
+        last.replace_all_uses_with(_argument(last))
+        module.recompile()
+
+    def score(categorical: NDArray[np.int32], numeric: NDArray[np.float32]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            answer = module(torch.from_numpy(categorical), torch.from_numpy(numeric))
+        outputs: NDArray[np.float32] = answer.numpy()
+        return outputs
+
+    return score
 
 
 def _put_in(program: ExportedProgram, score_map: ScoreMap, task: TaskKind) -> ScoreMap:

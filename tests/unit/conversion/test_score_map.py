@@ -18,7 +18,7 @@ from tasks.conversion.onnx_export import MODEL_FILE, build_onnx
 from tasks.conversion.program import load_program
 from tasks.conversion.rows import ModelInputs, edge_rows, read_rows
 from tasks.conversion.runtimes import load
-from tasks.conversion.score_map import check_mapped, map_program, mapped_scores, write_mapped
+from tasks.conversion.score_map import check_mapped, map_program, mapped_outputs, write_mapped
 from tasks.errors import ArtifactError, ConversionError, ConversionParityError
 from tasks.settings import ArtifactStore, digest_of
 from tests.builders import COLUMNS, dataset, month, splits
@@ -92,8 +92,9 @@ def test_maps_of_maps_are_one_map_in_a_program_that_grows_no_longer(tmp_path: Pa
     write_mapped(before, first, COLUMNS, STEEP)
     assert write_mapped(first, second, COLUMNS, FLAT) == FLAT.after(STEEP)
     assert len(load_program(first).graph.nodes) == len(load_program(second).graph.nodes)
-    expected = mapped_scores(mapped_scores(scores(before, rows), STEEP, "classification"), FLAT,
-                             "classification")  # fmt: skip
+    logit = np.log(scores(before, rows).astype(np.float64))
+    logit -= np.log1p(-scores(before, rows).astype(np.float64))
+    expected = mapped_outputs(logit, FLAT.after(STEEP), "classification")
     assert np.abs(scores(second, rows) - expected).max() < 1e-6
     write_mapped(first, again, COLUMNS, FLAT)
     assert digest_of(again) == digest_of(second)
@@ -153,3 +154,19 @@ def test_a_program_that_gives_other_scores_than_the_map_is_not_kept(tmp_path: Pa
     check_mapped(before, after, COLUMNS, STEEP, rows)
     with pytest.raises(ConversionParityError, match="was not kept"):
         check_mapped(before, after, COLUMNS, FLAT, rows)
+
+
+def test_scores_that_32_bits_hold_for_certain_are_mapped_by_their_logit(tmp_path: Path) -> None:
+    class Certain(SmallNetwork):
+        """Gives scores so near to 1 that many of them are 1."""
+
+        def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+            return torch.sigmoid(torch.logit(super().forward(categorical, numeric)) * 9 + 15)
+
+    before, after = write(tmp_path, Certain()), tmp_path / "after.pt2"
+    rows = inputs(tmp_path)
+    flat = ScoreMap(slope=0.1, intercept=-1.5)
+    write_mapped(before, after, COLUMNS, flat)
+    assert scores(before, rows).max() == 1
+    check_mapped(before, after, COLUMNS, flat, rows)
+    assert scores(after, rows).max() < 0.9
