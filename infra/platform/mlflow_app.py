@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 from infra.platform.api import basic_auth
 
 PASSWORD_VARIABLE = "FALAJ_MLFLOW_PASSWORD"
-REPORTS_VARIABLE = "FALAJ_REPORTS"
-REPORTS_PATH = "/reports"
+HOME_VARIABLE = "FALAJ_REPORTS_HOME"
+REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)/")
+"""Folders of reports lie under the state folder as their addresses do: one for each use case."""
 OPEN_PATHS = frozenset({"/health", "/version"})
 
 
@@ -53,30 +56,30 @@ class PasswordGate:
 
 
 class WithReports:
-    """Shows the run reports under a path of their own: a browser opens no file from a page.
+    """Shows the run reports under paths of their own: a browser opens no file from a page.
 
     Args:
         app: the ASGI application that all other requests go to.
-        folder: folder of all reports; it may come into being later.
+        home: the state folder; reports may come into being later.
     """
 
-    def __init__(self, app: Any, folder: str) -> None:
-        from starlette.staticfiles import StaticFiles
-
-        self._app = app
-        # `latest` is a link to the newest.
-        self._reports = StaticFiles(directory=folder, check_dir=False, follow_symlink=True)
+    def __init__(self, app: Any, home: Path) -> None:
+        self._app, self._home = app, home
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer with a file of a report, or pass on."""
         from starlette.exceptions import HTTPException
         from starlette.responses import PlainTextResponse
+        from starlette.staticfiles import StaticFiles
 
-        if scope["type"] != "http" or not scope["path"].startswith(f"{REPORTS_PATH}/"):
+        found = REPORTS_PATH.match(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
             await self._app(scope, receive, send)
             return
+        # `latest` is a link to the newest.
+        folder = StaticFiles(directory=self._home / found[1], check_dir=False, follow_symlink=True)
         try:
-            await self._reports({**scope, "root_path": REPORTS_PATH}, receive, send)
+            await folder({**scope, "root_path": f"/{found[1]}"}, receive, send)
         except HTTPException as exc:
             answer = PlainTextResponse(f"{scope['path']}: {exc.detail}\n", exc.status_code)
             await answer(scope, receive, send)
@@ -87,5 +90,5 @@ def create_app() -> Any:
     password = os.environ.pop(PASSWORD_VARIABLE, None)
     from mlflow.server.fastapi_app import app as mlflows_own
 
-    app = WithReports(mlflows_own, os.environ[REPORTS_VARIABLE])
+    app = WithReports(mlflows_own, Path(os.environ[HOME_VARIABLE]))
     return PasswordGate(app, password) if password else app

@@ -15,7 +15,7 @@ from infra.platform.api import PROBE_TIMEOUT_S, PrefectApi, answers
 from infra.platform.children import START_LIMIT_S, Service
 from infra.platform.config import COORDINATOR, DATABASE_URL, REDIS_URL, Place, PlatformConfig
 from infra.platform.cut_off import end_cut_off
-from infra.platform.mlflow_app import REPORTS_VARIABLE
+from infra.platform.mlflow_app import HOME_VARIABLE
 from infra.platform.ports import Ports
 from tasks.errors import ConfigurationError, TransientError
 from tasks.settings import Settings
@@ -163,7 +163,7 @@ def mlflow_service(plan: Plan) -> Service:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(_names(plan)),
         "DO_NOT_TRACK": "1",
-        REPORTS_VARIABLE: str(settings.reports),
+        HOME_VARIABLE: str(plan.place.home),
     }
     if plan.password:
         environment["FALAJ_MLFLOW_PASSWORD"] = plan.password

@@ -80,9 +80,8 @@ class Endpoint(BaseModel):
     Attributes:
         api_url: Prefect's API, for processes of this machine.
         ui_url: Prefect's UI, for people.
-        mlflow_url: MLflow, for people.
+        mlflow_url: MLflow, for people; run reports are beside it, under its password.
         local_mlflow_url: MLflow, for processes of this machine.
-        reports_url: folder of the run reports, for people; beside MLflow, under its password.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -91,7 +90,6 @@ class Endpoint(BaseModel):
     ui_url: str
     mlflow_url: str
     local_mlflow_url: str
-    reports_url: str
     pid: int
     profile: str
 

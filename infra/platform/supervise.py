@@ -11,7 +11,6 @@ from infra.platform.children import Child
 from infra.platform.clock import NOTICED_S, forget_planned_runs
 from infra.platform.config import Place, PlatformConfig, stored_config
 from infra.platform.cut_off import end_cut_off_if_possible
-from infra.platform.mlflow_app import REPORTS_PATH
 from infra.platform.ports import choose_ports
 from infra.platform.secret import ensure_password
 from infra.platform.services import DEPLOYING, MLFLOW, SERVER, SERVING, Plan, make_services
@@ -101,7 +100,6 @@ def write_endpoint(plan: Plan) -> None:
         ui_url=plan.ui_url,
         mlflow_url=plan.mlflow_url,
         local_mlflow_url=plan.local_mlflow_url,
-        reports_url=plan.mlflow_url + REPORTS_PATH,
         pid=os.getpid(),
         profile=plan.config.profile,
     )

@@ -26,7 +26,7 @@ from infra.platform.state import (
     read_state,
 )
 from tasks.errors import ConfigurationError, FalajError, TransientError
-from tasks.settings import PROJECT_ROOT, Settings, private_folder, write_atomically
+from tasks.settings import PROJECT_ROOT, private_folder, write_atomically
 
 START_LIMIT_S = 600.0
 POLL_S = 0.2
@@ -240,7 +240,7 @@ def _tell_where(place: Place, config: PlatformConfig) -> None:
     else:
         print(f"{'Password':<10}none: every user of this machine can run code through the API")
     print(f"{'Logs':<10}{place.log('any').parent}")
-    if not (Settings(home=place.home, feature_repo=place.home).reports / "latest").exists():
+    if not [*place.home.glob("reports/latest"), *place.home.glob("use_cases/*/reports/latest")]:
         print(f"{'Next':<10}nothing has been trained on this state folder yet. In Prefect's UI:")
         print(f"{'':<10}Deployments, pipeline, Run, Quick run. Drift checks need its model")
     if endpoint.profile == "embedded" and not config.host.startswith("127."):

@@ -43,8 +43,10 @@ def publish_report(record: RunRecord) -> ReportFiles:
 
     settings = Settings.from_environment()
     files = write_report(record, settings.store, settings.reports)
+    mlflow = platform_address(settings.home, "mlflow_url")  # reports are beside it
+    folder = settings.reports.relative_to(settings.home).as_posix()
     create_markdown_artifact(
-        announcement(record, files, platform_address(settings.home, "reports_url")),
+        announcement(record, files, f"{mlflow}/{folder}" if mlflow else None),
         key="run-report",
         description=f"Report of {record.run_id}",
     )

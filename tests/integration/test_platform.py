@@ -213,7 +213,7 @@ def test_both_servers_ask_for_the_password(platform: Platform) -> None:
     report.parent.mkdir(parents=True)
     report.write_text("<h1>A report</h1>")
     (report.parents[1] / "latest").symlink_to("run-1")
-    page = f"{platform.endpoint.reports_url}/latest/report.html"
+    page = f"{platform.endpoint.mlflow_url}/reports/latest/report.html"
     for url in (f"{platform.endpoint.api_url}/admin/version", mlflow, page):
         for wrong in ({}, basic_auth("admin:wrong")):
             with pytest.raises(HTTPError, match="401"):
@@ -222,7 +222,7 @@ def test_both_servers_ask_for_the_password(platform: Platform) -> None:
         with urllib.request.urlopen(right, timeout=120) as reply:
             assert reply.status == 200
     for outside in ("../platform/secret", "%2e%2e/platform/secret", "none.html"):
-        url = f"{platform.endpoint.reports_url}/{outside}"
+        url = f"{platform.endpoint.mlflow_url}/reports/{outside}"
         with pytest.raises(HTTPError, match="404"):
             urllib.request.urlopen(
                 urllib.request.Request(url, headers=basic_auth(platform.password)), timeout=60

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.client import is_running, platform_environment, running_platform
 from infra.platform.config import DATABASE_URL, REDIS_URL, Place, PlatformConfig, read_config
-from infra.platform.mlflow_app import PasswordGate
+from infra.platform.mlflow_app import PasswordGate, WithReports
 from infra.platform.ports import Ports, choose_ports, is_free
 from infra.platform.rotation import rotate, tail
 from infra.platform.secret import ensure_password
@@ -185,9 +188,7 @@ def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_th
     assert endpoint
     assert (endpoint.ui_url, endpoint.mlflow_url) == (ui, mlflow)
     assert endpoint.local_mlflow_url == "http://127.0.0.1:5000"
-    assert (
-        endpoint.reports_url == platform_address(place.home, "reports_url") == f"{mlflow}/reports"
-    )
+    assert platform_address(place.home, "mlflow_url") == mlflow
     assert platform_address(place.home, "no_such_url") is None
     with only_supervisor(place):
         assert running_platform(place.home)["PREFECT_UI_URL"] == ui
@@ -305,3 +306,41 @@ def test_mlflow_is_reached_with_the_password_only() -> None:
 def test_no_other_header_opens_mlflow(header: bytes) -> None:
     if header.strip() != b"Basic YWRtaW46d29yZA==":
         assert ask("/", [(b"authorization", header)])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/reports/latest/report.html", 200),
+        ("/use_cases/traffic/reports/run-2/report.html", 200),
+        ("/reports/none.html", 404),
+        ("/reports/%2e%2e/secret", 404),
+        ("/reports/..%2fsecret", 404),
+        ("/use_cases/traffic/reports/%2e%2e/%2e%2e/%2e%2e/secret", 404),
+        ("/use_cases/%2e%2e/reports/x", 299),
+        ("/api/2.0/mlflow", 299),
+    ],
+)
+def test_reports_are_shown_beside_mlflow_and_no_other_file_is(
+    tmp_path: Path, path: str, status: int
+) -> None:
+    for folder in ("reports/run-1", "use_cases/traffic/reports/run-2"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "report.html").write_text("a report")
+    (tmp_path / "reports" / "latest").symlink_to("run-1")
+    (tmp_path / "secret").write_text("a secret")
+
+    async def mlflow(scope: object, receive: object, send: Callable[..., Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 299, "headers": []})
+        await send({"type": "http.response.body", "body": b"MLflow"})
+
+    async def look(auth: tuple[str, str] | None) -> httpx.Response:
+        app = PasswordGate(WithReports(mlflow, tmp_path), "admin:word")
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.get(path, auth=auth)
+
+    answer = asyncio.run(look(("admin", "word")))
+    assert answer.status_code == status
+    assert "a secret" not in answer.text
+    assert asyncio.run(look(None)).status_code == 401
