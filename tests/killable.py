@@ -130,7 +130,7 @@ class KillablePlatform:
 
     def _command(self, name: str) -> list[str]:
         if name == "server":
-            serve = ["uvicorn", "--factory", "prefect.server.api.server:create_app"]
+            serve = ["uvicorn", "--factory", "infra.platform.prefect_app:create_app"]
             where = ["--host", "127.0.0.1", "--port", str(self._port), "--log-level", "warning"]
             return [sys.executable, "-m", *serve, *where]
         if name == "watch":
