@@ -55,7 +55,7 @@ doctor: ## look at all that the platform needs, and say what to do
 test: setup ## run all tests
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
-drills: setup ## break training at random for minutes (FALAJ_DRILL_MINUTES=60: for an hour)
+drills: setup ## break every promise on purpose, for an hour; ends with a table (FALAJ_DRILL_REPORT: folder)
 	@$(VENV_PYTHON) -m pytest -m drill --timeout=0 $(PYTEST_ARGS)
 
 test-horovod: setup ## run Horovod's own tests of its PyTorch operations on the wheel built here
