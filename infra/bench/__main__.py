@@ -13,6 +13,7 @@ where a figure misses its bound.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -55,6 +56,8 @@ def main(parts: list[str]) -> int:
     if unknown := sorted(set(parts) - set(PARTS)):
         sys.stderr.write(f"no part {', '.join(unknown)}; there are: {', '.join(PARTS)}\n")
         return 2
+    # What a bench started ends with it, a platform too, which needs its turn.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="falaj-bench-") as scratch:
         figures = _measure(Path(scratch), parts or list(PARTS))
     sys.stdout.write("\n" + "\n".join(figure.line() for figure in figures) + "\n")

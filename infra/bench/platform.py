@@ -55,18 +55,31 @@ def _idle_figures(home: Path, idle_s: float) -> list[Figure]:
     time.sleep(SETTLING_S)
     supervisor = psutil.Process(endpoint.pid)
     members = [supervisor, *supervisor.children(recursive=True)]
-    before, begun = _cpu_s(members), time.monotonic()
+    before, begun = _cpu_by_name(members), time.monotonic()
     time.sleep(idle_s)
-    spent, seconds = _cpu_s(members) - before, time.monotonic() - begun
-    sizes = {_name(member): member.memory_full_info().pss for member in members}
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:4]
-    parts = ", ".join(f"{name} {sizes[name] / 1e6:.0f} MB" for name in largest)
-    total = sum(member.memory_full_info().pss for member in members)
-    percent = 100 * spent / seconds
+    after, seconds = _cpu_by_name(members), time.monotonic() - begun
+    percents = {name: 100 * (after[name] - before[name]) / seconds for name in after}
+    sizes = {_name(member): member.memory_full_info().pss / 1e6 for member in members}
     return [
-        at_most("platform idle, % of a core", percent, IDLE_BOUND_PERCENT, f"over {seconds:.0f} s"),
-        at_most("platform idle, GB", total / 1e9, IDLE_BOUND_GB, parts),
+        at_most(
+            "platform idle, % of a core",
+            sum(percents.values()),
+            IDLE_BOUND_PERCENT,
+            f"over {seconds:.0f} s: {_largest(percents, '.1f')}",
+        ),
+        at_most(
+            "platform idle, GB",
+            sum(sizes.values()) / 1e3,
+            IDLE_BOUND_GB,
+            f"MB: {_largest(sizes, '.0f')}",
+        ),
     ]
+
+
+def _largest(shares: dict[str, float], form: str) -> str:
+    """The four largest, in words."""
+    names = sorted(shares, key=lambda name: -shares[name])[:4]
+    return ", ".join(f"{name} {shares[name]:{form}}" for name in names)
 
 
 def _let_nothing_run(api: PrefectApi) -> None:
@@ -81,8 +94,8 @@ def _let_nothing_run(api: PrefectApi) -> None:
         time.sleep(1)
 
 
-def _cpu_s(members: list[psutil.Process]) -> float:
-    return sum(sum(member.cpu_times()[:2]) for member in members)
+def _cpu_by_name(members: list[psutil.Process]) -> dict[str, float]:
+    return {_name(member): sum(member.cpu_times()[:2]) for member in members}
 
 
 def _name(member: psutil.Process) -> str:
