@@ -35,6 +35,7 @@ class Promise(StrEnum):
     REDEPLOY = "Complaint: a redeploy forgets the cool-down"
     FULL_DISK = "Complaint: a full disk leaves damage"
     CLOCK_JUMP = "Complaint: a clock jump stops or repeats everything"
+    TOLD = "Complaint: nobody hears of trouble, or a log tells secrets"
     TWO_PLATFORMS = "Complaint: two platforms on one database act twice"
 
 

@@ -24,6 +24,7 @@ import pytest
 
 from tests.accounts import STAGES, Account
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.whole_platform import (
     FINAL,
     RUN,
@@ -132,6 +133,7 @@ def assert_completed_once(platform: WholePlatform, loop: str) -> None:
     assert_all_ended(platform)
 
 
+@proves(Promise.NO_ORPHANS, "cancelled: processes gone in 5 s, no lease, no slot")
 @pytest.mark.parametrize("also_its_stages", [False, True])
 def test_cancel_ends_a_training_within_seconds_and_leaves_nothing(
     platform: WholePlatform, also_its_stages: bool
@@ -157,6 +159,7 @@ def test_cancel_ends_a_training_within_seconds_and_leaves_nothing(
     assert gone_s <= GONE_WITHIN_S
 
 
+@proves(Promise.NO_ORPHANS, "cancelled alone: processes gone in 5 s")
 def test_a_training_that_runs_alone_is_cancelled_as_quickly(platform: WholePlatform) -> None:
     loop = in_training(platform, **LONG)
     stage = platform.stage_runs(loop)[-1]["id"]
@@ -179,6 +182,7 @@ def epochs_done(platform: WholePlatform, before: set[Path]) -> list[int]:
     return [int(epoch) for epoch in re.findall(r"rank 0 \| DEBUG epoch (\d+): train", text)]
 
 
+@proves(Promise.EVICTION, "completed; no stage and no kept epoch repeated")
 @pytest.mark.parametrize("evicted", ["worker", "process group of the run"])
 def test_a_training_whose_worker_is_evicted_goes_on_and_repeats_nothing(
     platform: WholePlatform, evicted: str
@@ -219,6 +223,7 @@ def in_the_way(folder: Path) -> Iterator[None]:
             aside.rename(folder)
 
 
+@proves(Promise.INTERRUPT, "retried by a click: finished stages are not repeated")
 @pytest.mark.parametrize("ui", RETRY)
 def test_retry_in_the_ui_goes_on_from_the_failed_stage(platform: WholePlatform, ui: str) -> None:
     platform.renew_data()
@@ -241,6 +246,7 @@ def test_retry_in_the_ui_goes_on_from_the_failed_stage(platform: WholePlatform, 
     }
 
 
+@proves(Promise.NO_FALLBACK, "the second waits for its devices and says so")
 def test_two_trainings_on_one_host_take_their_turns_and_say_so(
     platform: WholePlatform, tmp_path: Path
 ) -> None:

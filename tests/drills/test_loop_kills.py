@@ -23,6 +23,7 @@ import pytest
 from flows.client import is_running
 from tests.accounts import STAGES, Account
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.whole_platform import RUN, WholePlatform, environment_of, lives, tree_of, whole_platform
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
@@ -198,6 +199,8 @@ def one_kill(platform: WholePlatform, victim: str, draw: random.Random, whole_s:
     return Kill(victim, after_s, during, outcome, seconds, tuple(problems_of(platform, loop)))
 
 
+@proves(Promise.INTERRUPT, "completed; no stage repeated, no orphan, no lease, no slot")
+@proves(Promise.KILLED_WORKER, "no run is Running beyond a minute")
 def test_a_loop_is_completed_whatever_is_killed_and_repeats_nothing(
     platform: WholePlatform,
 ) -> None:

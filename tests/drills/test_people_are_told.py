@@ -30,6 +30,7 @@ from tests.integration.test_notifications import refused
 from tests.listeners import mail_listener, webhook_listener
 from tests.prefect_platform import PrefectApi, prefect_api_server
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 
 pytestmark = [
     pytest.mark.drill,
@@ -126,6 +127,7 @@ def telling_flow() -> None:
     announce_staleness("delays", ("weather is 31 h old",))
 
 
+@proves(Promise.TOLD, "mail, Slack and webhook say what to do")
 def test_real_trouble_reaches_every_channel_with_what_to_do_next(
     api: PrefectApi, channels: Channels
 ) -> None:
@@ -150,6 +152,7 @@ def test_real_trouble_reaches_every_channel_with_what_to_do_next(
     assert all("make status" in text for text in gone.values())
 
 
+@proves(Promise.TOLD, "no secret in a log, event or page")
 def test_no_log_event_or_page_has_a_secret_of_an_address(
     api: PrefectApi, channels: Channels
 ) -> None:

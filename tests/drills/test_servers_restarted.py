@@ -21,6 +21,7 @@ import pytest
 from infra.platform.config import DATABASE_URL, REDIS_URL
 from tests.accounts import STAGES, Account
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.services import postgres_server, postgres_with_trigrams, redis_server
 from tests.whole_platform import FINAL, WholePlatform, whole_platform
 
@@ -124,6 +125,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
+@proves(Promise.INTERRUPT, "databases restarted: completed, no stage repeated")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_loop_goes_on_when_postgresql_and_redis_are_restarted_under_it(
     platform: WholePlatform, servers: Servers, number: signal.Signals
