@@ -95,6 +95,7 @@ def in_training(platform: WholePlatform, **training: Any) -> str:
     loop = platform.start_loop(training=training)
 
     def has_checkpoint() -> bool:
+        assert state_type(platform, loop) not in FINAL, platform.state_of(loop)
         new = set(platform.home.glob("training/*")) - before
         log = "".join(f.read_text() for folder in new for f in folder.glob("**/training.log"))
         return bool(platform.training("rank")) and "epoch 2:" in log
