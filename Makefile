@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run test drills test-cluster test-keras test-horovod bench lint format lock clean
+.PHONY: help setup run up down status doctor test drills test-cluster test-keras test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -39,10 +39,23 @@ setup: ## make .venv whole: packages, PyTorch, Horovod built for it; the others 
 run: setup ## run the whole loop once on the real data; a second call reuses finished stages
 	@$(VENV_PYTHON) -m flows run $(RUN_ARGS)
 
+up: setup ## start the platform: Prefect, MLflow, workers; deploy (UP_ARGS="--port 4300")
+	@$(VENV_PYTHON) -m infra.platform up $(UP_ARGS)
+
+# These do without set-up, which would make the environment anew under a platform that runs.
+down: ## let runs end, then end the platform (DOWN_ARGS=--now: at once)
+	@$(VENV_PYTHON) -m infra.platform down $(DOWN_ARGS)
+
+status: ## what of the platform runs, and what of it does not
+	@$(VENV_PYTHON) -m infra.platform status $(STATUS_ARGS)
+
+doctor: ## look at all that the platform needs, and say what to do
+	@$(VENV_PYTHON) -m infra.platform doctor $(DOCTOR_ARGS)
+
 test: setup ## run all tests
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
-drills: setup ## break training at random for minutes (FALAJ_DRILL_MINUTES=60: for an hour)
+drills: setup ## break every promise on purpose, for an hour; ends with a table (FALAJ_DRILL_REPORT: folder)
 	@$(VENV_PYTHON) -m pytest -m drill --timeout=0 $(PYTEST_ARGS)
 
 test-horovod: setup ## run Horovod's own tests of its PyTorch operations on the wheel built here

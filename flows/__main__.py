@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from flows.approve_command import add_approve_commands, answer_candidate
 from flows.bless_command import add_bless_command, bless_window
+from flows.client import running_platform
+from flows.decisions_command import add_decisions_command, show_decisions
 from flows.embedded import (
     client_environment,
+    disk_with_space,
     free_port,
     only_run,
     prefect_server,
@@ -28,8 +32,10 @@ from flows.embedded import (
     wait_until_ready,
 )
 from flows.feature_commands import add_feature_commands, serve_features, show_audit
+from flows.recalibrate_command import add_recalibrate_command, recalibrate
+from flows.retry_argument import add_retry_command
 from flows.search_command import add_search_command, run_search
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import (
     ConfigurationError,
     DataContractError,
@@ -38,7 +44,7 @@ from tasks.errors import (
     WindowError,
 )
 from tasks.features.reports import ViewParity
-from tasks.settings import Settings
+from tasks.settings import DEFAULT_FEATURE_REPO, Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
@@ -73,7 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m flows", description="Run Falaj's flows.")
     parser.add_argument("--home", type=Path, help="state folder (default: .falaj, or FALAJ_HOME)")
-    parser.add_argument("--repo", type=Path, help="feature repository (default: feature_repo)")
+    parser.add_argument(
+        "--repo", type=Path, help=f"feature repository (default: {DEFAULT_FEATURE_REPO})"
+    )
+    parser.add_argument(
+        "--on-platform", action="store_true", help="run on the server of the platform (make up)"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser("run", help="the whole loop once, ending with a report")
     refresh = commands.add_parser("refresh", help="refresh the features of one window")
@@ -82,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("start", help="first moment, such as 2013-01-01T05:00Z")
         command.add_argument("end", help="first moment after the window")
     commands.add_parser("train", help="train, judge and register a candidate")
+    add_recalibrate_command(commands)
     add_search_command(commands)
     commands.add_parser("parity", help="compare online features with offline ones")
     verify = commands.add_parser("verify", help="make a training snapshot again from its pins")
@@ -90,6 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("thing", help="beginning of a digest, or a name such as models/<name>/1")
     add_feature_commands(commands)
     add_bless_command(commands)
+    add_retry_command(commands)
+    add_decisions_command(commands)
+    add_approve_commands(commands)
     commands.add_parser("docs", help="bring the data docs of all validations up to date")
     commands.add_parser("ui", help="serve the Prefect UI of the state folder until interrupted")
     return parser
@@ -97,9 +112,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
     """Run the command against a Prefect API; return what to tell the person at the end."""
-    window = _window(options) if options.command in ("refresh", "drift") else None
+    window = _window(options) if getattr(options, "start", None) else None
     with ExitStack() as stack:
+        stack.enter_context(disk_with_space(settings.home))
         stack.enter_context(only_run(settings.home))
+        if options.on_platform:
+            os.environ.update(running_platform(settings.home))
         if "PREFECT_API_URL" in os.environ:
             return _run_flow(options, window, settings)
         port = free_port()
@@ -119,20 +137,32 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
             _tell(f"Prefect UI at http://127.0.0.1:{port} - Ctrl-C ends it")
             server.wait()
             return []
-        return _run_flow(options, window, settings)
+        from flows.retry_command import end_lost_runs
+
+        end_lost_runs()
+        return _run_flow(options, window, settings, watched=False)
 
 
 def _run_flow(
-    options: argparse.Namespace, window: TimeWindow | None, settings: Settings
+    options: argparse.Namespace,
+    window: TimeWindow | None,
+    settings: Settings,
+    *,
+    watched: bool = True,
 ) -> list[str]:
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from flows.config import read_pipeline_config
+    from flows.retry_command import retry_run
 
     config = read_pipeline_config(settings.feature_repo)
-    # Nobody watches heartbeats here, and their thread delays the end of each flow by a second.
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    # On a server of its own nobody watches heartbeats, and their thread delays the end of each flow
+    # by a second.
+    quiet = {} if watched else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    with temporary_settings(quiet):
         try:
+            if options.command == "retry":
+                return retry_run(options)
             if options.command == "search":
                 return run_search(config, options, settings)
             return _COMMANDS[options.command](config, window, settings)
@@ -141,18 +171,18 @@ def _run_flow(
 
 
 def _loop(config: PipelineConfig, window: TimeWindow | None, settings: Settings) -> list[str]:
+    from flows.approval import promotion_outcome
     from flows.pipeline import pipeline_flow
 
     record = pipeline_flow(config)
-    auc, yardstick = record.evaluation.overall.auc, record.evaluation.yardstick.auc
+    overall, quality = record.evaluation.overall, record.evaluation.overall.primary
+    yardstick = record.evaluation.yardstick.primary
     kept = ", ".join(v.name for v in record.variants if v.kept) or "none"
-    closed = ", ".join(g.name for g in record.promotion.gates if not g.passed)
-    state = "is the champion" if record.promotion.promoted else f"was refused by gate {closed}"
     latest = settings.reports / "latest"
     return [
         "",
-        f"{'Model':<10}{record.version.name} version {record.version.version} {state}",
-        f"{'AUC':<10}{auc.value:.4f} [{auc.low:.4f}, {auc.high:.4f}] on "
+        f"{'Model':<10}{promotion_outcome(record.promotion)}",
+        f"{overall.primary_name:<10}{quality.value:.4f} [{quality.low:.4f}, {quality.high:.4f}] on "
         f"{record.evaluation.overall.num_rows:,} test rows; {record.evaluation.yardstick_name} "
         f"{yardstick.value:.4f}",
         f"{'Variants':<10}{kept}",
@@ -224,7 +254,9 @@ def _verify(options: argparse.Namespace, settings: Settings) -> list[str]:
     from tasks.features.verification import find_snapshot, verify_snapshot
 
     snapshot = find_snapshot(options.snapshot, settings.store)
-    outcome = verify_snapshot(snapshot, settings.home, settings.feature_repo, settings.store)
+    outcome = verify_snapshot(
+        snapshot, settings.features_home, settings.feature_repo, settings.store
+    )
     if not outcome.same:
         raise FeatureStoreError(
             f"snapshot {snapshot.data.sha256[:12]} does not come out of its pins: "
@@ -260,6 +292,9 @@ _READERS: dict[str, Callable[[argparse.Namespace, Settings], list[str]]] = {
     "verify": _verify,
     "trace": _trace,
     "bless": _bless,
+    "decisions": show_decisions,
+    "approve": answer_candidate,
+    "reject": answer_candidate,
     "docs": _docs,
     "audit": show_audit,
     "serve-features": serve_features,
@@ -271,6 +306,7 @@ _COMMANDS: dict[str, Callable[..., list[str]]] = {
     "refresh": _refresh,
     "drift": _drift,
     "train": _train,
+    "recalibrate": recalibrate,
     "parity": _parity,
 }
 
@@ -283,7 +319,7 @@ def _window(options: argparse.Namespace) -> TimeWindow:
     """
     moments: dict[str, Any] = {}
     for name in ("start", "end"):
-        text = getattr(options, name)
+        text = getattr(options, name) or ""
         try:
             moments[name] = datetime.fromisoformat(text)
         except ValueError as exc:

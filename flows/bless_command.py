@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.config import PipelineConfig, read_pipeline_config
-from tasks.contracts import FeatureSnapshot, TableRef, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureSnapshot, TableRef
 from tasks.errors import ConfigurationError
 from tasks.settings import ArtifactStore, Settings, StagedFolder, digest_of
 
@@ -93,7 +94,7 @@ def _sources(window: TimeWindow, config: PipelineConfig, settings: Settings) -> 
     suites = config.row_suites
     for table in landed.tables:
         yield _Source(table.name, suites[table.name], store.path(table.artifact))
-    folder = published_path(settings.home)
+    folder = published_path(settings.features_home)
     for name, suite in config.table_suites.items():
         if (folder / name).is_dir():
             yield _Source(name, suite, folder / name)

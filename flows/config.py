@@ -8,41 +8,51 @@ from typing import Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tasks.contracts import DataSplits, TimeWindow
+from flows.clock import ClockConfig
+from tasks.calibration.config import RecalibrationConfig
+from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.data import DataSplits
 from tasks.conversion.config import ConversionConfig
 from tasks.drift.config import DriftConfig
 from tasks.errors import ConfigurationError
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.features.config import FeatureConfig
+from tasks.governor.config import GovernorConfig
+from tasks.leases.config import StageLease
 from tasks.monitoring.config import MonitoringConfig
 from tasks.registry.config import PromotionConfig, RegistryConfig
+from tasks.routing.config import RoutingConfig
+from tasks.settings import USE_CASE_FILE, USE_CASE_NAME
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import check_space
-
-USE_CASE_FILE = "use_case.yaml"
 
 
 class PipelineConfig(BaseModel):
     """One use case: its data, its windows, and how each stage is to be done."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=60, description="Use case.")
+    name: str = Field(pattern=USE_CASE_NAME, max_length=60, description="Use case.")
     question: str = Field(min_length=1, description="What the model answers, for people.")
     window: TimeWindow = Field(description="Window that is refreshed and retrieved.")
     splits: DataSplits = Field(description="Windows for training, validation and test.")
     current: TimeWindow = Field(description="Window that the drift check looks at.")
+    clock: ClockConfig = ClockConfig()
     features: FeatureConfig
     monitoring: MonitoringConfig = MonitoringConfig()
     training: TrainingConfig = TrainingConfig()
+    lease: StageLease = StageLease()
     search: SearchConfig = SearchConfig()
     yardstick: YardstickConfig = YardstickConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     conversion: ConversionConfig = ConversionConfig()
     drift: DriftConfig = DriftConfig()
+    recalibration: RecalibrationConfig = RecalibrationConfig()
+    governor: GovernorConfig = GovernorConfig()
     registry: RegistryConfig = RegistryConfig()
     promotion: PromotionConfig = PromotionConfig()
+    routing: RoutingConfig = RoutingConfig()
 
     @model_validator(mode="after")
     def _windows_lie_inside(self) -> Self:
@@ -57,6 +67,17 @@ class PipelineConfig(BaseModel):
                     f"{name} ({window}) reaches outside the window that is refreshed "
                     f"({self.window}); widen the one or narrow the other"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _volume_is_of_a_table_with_history(self) -> Self:
+        volume = self.drift.volume
+        dated = [table.name for table in self.features.raw_tables if table.time_column]
+        if volume and volume.table not in dated:
+            raise ValueError(
+                f"drift.volume.table={volume.table!r} is no raw table with a time column; expected "
+                f"one of {', '.join(dated) or 'such a table, and there is none'}"
+            )
         return self
 
     @model_validator(mode="after")

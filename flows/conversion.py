@@ -6,14 +6,17 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.provenance import code_commit
-from tasks.contracts import ModelVariant, ModelVersionRef, ValidatedDataset
+from flows.whereabouts import RECORDED
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.release import ModelVariant
 from tasks.conversion.task import (
     convert_to_onnx,
     convert_to_openvino,
     judge_variants,
     quantize_to_int8,
 )
-from tasks.lineage.task import RECORDED, record_conversion
+from tasks.lineage.task import record_conversion
 from tasks.registry.task import attach_variants, fetch_version
 
 
@@ -30,9 +33,9 @@ def conversion_flow(
     """Build, judge and file the variants of a model version.
 
     Args:
-        version: the registered version.
-        dataset: validated rows: the training window calibrates, the test window judges.
-        config: the use case.
+        version: The registered version.
+        dataset: Validated rows: the training window calibrates, the test window judges.
+        config: The use case.
     """
     program = fetch_version(version)
     onnx = convert_to_onnx(program, config.conversion)

@@ -17,12 +17,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.errors import ConfigurationError, TransientError, refused_writes_explained
+from tasks.errors import (
+    ConfigurationError,
+    DataContractError,
+    StorageError,
+    TransientError,
+    refused_writes_explained,
+)
 from tasks.settings import PRIVATE_MODE, PROJECT_ROOT
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15
 FLUSH_TIMEOUT_S = 10
+LEAST_FREE_BYTES = 32_000_000
+"""Prefect's database alone begins with some megabytes, and fails in many ways without them."""
+LONGEST_REASON = 300
 
 # Of the caller's environment; anything else there may be a secret.
 SERVER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -42,7 +51,47 @@ SERVER_ENVIRONMENT = {
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_SERVER_UI_API_URL": "/api",  # else the UI asks port 4200, whatever port it came from
 }
+
+
+@contextmanager
+def disk_with_space(home: Path) -> Iterator[None]:
+    """See that a run can begin, and tell where a full disk was what ended it.
+
+    What fails for want of space is often not what writes: Prefect's server answers with an error,
+    or ends. So whatever failed while there is none left is told as that.
+
+    Raises:
+        StorageError: there is too little space.
+    """
+    if trouble := _lack_of_space(home):
+        raise StorageError(f"{trouble}; nothing was begun")
+    try:
+        yield
+    except (ConfigurationError, DataContractError, StorageError):
+        raise
+    except Exception as exc:
+        if trouble := _lack_of_space(home):
+            said = str(exc).partition("\n")[0][:LONGEST_REASON]
+            raise StorageError(
+                f"{trouble}; finished stages are kept. The run met {type(exc).__name__}: {said}"
+            ) from exc
+        raise
+
+
+def _lack_of_space(home: Path) -> str:
+    """A sentence about a disk that is full, or nearly; nothing where it is not."""
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    disk = os.statvfs(there)
+    free = disk.f_bavail * disk.f_frsize
+    if free >= LEAST_FREE_BYTES:
+        return ""
+    return (
+        f"{home}: {free / 1e6:.1f} MB are free on its disk, expected at least "
+        f"{LEAST_FREE_BYTES / 1e6:.0f} MB. Free some space, or set FALAJ_HOME to a folder on "
+        "another disk, and run again"
+    )
 
 
 @contextmanager

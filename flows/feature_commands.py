@@ -1,4 +1,4 @@
-"""Commands about the feature store that need no Prefect: its servers, and its audit trail."""
+"""Commands that need no Prefect: the feature store's servers, and the audit trail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_feature_commands(commands: Any) -> None:
         serve.add_argument(f"--{kind}-port", type=int, default=port, metavar="PORT")
     serve.add_argument("--tls-cert", type=Path, help="certificate, needed outside of loopback")
     serve.add_argument("--tls-key", type=Path)
-    audit = commands.add_parser("audit", help="show who did what with the feature store")
+    audit = commands.add_parser("audit", help="show who did what with features and models")
     audit.add_argument("--verify", action="store_true", help="follow the chain of lines, only")
     audit.add_argument("--json", action="store_true", help="whole lines, as they are stored")
     audit.add_argument(
@@ -68,10 +68,10 @@ def show_audit(options: argparse.Namespace, settings: Settings) -> list[str]:
         ConfigurationError: there is no state folder.
         DataContractError: a line was changed, removed or put in between, or all of them are gone.
     """
-    trail = AuditTrail(settings.home / "audit")
+    trail = AuditTrail(settings.features_home / "audit")
     verdict = trail.verify()
     if not verdict.num_lines:
-        _check_never_used(trail, settings.home)
+        _check_never_used(trail, settings.features_home)
     lines = [] if options.verify else list(trail.lines())[-options.last :]
     shown = [_as_stored(line) if options.json else _told(line) for line in lines]
     if verdict.faults:
@@ -83,7 +83,8 @@ def show_audit(options: argparse.Namespace, settings: Settings) -> list[str]:
         )
     if options.json:
         return shown
-    return [*shown, f"{'Whole':<10}{verdict.num_lines:,} lines, the last one is {verdict.head}"]
+    whole = f"{'Whole':<10}{verdict.num_lines:,} lines, the last one is {verdict.head}"
+    return [*shown, whole, *_where_answers_stand(trail, settings)]
 
 
 def _at_least_one(text: str) -> int:
@@ -105,6 +106,14 @@ def _check_never_used(trail: AuditTrail, home: Path) -> None:
             f"applied to the feature store in {home / 'feast'}, which writes some. Look for it in "
             "the copies of the state folder; the next act begins a new trail"
         )
+
+
+def _where_answers_stand(trail: AuditTrail, settings: Settings) -> list[str]:
+    """Whoever looks for an approval in the trail of another use case is sent to the right one."""
+    shared = settings.home / "audit"
+    if trail.folder == shared or not shared.is_dir():
+        return []
+    return [f"{'Answers':<10}to promotions, of every use case, stand in {shared}"]
 
 
 def _as_stored(line: AuditLine) -> str:

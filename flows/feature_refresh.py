@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from prefect import flow
+from prefect.events import emit_event
 
 from flows.config import PipelineConfig
+from flows.drift_volume import check_drift_by_volume
 from flows.provenance import code_commit
-from tasks.contracts import FeatureRefresh, TimeWindow
+from flows.whereabouts import RECORDED
+from flows.windows import hours_or_newest, refresh_run_name
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureRefresh
 from tasks.features.task import (
     build_feature_tables,
     land_raw_rows,
     materialize_features,
     publish_feature_tables,
 )
-from tasks.lineage.task import RECORDED, record_refresh
+from tasks.lineage.task import record_refresh
 from tasks.monitoring.task import monitor_features
 from tasks.settings import Settings
 from tasks.validation.suites import read_suites
@@ -22,18 +27,20 @@ from tasks.validation.task import validate_feature_tables, validate_landed_rows
 
 @flow(
     name="feature-refresh",
-    flow_run_name="refresh-{config.name}-{window.slug}",
+    flow_run_name=refresh_run_name,
     persist_result=True,
     result_serializer="json",
     **RECORDED,
 )
-def feature_refresh_flow(window: TimeWindow, config: PipelineConfig) -> FeatureRefresh:
+def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> FeatureRefresh:
     """Make the window's features known, offline and online.
 
     Args:
-        window: rows whose time lies inside are landed anew; refused when it ends in the future.
-        config: the use case.
+        window: Rows whose time lies inside are landed anew; refused when it ends in the future.
+            None: the newest complete hours, as the use case's clock says.
+        config: The use case.
     """
+    asked, window = window, hours_or_newest(window, config)
     repo = Settings.from_environment().feature_repo
     row_suites = read_suites(repo, config.row_suites)
     table_suites = read_suites(repo, config.table_suites)
@@ -44,6 +51,7 @@ def feature_refresh_flow(window: TimeWindow, config: PipelineConfig) -> FeatureR
     tables = publish_feature_tables(built, validations)
     views = materialize_features(tables, window, config.features.materialization)
     monitoring = monitor_features(tables, window, config.view_keys, config.monitoring)
+    announce_staleness(config.name, monitoring.newly_stale)
     refresh = FeatureRefresh(
         window=window,
         rows=rows,
@@ -54,4 +62,20 @@ def feature_refresh_flow(window: TimeWindow, config: PipelineConfig) -> FeatureR
     )
     queries, staging = config.feature_queries, config.staging_queries
     record_refresh(refresh, queries, staging, code_commit(), return_state=True)
+    if asked is None:
+        check_drift_by_volume(config)
     return refresh
+
+
+def announce_staleness(use_case: str, sentences: tuple[str, ...]) -> None:
+    """Emit the event of stale features, where there is something to say."""
+    if not sentences:
+        return
+    emit_event(
+        "falaj.features.stale",
+        resource={
+            "prefect.resource.id": f"falaj.features.{use_case}",
+            "prefect.resource.name": use_case,
+        },
+        payload={"use_case": use_case, "sentences": list(sentences)},
+    )

@@ -8,14 +8,15 @@ from prefect import flow, runtime
 
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
+from flows.decision import advise_on_drift
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import feature_refresh_flow
 from flows.promotion import promotion_flow
 from flows.provenance import code_commit, host_facts
-from flows.stages import StageClock
+from flows.stages import Stages
 from flows.training import training_flow
-from tasks.contracts import RunRecord
-from tasks.lineage.task import RECORDED
+from flows.whereabouts import RECORDED
+from tasks.contracts.run import RunRecord
 from tasks.reporting.task import publish_report, show_pictures
 from tasks.settings import Settings
 from tasks.validation.task import publish_data_docs
@@ -29,17 +30,17 @@ from tasks.validation.task import publish_data_docs
     **RECORDED,
 )
 def pipeline_flow(config: PipelineConfig) -> RunRecord:
-    """Run every stage on the embedded default and write the run report.
+    """Run every stage, here or on work pools as `config.routing` says, and write the run report.
 
     Args:
-        config: the use case.
+        config: The use case.
     """
     started = datetime.now(UTC)
-    clock = StageClock(Settings.from_environment().store)
-    refresh = clock.run("feature refresh", feature_refresh_flow, config.window, config)
-    trained = clock.run("training", training_flow, config)
-    variants = clock.run("conversion", conversion_flow, trained.version, trained.dataset, config)
-    decision = clock.run(
+    stages = Stages(config.name, config.routing, Settings.from_environment().store)
+    refresh = stages.run("feature refresh", feature_refresh_flow, config.window, config)
+    trained = stages.run("training", training_flow, config)
+    variants = stages.run("conversion", conversion_flow, trained.version, trained.dataset, config)
+    decision = stages.run(
         "promotion",
         promotion_flow,
         trained.version,
@@ -48,7 +49,8 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
         variants,
         config,
     )
-    drift = clock.run("drift check", drift_check_flow, config.current, config)
+    drift = stages.run("drift check", drift_check_flow, config.current, config)
+    advise_on_drift(config.registry.model_name, config.name)
     record = RunRecord(
         use_case=config.name,
         question=config.question,
@@ -64,7 +66,7 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
         variants=variants,
         promotion=decision,
         drift=drift,
-        stages=tuple(clock.stages),
+        stages=tuple(stages.times),
     )
     publish_data_docs()
     publish_report(record)

@@ -11,15 +11,11 @@ from prefect.logging import get_run_logger
 from flows.config import PipelineConfig
 from flows.training import training_flow
 from flows.trial import trial_flow
-from tasks.contracts import (
-    SearchResult,
-    StudyRecord,
-    TrialRecord,
-    ValidatedDataset,
-)
+from flows.whereabouts import RECORDED
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.errors import TransientError
 from tasks.features.task import build_training_set
-from tasks.lineage.task import RECORDED
 from tasks.registry.task import end_study
 from tasks.reporting.task import publish_search
 from tasks.settings import Settings
@@ -47,8 +43,8 @@ def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchR
     """Walk the use case's search space and keep the best trial's model.
 
     Args:
-        config: the use case; `config.search` says what to try.
-        make_candidate: judge the best model and register it as the candidate.
+        config: The use case; `config.search` says what to try.
+        make_candidate: Judge the best model and register it as the candidate.
     """
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
@@ -97,9 +93,10 @@ def with_best_trial(config: PipelineConfig, study: StudyRecord) -> PipelineConfi
 
 def trial_in_words(trial: TrialRecord, num_done: int, num_trials: int) -> str:
     """One line about a trial that ended."""
-    auc = "no AUC" if trial.auc is None else f"AUC {trial.auc:.4f}"
+    quality = "no epoch" if not trial.epochs else f"{trial.epochs[-1].quality_name} "
+    quality += "" if trial.quality is None else f"{trial.quality:.4f}"
     return (
-        f"trial {trial.number:>3} {trial.state:<8} {auc} in {len(trial.epochs)} epochs, "
+        f"trial {trial.number:>3} {trial.state:<8} {quality} in {len(trial.epochs)} epochs, "
         f"{trial.seconds:.0f} s ({num_done} of {num_trials}): {told(trial.point)}"
     )
 

@@ -51,7 +51,7 @@ def run_search(
         "",
         f"{'Study':<10}{study.study}: {states.count('complete')} complete, "
         f"{states.count('pruned')} pruned, {states.count('failed')} failed; {study.ended_because}",
-        f"{'Best':<10}trial {best.number}, validation AUC {best.auc:.4f}",
+        f"{'Best':<10}trial {best.number}, validation {study.quality_name} {best.quality:.4f}",
         *(f"{'':<10}{name}: {value}" for name, value in best.point.items()),
         f"{'Page':<10}{settings.home / result.page}",
     ]

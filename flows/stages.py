@@ -1,42 +1,89 @@
-"""Time the stages of the loop, and tell work from reuse."""
+"""Run the stages of the loop, each where its rule says; time them, and tell work from reuse."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
-from tasks.contracts import StageTime
+from prefect import Flow, runtime
+
+from flows.routing import StageOrder, run_stage
+from flows.stage_results import as_returned, dump_parameters
+from tasks.contracts.run import StageRoute, StageTime
+from tasks.routing.config import RoutingConfig, StageName
 from tasks.settings import ArtifactStore
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+COORDINATOR = "coordinator"
 
-class StageClock:
+
+class Stages:
     """Runs the stages of one loop after each other and keeps what each took.
 
     A stage counts as reused when the artifact store built nothing during it; one that decides anew
     each time never does.
+
+    Args:
+        use_case: name of the use case.
+        routing: where its stages run.
+        store: the artifact store that all stages share.
     """
 
     DECIDES_ANEW = frozenset({"promotion"})
 
-    def __init__(self, store: ArtifactStore) -> None:
-        self._store = store
-        self.stages: list[StageTime] = []
+    def __init__(self, use_case: str, routing: RoutingConfig, store: ArtifactStore) -> None:
+        self._use_case, self._routing, self._store = use_case, routing, store
+        self._by_deployment = routing.mode == "deployments" or (
+            routing.mode == "auto" and bool(runtime.deployment.id)
+        )
+        self.times: list[StageTime] = []
 
     def run(
         self,
-        name: str,
-        stage: Callable[Arguments, Result],
+        name: StageName,
+        stage: Flow[Arguments, Result],
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
         """Run one stage; its failure passes through."""
         builds, started = self._store.num_builds, time.monotonic()
-        result = stage(*args, **kwargs)
+        if self._by_deployment:
+            told, route = self._on_pool(name, stage, *args, **kwargs)
+            result = cast(Result, told)
+        else:
+            result, route = stage(*args, **kwargs), self._here(name)
         reused = self._store.num_builds == builds and name not in self.DECIDES_ANEW
         seconds = round(time.monotonic() - started, 2)
-        self.stages.append(StageTime(stage=name, seconds=seconds, reused=reused))
+        self.times.append(StageTime(stage=name, seconds=seconds, reused=reused, route=route))
         return result
+
+    def _on_pool(
+        self, name: StageName, stage: Flow[..., Any], *args: Any, **kwargs: Any
+    ) -> tuple[Any, StageRoute]:
+        order = StageOrder(
+            stage=name,
+            flow_name=stage.name,
+            parameters=dump_parameters(stage, *args, **kwargs),
+            routing=self._routing,
+            use_case=self._use_case,
+            suffix=_suffix(),
+        )
+        outcome = run_stage(order)
+        return as_returned(outcome["result"], stage), StageRoute.model_validate(outcome["route"])
+
+    def _here(self, name: StageName) -> StageRoute:
+        forced = self._routing.mode == "in process"
+        return StageRoute(
+            wanted=self._routing.of(name).hardware_class,
+            taken="this process",
+            rule="in process",
+            reason="routing.mode says so" if forced else "no deployment started this loop",
+        )
+
+
+def _suffix() -> str:
+    """What the loop's own deployment has after `coordinator`, such as `-houses`; or nothing."""
+    name = str(runtime.deployment.name or "")
+    return name.removeprefix(COORDINATOR) if name.startswith(COORDINATOR) else ""

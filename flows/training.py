@@ -5,11 +5,13 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
+from flows.leasing import leased, training_request
 from flows.provenance import code_commit
-from tasks.contracts import TrainingResult
+from flows.whereabouts import RECORDED
+from tasks.contracts.release import TrainingResult
 from tasks.evaluation.task import fit_yardstick, judge_candidate
 from tasks.features.task import build_training_set
-from tasks.lineage.task import RECORDED, record_training
+from tasks.lineage.task import record_training
 from tasks.registry.task import find_rival, find_start, register_candidate
 from tasks.settings import Settings
 from tasks.training.task import train_distributed
@@ -19,7 +21,7 @@ from tasks.validation.task import validate_training_set
 
 @flow(
     name="training",
-    flow_run_name="train-{config.name}-{config.splits.train.slug}",
+    flow_run_name="train-{config.registry.model_name}-{config.splits.train.slug}",
     persist_result=True,
     result_serializer="json",
     **RECORDED,
@@ -28,7 +30,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     """Train on the use case's splits and register the result as the candidate.
 
     Args:
-        config: the use case.
+        config: The use case.
 
     Raises:
         ConfigurationError: it asks for an extra that is not installed here.
@@ -41,7 +43,8 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     if config.training.start == "champion":
         training = config.training.model_dump(mode="json")
         initial = find_start(dataset, config.splits, training, config.registry)
-    model = train_distributed(dataset, config.splits, config.training, initial)
+    with leased(training_request(config.lease, config.training.device), config.lease):
+        model = train_distributed(dataset, config.splits, config.training, initial)
     yardstick = fit_yardstick(dataset, config.splits, config.yardstick)
     rival = find_rival(model, config.registry)
     evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation)

@@ -69,6 +69,25 @@ class PromotionRefusedError(RegistryError):
     """A gate is closed; the alias was not moved."""
 
 
+class StageError(FalajError):
+    """A stage that was sent to a work pool gave no result: nobody took it, or it was cancelled."""
+
+
+class StageLostError(TransientError):
+    """The run of a stage was cut off from outside; its finished steps are kept."""
+
+
+class LeaseError(FalajError):
+    """Devices of this host could not be had in the time that was given."""
+
+
+class LeaseLostError(LeaseError):
+    """A lease on devices was lost; what was done on them had to stop."""
+
+    def __init__(self, message: str = "the lease on the devices was lost; work on them stopped"):
+        super().__init__(message)
+
+
 _PERMANENT_WRITE_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 from prefect.cache_policies import CachePolicy
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
@@ -17,14 +18,27 @@ from tasks.settings import Settings, code_digest, content_key, named_artifacts
 NUM_RETRIES = 2
 RETRY_DELAYS_S = [5.0, 30.0]
 RETRY_JITTER = 0.5
+AWAY_CODES = frozenset({429, 500, 502, 503, 504})
+"""Without its database the server answers 500."""
 
 
 def only_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Retry a `TransientError`; let every other failure stand at once.
+    """Retry a `TransientError`, or where the Prefect API was away; any other failure stands.
+
+    Prefect's client asks again for about a minute. A server that takes longer to come back would
+    else fail a step whose work is done, at the writing of an artifact.
 
     A plain function on purpose: Prefect never retries when given a `functools.partial`.
     """
-    return isinstance(state.result(raise_on_failure=False), TransientError)
+    failure = state.result(raise_on_failure=False)
+    return isinstance(failure, TransientError) or is_api_away(failure)
+
+
+def is_api_away(failure: object) -> bool:
+    """True for what Prefect's client raises when no server answers, or one that cannot just now."""
+    if isinstance(failure, httpx.HTTPStatusError):
+        return failure.response.status_code in AWAY_CODES
+    return isinstance(failure, httpx.TransportError)
 
 
 @dataclass

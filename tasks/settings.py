@@ -8,25 +8,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
-from tasks.contracts import Artifact
-from tasks.errors import ArtifactError, refused_writes_explained
+from tasks.contracts.base import Artifact
+from tasks.errors import ArtifactError, ConfigurationError, refused_writes_explained
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 URI_SCHEME = "artifact:"
 DEFAULT_PROFILE = "local"
+DEFAULT_FEATURE_REPO = Path("feature_repo") / "flights"
+USE_CASE_FILE = "use_case.yaml"
+USE_CASE_NAME = r"^[a-z][a-z0-9-]*$"
 Value = TypeVar("Value", bound=BaseModel)
 
 
@@ -37,21 +42,59 @@ class Settings:
     home: Path
     feature_repo: Path
     profile: str = DEFAULT_PROFILE
+    database_url: str | None = field(default=None, repr=False)  # may hold a password
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read `FALAJ_HOME` (default `.falaj` beside the code) and `FALAJ_FEATURE_REPO`.
 
         `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
+        `FALAJ_DATABASE_URL` is the database of operation where several hosts share one.
         """
         env = os.environ if environment is None else environment
         home = Path(env.get("FALAJ_HOME") or PROJECT_ROOT / ".falaj")
-        repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / "feature_repo")
+        repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / DEFAULT_FEATURE_REPO)
         return cls(
             home=home.expanduser().resolve(),
             feature_repo=repo.expanduser().resolve(),
             profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
+            database_url=env.get("FALAJ_DATABASE_URL") or None,
         )
+
+    @property
+    def use_case(self) -> str:
+        """Name of the use case that the feature repository describes.
+
+        Raises:
+            ConfigurationError: the repository does not say.
+        """
+        file = self.feature_repo / USE_CASE_FILE
+        try:
+            described = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except FileNotFoundError as exc:
+            raise ConfigurationError(
+                f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
+            ) from exc
+        except yaml.YAMLError as exc:
+            raise ConfigurationError(f"{file} is no YAML: {exc}") from exc
+        name = described.get("name") if isinstance(described, dict) else None
+        if not isinstance(name, str) or not re.fullmatch(USE_CASE_NAME, name):
+            raise ConfigurationError(
+                f"{file} names the use case {name!r}; expected `name:` with small letters, digits "
+                "and dashes, for it names a folder too. Nothing was touched"
+            )
+        return name
+
+    @property
+    def features_home(self) -> Path:
+        """Folder of the state that is the use case's alone.
+
+        Feature registry, online store, published tables, monitoring, the feature store's audit
+        trail, reports. The default use case has the state folder itself, any other one
+        `use_cases/<name>` in it, wherever its repository lies.
+        """
+        name = self.use_case
+        return self.home if name == DEFAULT_FEATURE_REPO.name else self.home / "use_cases" / name
 
     @property
     def store(self) -> ArtifactStore:
@@ -69,9 +112,19 @@ class Settings:
         return self.home / "mlflow" / "artifacts"
 
     @property
+    def operation_url(self) -> str:
+        """SQLAlchemy address of the database of operation: decisions, leases."""
+        return self.database_url or f"sqlite:///{self.operation_file}"
+
+    @property
+    def operation_file(self) -> Path:
+        """SQLite file of the database of operation, where no other one is named."""
+        return self.home / "operation" / "operation.db"
+
+    @property
     def reports(self) -> Path:
-        """Folder of the run reports."""
-        return self.home / "reports"
+        """Folder of the use case's run reports."""
+        return self.features_home / "reports"
 
 
 @dataclass(frozen=True)
@@ -274,7 +327,7 @@ def code_digest(module_file: str) -> str:
     folder = Path(module_file).resolve().parent
     rooms = PROJECT_ROOT / "tasks"
     room = rooms / folder.relative_to(rooms).parts[0] if rooms in folder.parents else folder
-    sources = [*sorted(room.rglob("*.py")), rooms / "contracts.py"]
+    sources = [*sorted(room.rglob("*.py")), *sorted((rooms / "contracts").glob("*.py"))]
     return content_key(*[[path.relative_to(PROJECT_ROOT).as_posix(), path] for path in sources])
 
 
@@ -325,6 +378,20 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def platform_address(home: Path, name: str) -> str | None:
+    """An address of the platform that runs, or ran last, on a state folder; None where none did.
+
+    Args:
+        home: the state folder.
+        name: such as `mlflow_url`; see `infra.platform.state.Endpoint`.
+    """
+    try:
+        told = json.loads((home / "platform" / "endpoint.json").read_text(encoding="utf-8"))[name]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return str(told).rstrip("/") or None
 
 
 PRIVATE_MODE = 0o700

@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pandas as pd
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     DatasetSchema,
     DataSplits,
     ExcludedRows,
     FeatureSnapshot,
-    TimeWindow,
+    NumberSummary,
     ValidatedDataset,
     ValidationResult,
 )
@@ -77,7 +78,12 @@ def dataset(
 ) -> ValidatedDataset:
     """Store `data` (default `frame()`) as a snapshot, with a result that vouches for it."""
     rows = frame() if data is None else data
-    key = content_key(rows.to_json(date_format="iso"))
+    key = content_key(rows.to_json(date_format="iso"), *([columns] if columns != COLUMNS else []))
+    labels, summary = rows[columns.label], None
+    if columns.task == "regression":
+        summary = NumberSummary(
+            mean=labels.mean(), deviation=labels.std(), low=labels.min(), high=labels.max()
+        )
 
     def build(folder: StagedFolder) -> ValidatedDataset:
         rows.to_parquet(folder.path / "data.parquet", row_group_size=256, index=False)
@@ -91,7 +97,8 @@ def dataset(
             feature_views={"carrier_stats": "0" * 32},
             tables_version="0" * 32,
             label_definition="arrives more than 15 minutes late",
-            positive_rate=float(rows[columns.label].mean()),
+            positive_rate=None if summary else float(rows[columns.label].mean()),
+            label_summary=summary,
             excluded=(ExcludedRows(reason="cancelled", num_rows=7),),
         )
         validation = ValidationResult(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import drill_table
+from tests.prefect_platform import prefect_api  # noqa: F401  (a fixture for all folders)
 
 # A busy machine draws slowly; that says nothing about the code.
 settings.register_profile("falaj", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,6 +25,9 @@ def _silence_exit() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     atexit.register(_silence_exit)
+    # A shell has its background jobs ignore Ctrl-C, and so would every process started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    drill_table.install(config)
 
 
 @pytest.fixture(autouse=True)

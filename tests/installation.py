@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from tasks.contracts import FeatureSnapshot, FeatureTables, TimeWindow, ValidationResult
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureSnapshot, FeatureTables, ValidationResult
 from tasks.features.landing import land_raw_rows
 from tasks.features.materialization import materialize
 from tasks.features.snapshot import build_training_set

@@ -21,8 +21,10 @@ def pids_whose_command_holds(text: str) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 30) -> None:
-    """Poll until `condition` holds.
+def wait_until(
+    condition: Callable[[], object], what: str, limit_s: float = 30, pause_s: float = 0.05
+) -> None:
+    """Poll until `condition` holds, every `pause_s` seconds.
 
     Raises:
         AssertionError: it did not within the limit.
@@ -30,4 +32,9 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 30) 
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
-        time.sleep(0.05)
+        time.sleep(pause_s)
+
+
+def wait_patiently(condition: Callable[[], object], what: str) -> None:
+    """Wait for what takes minutes on a busy machine, without making it busier."""
+    wait_until(condition, what, limit_s=3600, pause_s=1)

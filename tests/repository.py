@@ -13,7 +13,8 @@ from zipfile import ZipFile
 import pandas as pd
 import yaml
 
-from tasks.contracts import LandedRows, TimeWindow, ValidatedRows, ValidationResult
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import LandedRows, ValidatedRows, ValidationResult
 from tasks.features.config import FeatureConfig
 from tasks.settings import PROJECT_ROOT
 
@@ -56,7 +57,7 @@ class SmallRepository:
     def __init__(self, folder: Path, num_days: int) -> None:
         self.path = folder / "feature_repo"
         shutil.copytree(
-            PROJECT_ROOT / "feature_repo",
+            PROJECT_ROOT / "feature_repo" / "flights",
             self.path,
             ignore=shutil.ignore_patterns("__pycache__"),
         )

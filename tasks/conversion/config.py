@@ -15,22 +15,27 @@ from pydantic import (
     model_validator,
 )
 
+from tasks.contracts.base import field_title
+
 VariantName = Literal["onnx-fp32", "openvino-fp32", "openvino-int8"]
 
 
 class QualityBound(BaseModel):
     """How far a variant of one precision may be from the program it was made from."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     max_gap: PositiveFloat = Field(
-        le=1, description="Largest difference of any single probability, 0 to 1."
+        le=1,
+        description="Largest difference of any single probability, 0 to 1; of a regression in "
+        "standard deviations of the test rows' label, as the next one.",
     )
     mean_gap: PositiveFloat = Field(
         le=1, description="Mean difference of the probabilities of the test rows, 0 to 1."
     )
     auc_drop: NonNegativeFloat = Field(
-        le=0.5, description="AUC it may lose: the lower end of the 95 % interval of the change."
+        le=0.5,
+        description="AUC (or R2) it may lose: the lower end of the 95 % interval of the change.",
     )
 
     @model_validator(mode="after")
@@ -46,7 +51,7 @@ class QualityBound(BaseModel):
 class ConversionConfig(BaseModel):
     """What one conversion run is asked to do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     targets: tuple[VariantName, ...] = Field(
         default=("onnx-fp32", "openvino-fp32", "openvino-int8"),
@@ -75,7 +80,9 @@ class ConversionConfig(BaseModel):
         "among them, stay in 32-bit floats.",
     )
     auc_replicates: PositiveInt = Field(
-        default=1000, le=100_000, description="Bootstrap replicates (of days) for the AUC change."
+        default=1000,
+        le=100_000,
+        description="Bootstrap replicates (of days) for the change of AUC or R2.",
     )
     batch_sizes: tuple[PositiveInt, ...] = Field(
         default=(1, 32, 1024), min_length=1, description="Rows per call at which latency is taken."

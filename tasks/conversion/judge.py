@@ -14,19 +14,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import (
-    BuiltVariant,
-    DataSplits,
-    Metric,
-    ModelVariant,
-    RegisteredProgram,
-    ValidatedDataset,
-    VariantLatency,
-)
+from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits, TaskKind, ValidatedDataset
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram, VariantLatency
 from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.latency import Timing, time_interleaved
 from tasks.conversion.parity import (
     EDGE_BATCH_SIZES,
+    SCORES_TOLD,
     ScoreGap,
     edge_gap,
     parity_failure,
@@ -35,13 +30,14 @@ from tasks.conversion.parity import (
 )
 from tasks.conversion.rows import LabelledRows, ModelInputs, edge_rows, read_rows
 from tasks.conversion.runtimes import LoadedModel, load, torch_threads_restored
-from tasks.conversion.task_metric import PairedAuc
+from tasks.conversion.task_metric import PairedQuality, paired_quality
 from tasks.conversion.variants import FORMS
 from tasks.errors import ConfigurationError, ConversionError
 from tasks.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 EAGER = "PyTorch eager"
+METRIC_NAMES: dict[TaskKind, str] = {"classification": AUC_NAME, "regression": R2_NAME}
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,8 @@ class Examined:
     model: LoadedModel | None = None
     rows: ScoreGap | None = None
     edges: ScoreGap | None = None
-    auc_change: Metric | None = None
+    change: Metric | None = None
+    """Of the task metric."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,9 @@ class Reference:
     rows: LabelledRows
     scores: NDArray[np.float32]
     edges: ModelInputs
-    auc: PairedAuc
+    quality: PairedQuality
+    unit: float
+    """What a gap between scores of 1 is: 1, or a standard deviation of the label."""
 
 
 def judge_variants(
@@ -91,7 +90,8 @@ def judge_variants(
     Raises:
         ConfigurationError: a target is not among `built`.
         ArtifactError: the program, the rows or a built form is absent or damaged.
-        DataContractError: the test window has no rows or only one label, or other columns.
+        DataContractError: the test window has no rows or labels that are all equal, or other
+            columns.
         ConversionError: the program itself does not load.
     """
     targets = _targets(built, config)
@@ -131,7 +131,8 @@ def _reference(
         rows=rows,
         scores=score_rows(model, rows.inputs),
         edges=edge_rows(rows.inputs, max(EDGE_BATCH_SIZES), config.seed),
-        auc=PairedAuc(rows, config.auc_replicates, config.seed),
+        quality=paired_quality(program.columns.task, rows, config.auc_replicates, config.seed),
+        unit=float(rows.labels.std()) if program.columns.task == "regression" else 1.0,
     )
 
 
@@ -145,23 +146,25 @@ def _examine(
     try:
         model = load(store.path(built.files), built.format, columns, config.threads)
         scores = score_rows(model, reference.rows.inputs)
-        rows = score_gap(reference.scores, scores)
-        edges = edge_gap(reference.model, model, reference.edges)
+        rows = score_gap(reference.scores, scores, reference.unit)
+        edges = edge_gap(reference.model, model, reference.edges, reference.unit)
     except ConversionError as exc:
         return Examined(built, failure=str(exc))
-    auc_change = reference.auc.change(reference.scores, scores)
+    change = reference.quality.change(reference.scores, scores)
     bound = config.bound(built.precision)
-    failure = parity_failure(rows, edges, bound) or auc_failure(auc_change, bound)
-    return Examined(built, failure, model, rows, edges, auc_change)
+    failure = parity_failure(rows, edges, bound, columns.task) or quality_failure(
+        change, bound, METRIC_NAMES[columns.task]
+    )
+    return Examined(built, failure, model, rows, edges, change)
 
 
-def auc_failure(change: Metric, bound: QualityBound) -> str | None:
-    """Why an AUC change is beyond the bound, as a sentence; None where it is within."""
+def quality_failure(change: Metric, bound: QualityBound, name: str = AUC_NAME) -> str | None:
+    """Why a change of the task metric is beyond the bound, as a sentence; None where within."""
     if change.low >= -bound.auc_drop:
         return None
     return (
-        f"AUC changes by {change.value:+.5f} ({change.low:+.5f} to {change.high:+.5f}) on the test "
-        f"rows, it may lose {bound.auc_drop:.5f}"
+        f"{name} changes by {change.value:+.5f} ({change.low:+.5f} to {change.high:+.5f}) on the "
+        f"test rows, it may lose {bound.auc_drop:.5f}"
     )
 
 
@@ -206,7 +209,7 @@ def decide(
             for rows in config.batch_sizes
         ]
         kept = any(race.won for race in races)
-        reason = f"{verdict(races, config.minimum_gain)} {_agreement(one)}"
+        reason = f"{verdict(races, config.minimum_gain)} {_agreement(one, program.columns.task)}"
         latencies = tuple(race.latency for race in races)
         variants.append(_variant(program, one, config, latencies, kept, reason))
         if kept:
@@ -275,12 +278,14 @@ def _listed(words: list[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _agreement(one: Examined) -> str:
+def _agreement(one: Examined, task: TaskKind) -> str:
     assert one.rows is not None
-    assert one.auc_change is not None
+    assert one.change is not None
+    _, scores, unit = SCORES_TOLD[task]
     return (
-        f"Probabilities differ from PyTorch by at most {one.rows.largest:.2g} and on average "
-        f"{one.rows.mean:.2g} on {one.rows.num_rows} test rows, AUC by {one.auc_change.value:+.2g}."
+        f"{scores.capitalize()} differ from PyTorch by at most {one.rows.largest:.2g}{unit} and on "
+        f"average {one.rows.mean:.2g} on {one.rows.num_rows} test rows, {METRIC_NAMES[task]} by "
+        f"{one.change.value:+.2g}."
     )
 
 
@@ -293,6 +298,7 @@ def _variant(
     reason: str,
 ) -> ModelVariant:
     built, model, rows, edges = one.built, one.model, one.rows, one.edges
+    is_number = program.columns.task == "regression"
     return ModelVariant(
         name=built.name,
         format=built.format,
@@ -302,7 +308,8 @@ def _variant(
         source_sha256=program.program.sha256,
         parity_max=max(rows.largest, edges.largest) if rows and edges else None,
         parity_mean=rows.mean if rows else None,
-        auc_change=one.auc_change,
+        auc_change=None if is_number else one.change,
+        r2_change=one.change if is_number else None,
         latencies=latencies,
         num_bytes=built.files.num_bytes if built.files else 0,
         load_ms=model.load_ms if model else None,

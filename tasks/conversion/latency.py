@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import Metric
+from tasks.contracts.evaluation import Metric
 
 WARM_UP_CALLS = 3
 LEAST_CALLS = 3

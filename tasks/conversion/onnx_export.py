@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 import torch
 
-from tasks.contracts import BuiltVariant, DatasetSchema, RegisteredProgram
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.program import INPUT_NAMES, OUTPUT_NAME, check_inputs, load_program
 from tasks.conversion.variants import (

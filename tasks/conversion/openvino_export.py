@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.contracts import BuiltVariant, RegisteredProgram
+from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.onnx_export import MODEL_FILE as ONNX_FILE
 from tasks.conversion.variants import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from tasks.contracts import DatasetSchema
+from tasks.contracts.data import DatasetSchema
 from tasks.errors import ArtifactError, ConversionError
 
 INPUT_NAMES = ("categorical", "numeric")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.contracts import BuiltVariant, DataSplits, RegisteredProgram, ValidatedDataset
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.openvino_export import read_ir, save_ir, without_reporting
 from tasks.conversion.program import INPUT_NAMES

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts import CATEGORY_CODE_MASK, DatasetSchema, TimeWindow, ValidatedDataset
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import CATEGORY_CODE_MASK, DatasetSchema, ValidatedDataset
 from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
 
@@ -50,7 +52,8 @@ class LabelledRows:
     """Model inputs with what is known about each row."""
 
     inputs: ModelInputs
-    labels: NDArray[np.bool_]
+    labels: NDArray[Any]
+    """Whether the label is 1, bool; for a regression the label, float64."""
     days: NDArray[np.datetime64]
 
 
@@ -106,9 +109,11 @@ def _sample(table: pa.Table, limit: int | None, seed: int) -> pa.Table:
 def _labelled(table: pa.Table, columns: DatasetSchema) -> LabelledRows:
     frame = table.to_pandas()
     times = frame[columns.event_time].dt.tz_convert(None).to_numpy()
+    labels = frame[columns.label]
+    is_number = columns.task == "regression"
     return LabelledRows(
         inputs=ModelInputs(*columns.model_inputs(frame)),
-        labels=frame[columns.label].to_numpy() == 1,
+        labels=labels.to_numpy(np.float64) if is_number else labels.to_numpy() == 1,
         days=times.astype("datetime64[D]"),
     )
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from tasks.contracts import DatasetSchema
+from tasks.contracts.data import DatasetSchema
 from tasks.conversion.onnx_export import MODEL_FILE as ONNX_FILE
 from tasks.conversion.openvino_export import MODEL_FILE as OPENVINO_FILE
 from tasks.conversion.openvino_export import without_reporting

@@ -5,13 +5,10 @@ from __future__ import annotations
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
-from tasks.contracts import (
-    BuiltVariant,
-    DataSplits,
-    ModelVariant,
-    RegisteredProgram,
-    ValidatedDataset,
-)
+from tasks.contracts.calibration import FitOutcome
+from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits, ValidatedDataset
+from tasks.contracts.release import BuiltVariant, CalibrationSource, ModelVariant, RegisteredProgram
+from tasks.contracts.training import RecalibratedModel
 from tasks.conversion.config import ConversionConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
@@ -107,6 +104,38 @@ def quantize_to_int8(
 
 
 @task(
+    name="map-program",
+    task_run_name="map-v{source.program.version.version}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def map_program(
+    source: CalibrationSource, outcome: FitOutcome, dataset: ValidatedDataset, splits: DataSplits
+) -> RecalibratedModel:
+    """Put a fitted map of the scores into the program of a registered version.
+
+    Safe to retry: the program appears whole, under a key of its content, or not at all.
+
+    Raises:
+        ConversionError: the program has no place for a map. Not retried.
+        ConversionParityError: the new program does not give the mapped scores. Not retried.
+        ArtifactError: a file is absent or damaged. Not retried.
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.conversion import score_map
+
+    assert outcome.fit is not None
+    store = Settings.from_environment().store
+    return score_map.map_program(source, outcome.fit, dataset, splits, store)
+
+
+@task(
     name="judge-variants",
     task_run_name="judge-v{program.version.version}-on-{config.hardware_class}",
     retries=NUM_RETRIES,
@@ -133,7 +162,8 @@ def judge_variants(
 
     Raises:
         ArtifactError: a file is absent or damaged. Not retried.
-        DataContractError: the test window cannot judge: no rows, or only one label. Not retried.
+        DataContractError: the test window cannot judge: no rows, or labels that are all equal. Not
+            retried.
     """
     from tasks.conversion.judge import judge_variants as judge
 
@@ -155,7 +185,9 @@ def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
             "variant": variant.name,
             "verdict": "kept" if variant.kept else "dropped",
             "largest gap": _figure(variant.parity_max),
-            "AUC change": _figure(variant.auc_change.value if variant.auc_change else None),
+            f"{R2_NAME if variant.r2_change else AUC_NAME} change": _figure(
+                variant.quality_change.value if variant.quality_change else None
+            ),
             "size, kB": f"{variant.num_bytes / 1e3:.0f}",
             **{
                 f"ms at batch {at.batch_rows} (of PyTorch's)": (

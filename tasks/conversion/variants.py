@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tasks.contracts import BuiltVariant, DatasetSchema, RegisteredProgram
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig, VariantName
 from tasks.errors import ConversionError
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key

@@ -6,18 +6,19 @@ import logging
 
 import numpy as np
 
-from tasks.contracts import (
-    DatasetSchema,
-    DriftReport,
-    FeatureDrift,
-    ScoredWindow,
-    TimeWindow,
-    ValidatedDataset,
-)
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.drift import DriftReport, FeatureDrift
+from tasks.contracts.evaluation import Metric, ScoredWindow
 from tasks.drift.columns import Windows, examine_categories, examine_numbers
 from tasks.drift.config import DriftConfig
 from tasks.drift.histograms import Histogram, count_numbers
-from tasks.drift.performance import performance_change
+from tasks.drift.performance import (
+    ClassificationChange,
+    PerformanceChange,
+    RegressionChange,
+    performance_change,
+)
 from tasks.drift.statistics import BlockDraws, Change, draw_blocks, measure_changes
 from tasks.drift.verdict import decide, explain
 from tasks.drift.window import WindowColumns
@@ -75,8 +76,7 @@ def compare_windows(
         prediction=prediction,
         reference_performance=scored_reference.metrics,
         current_performance=scored_current.metrics,
-        auc_change=performance.auc if performance else None,
-        excess_brier_change=performance.excess_brier if performance else None,
+        **_changes(performance),
         performance_reference=scored_reference.window,
         effect_threshold=config.min_effect,
         verdict=verdict,
@@ -84,6 +84,22 @@ def compare_windows(
             features, prediction, performance, faults, (scored_reference, scored_current), config
         ),
     )
+
+
+def _changes(performance: PerformanceChange | None) -> dict[str, Metric | None]:
+    """Changes of performance, by field of the report."""
+    if isinstance(performance, ClassificationChange):
+        return {
+            "auc_change": performance.auc,
+            "excess_brier_change": performance.excess_brier,
+        }
+    if isinstance(performance, RegressionChange):
+        return {
+            "auc_change": None,
+            "r2_change": performance.r2,
+            "skill_change": performance.skill,
+        }
+    return {"auc_change": None}
 
 
 def _check_same_origin(

@@ -6,11 +6,13 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.contracts.base import field_title
+
 
 class UnitChange(BaseModel):
     """A mistake of units: values arrive as `scale` times the value plus `offset`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     name: str = Field(min_length=1, description="From which unit to which.")
     scale: float = Field(gt=0, description="Factor.")
@@ -36,10 +38,31 @@ COMMON_UNIT_CHANGES = (
 )
 
 
+class DriftVolume(BaseModel):
+    """How many new rows start a drift check, between those that a schedule starts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    table: str = Field(
+        min_length=1, description="Raw table whose rows are counted; one with a time column."
+    )
+    rows: int = Field(
+        ge=1,
+        le=10**12,
+        description="Rows after the window of the newest verdict, their labels known by the "
+        "clock, that start a check.",
+    )
+
+
 class DriftConfig(BaseModel):
     """Limits of one drift check; logged whole with the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    volume: DriftVolume | None = Field(
+        default=None,
+        description="New rows that start a check on a platform; none: schedules alone do.",
+    )
 
     # Drift
     min_effect: float = Field(
@@ -79,6 +102,19 @@ class DriftConfig(BaseModel):
     # Performance
     min_auc_drop: float = Field(
         default=0.02, ge=0, le=0.5, description="A smaller loss of AUC is no reason to retrain."
+    )
+    min_r2_drop: float = Field(
+        default=0.02,
+        ge=0,
+        le=1,
+        description="Of a regression: a smaller loss of R2 is no reason to retrain.",
+    )
+    min_skill_drop: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Of a regression: loss of skill (over the baseline, on the same rows) from "
+        "which the model has gone stale. A window that is harder for all costs R2, not skill.",
     )
     min_excess_rise: float = Field(
         default=0.02,

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
-from tasks.contracts import Metric, ScoredWindow
+from tasks.contracts.evaluation import Metric, MetricSet, RegressionMetrics, ScoredWindow
 from tasks.drift.config import DriftConfig
 
 
+class PerformanceChange(ABC):
+    """Current minus reference, on rows the model was not trained on."""
+
+    STALE: ClassVar[str]
+    HARDER: ClassVar[str]
+
+    @abstractmethod
+    def fell(self, config: DriftConfig) -> bool:
+        """The model tells less than before, beyond doubt and by enough to matter."""
+
+    @abstractmethod
+    def went_stale(self, config: DriftConfig) -> bool:
+        """It is the model that got worse, and not the window that got harder."""
+
+    @abstractmethod
+    def told(self, config: DriftConfig) -> tuple[str, str]:
+        """The second measure in a sentence, and the least changes that count."""
+
+
 @dataclass(frozen=True)
-class PerformanceChange:
-    """Current minus reference, on rows the model was not trained on.
+class ClassificationChange(PerformanceChange):
+    """Change of a model that gives probabilities.
 
     Args:
         auc: change of the AUC.
         excess_brier: change of the Brier score beyond what the scores themselves promise.
     """
+
+    STALE = "the model has gone stale: it errs more than its scores say"
+    HARDER = "the window is harder to tell apart, and the scores say so: no reason to retrain"
 
     auc: Metric
     excess_brier: Metric
@@ -35,20 +59,74 @@ class PerformanceChange:
         grossly = self.excess_brier.value >= config.min_excess_rise
         return self.excess_brier.low > 0 and (grossly or self.fell(config))
 
+    def told(self, config: DriftConfig) -> tuple[str, str]:
+        """Excess Brier, and the limits."""
+        return (
+            f"Brier score beyond what the scores promise changed by {signed(self.excess_brier)}",
+            f"{config.min_auc_drop} AUC, {config.min_excess_rise} Brier",
+        )
+
+
+@dataclass(frozen=True)
+class RegressionChange(PerformanceChange):
+    """Change of a model that gives numbers.
+
+    Args:
+        r2: change of R2.
+        skill: change of the skill over the baseline; None where no baseline is known.
+    """
+
+    STALE = "the model has gone stale: it lost what it knew beyond the baseline"
+    HARDER = "the window is harder to predict, for the baseline too: no reason to retrain"
+
+    r2: Metric
+    skill: Metric | None
+
+    def fell(self, config: DriftConfig) -> bool:
+        """R2 fell beyond its interval and the least loss that matters."""
+        return self.r2.high < 0 and -self.r2.value >= config.min_r2_drop
+
+    def went_stale(self, config: DriftConfig) -> bool:
+        """The skill over the baseline fell; without a baseline, R2 did.
+
+        In a harder month the baseline errs more too, on the very same rows, and the skill holds.
+        """
+        if self.skill is None:
+            return self.fell(config)
+        return self.skill.high < 0 and -self.skill.value >= config.min_skill_drop
+
+    def told(self, config: DriftConfig) -> tuple[str, str]:
+        """Skill, and the limits."""
+        skill = "There is no baseline to tell a stale model from a harder window"
+        if self.skill is not None:
+            skill = f"Skill over the baseline changed by {signed(self.skill)}"
+        return skill, f"{config.min_r2_drop} R², {config.min_skill_drop} skill"
+
 
 def performance_change(reference: ScoredWindow, current: ScoredWindow) -> PerformanceChange | None:
     """Change of performance between two windows; None where one of them has too few labels."""
+    before, now = reference.metrics, current.metrics
+    if isinstance(before, RegressionMetrics) and isinstance(now, RegressionMetrics):
+        skill = None
+        if before.skill is not None and now.skill is not None:
+            skill = unpaired_difference(now.skill, before.skill)
+        return RegressionChange(r2=unpaired_difference(now.r2, before.r2), skill=skill)
     if (
-        reference.metrics is None
-        or current.metrics is None
+        not isinstance(before, MetricSet)
+        or not isinstance(now, MetricSet)
         or reference.excess_brier is None
         or current.excess_brier is None
     ):
         return None
-    return PerformanceChange(
-        auc=unpaired_difference(current.metrics.auc, reference.metrics.auc),
+    return ClassificationChange(
+        auc=unpaired_difference(now.auc, before.auc),
         excess_brier=unpaired_difference(current.excess_brier, reference.excess_brier),
     )
+
+
+def signed(metric: Metric) -> str:
+    """A change with its interval."""
+    return f"{metric.value:+.4f} [{metric.low:+.4f}, {metric.high:+.4f}]"
 
 
 def unpaired_difference(one: Metric, other: Metric) -> Metric:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from tasks.contracts import DriftReport, ScoredWindow, TimeWindow, ValidatedDataset
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.drift import DriftReport
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.drift.config import DriftConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.contracts import DriftVerdict, FeatureDrift, Metric, ScoredWindow
+from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.drift.config import DriftConfig
-from tasks.drift.performance import PerformanceChange
+from tasks.drift.performance import PerformanceChange, signed, unpaired_difference
 
 MAX_NAMED = 5
 
@@ -72,19 +73,20 @@ def _on_performance(
     if change is None or reference.metrics is None or current.metrics is None:
         reason = current.unjudged or reference.unjudged or "too few labels"
         return f"Performance is not known: {reason}."
-    auc = (
-        f"AUC {current.metrics.auc.value:.4f}, against {reference.metrics.auc.value:.4f} on "
-        f"{reference.window}: change {_signed(change.auc)}"
+    now, before = current.metrics, reference.metrics
+    moved = unpaired_difference(now.primary, before.primary)
+    quality = (
+        f"{now.primary_name} {now.primary.value:.4f}, against {before.primary.value:.4f} on "
+        f"{reference.window}: change {signed(moved)}"
     )
-    excess = f"Brier score beyond what the scores promise changed by {_signed(change.excess_brier)}"
+    second, limits = change.told(config)
     if change.went_stale(config):
-        meaning = "the model has gone stale: it errs more than its scores say"
+        meaning = change.STALE
     elif change.fell(config):
-        meaning = "the window is harder to tell apart, and the scores say so: no reason to retrain"
+        meaning = change.HARDER
     else:
         meaning = "performance holds"
-    limits = f"{config.min_auc_drop} AUC, {config.min_excess_rise} Brier"
-    return f"{auc}. {excess}. So {meaning} (least changes that count: {limits})."
+    return f"{quality}. {second}. So {meaning} (least changes that count: {limits})."
 
 
 def _on_features(features: Sequence[FeatureDrift], config: DriftConfig) -> str:
@@ -101,7 +103,3 @@ def _on_features(features: Sequence[FeatureDrift], config: DriftConfig) -> str:
         f"{len(drifted)} of {len(features)} features drifted, effect surely above "
         f"{config.min_effect}: {named}{more}."
     )
-
-
-def _signed(metric: Metric) -> str:
-    return f"{metric.value:+.4f} [{metric.low:+.4f}, {metric.high:+.4f}]"

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import DataContractError
 
 SECONDS_PER_DAY = 86_400

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import Metric, MetricSet, PairedComparison
+from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.metrics import METRICS, Float64Array, RankedRows
 
@@ -99,13 +99,15 @@ class Measured:
         replicates = self.replicates - other.replicates
 
         def difference(metric: str) -> Metric:
-            column = METRICS.index(metric)
-            return interval(float(values[column]), replicates[:, column], (-1.0, 1.0))
+            column, most = METRICS.index(metric), RANGES[metric][1]
+            return interval(float(values[column]), replicates[:, column], (-most, most))
 
         return PairedComparison(
             against=name,
             auc_difference=difference("auc"),
             brier_difference=difference("brier"),
+            log_loss_difference=difference("log_loss"),
+            calibration_error_difference=difference("calibration_error"),
         )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.contracts.base import field_title
+
 MONTH = "month"
 
 
 class EvaluationConfig(BaseModel):
     """Intervals, slices and curves of one judgement; logged whole with the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     slices: tuple[str, ...] = Field(
         default=(MONTH,),
@@ -26,6 +28,13 @@ class EvaluationConfig(BaseModel):
         ge=1,
         le=1_000_000,
         description="A slice with fewer rows of either label is not judged.",
+    )
+    slice_tolerance: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Of a regression: an RMSE on a slice that does no harm, in standard deviations "
+        "of the label on all rows; slices are not compared with anything that errs by less.",
     )
     min_days: int = Field(
         default=7,
@@ -63,7 +72,7 @@ class EvaluationConfig(BaseModel):
 class YardstickConfig(BaseModel):
     """Gradient boosting with ordinary settings: good without a search, cheap, reproducible."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     max_iterations: int = Field(
         default=300, ge=1, le=5000, description="Trees at most; the validation window picks."

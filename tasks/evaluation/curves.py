@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts import CurvePoint
+from tasks.contracts.evaluation import CurvePoint
 from tasks.evaluation.metrics import Float64Array, RankedRows
 
 

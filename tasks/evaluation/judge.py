@@ -7,23 +7,32 @@ import logging
 import numpy as np
 import pandas as pd
 
-from tasks.contracts import (
-    Artifact,
-    DatasetSchema,
+from tasks.contracts.base import Artifact, TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.evaluation import (
+    Comparison,
     EvaluationReport,
-    PairedComparison,
-    RegisteredProgram,
+    RegressionMetrics,
     ScoredWindow,
-    TimeWindow,
-    TrainedModel,
-    ValidatedDataset,
     Yardstick,
 )
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import CandidateModel
 from tasks.errors import DataContractError
-from tasks.evaluation.bootstrap import Measured, measure, too_few
+from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.curves import calibration_curve, precision_recall_curve, roc_curve
-from tasks.evaluation.rows import utc_times
+from tasks.evaluation.measuring import (
+    AnyMeasured,
+    baseline_columns,
+    measure_rows,
+    why_not_judged,
+)
+from tasks.evaluation.regression import (
+    MeasuredNumbers,
+    observed_by_prediction,
+    residual_classes,
+)
 from tasks.evaluation.scoring import SCORE, Program, score_rows
 from tasks.evaluation.slices import judge_slices, slice_columns
 from tasks.evaluation.yardstick import YARDSTICK_SCORE, read_scores
@@ -35,7 +44,7 @@ CHAMPION_SCORE = "champion_score"
 
 
 def judge_model(
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,
@@ -103,13 +112,14 @@ def score_window(
 
     def build(folder: StagedFolder) -> ScoredWindow:
         columns = snapshot.columns
-        keep = (columns.row_id, columns.event_time, columns.label)
+        keep = (columns.row_id, columns.event_time, columns.label, *baseline_columns(columns))
         program = Program.open(model.program, model.columns, store)
         rows = score_rows(program, dataset, window, keep, store, config.batch_rows)
         rows.to_parquet(folder.path / "scores.parquet", index=False)
         labelled = rows[rows[columns.label].notna()]
-        unjudged = _why_not_judged(labelled, columns, config)
-        measured = None if unjudged else _measure(labelled, columns, SCORE, config)
+        unjudged = why_not_judged(labelled, columns, config)
+        measured = None if unjudged else measure_rows(labelled, columns, SCORE, config)
+        excess = measured.metric("excess_brier") if isinstance(measured, Measured) else None
         return ScoredWindow(
             program_sha256=model.program.sha256,
             snapshot_sha256=snapshot.data.sha256,
@@ -117,7 +127,7 @@ def score_window(
             num_rows=len(rows),
             scores=folder.artifact("scores.parquet"),
             metrics=measured.metric_set() if measured else None,
-            excess_brier=measured.metric("excess_brier") if measured else None,
+            excess_brier=excess,
             unjudged=unjudged,
         )
 
@@ -125,7 +135,7 @@ def score_window(
 
 
 def _check_same_origin(
-    trained: TrainedModel, dataset: ValidatedDataset, yardstick: Yardstick
+    trained: CandidateModel, dataset: ValidatedDataset, yardstick: Yardstick
 ) -> None:
     snapshot = dataset.snapshot.data.sha256
     for thing, seen in (
@@ -146,7 +156,7 @@ def _check_same_origin(
 
 
 def _scored_test_rows(
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,
@@ -155,7 +165,10 @@ def _scored_test_rows(
 ) -> pd.DataFrame:
     """Test rows with the scores of all models; `champion_score` is null where there is none."""
     columns, window = dataset.snapshot.columns, trained.splits.test
-    keep = (columns.row_id, columns.event_time, columns.label, *slice_columns(columns, config))
+    keep = (
+        *(columns.row_id, columns.event_time, columns.label, *baseline_columns(columns)),
+        *slice_columns(columns, config),
+    )
     candidate = Program.open(trained.program, trained.columns, store)
     rows = score_rows(candidate, dataset, window, keep, store, config.batch_rows)
     _check_judgeable(rows, columns, window, config)
@@ -175,27 +188,21 @@ def _check_judgeable(
 ) -> None:
     labels = rows[columns.label]
     nulls = int(labels.isna().sum())
-    odd = sorted(set(labels.dropna().unique()) - {0, 1})
-    if nulls or odd:
+    known = labels.dropna()
+    is_number = columns.task == "regression"
+    odd = known[~np.isfinite(known)] if is_number else known[~known.isin([0, 1])]
+    if nulls or len(odd):
         raise DataContractError(
             f"test window {window}: label {columns.label!r} has {nulls:,} nulls in {len(rows):,} "
-            f"rows and the other values {[float(v) for v in odd[:5]]}; expected 0 or 1 in every "
-            "row. Nothing was judged"
+            f"rows and the other values {[float(v) for v in sorted(odd.unique())[:5]]}; expected "
+            f"{'a number' if is_number else '0 or 1'} in every row. Nothing was judged"
         )
-    reason = _why_not_judged(rows, columns, config)
+    reason = why_not_judged(rows, columns, config)
     if reason is not None:
         raise DataContractError(
             f"test window {window} is too small to judge: {reason}. Nothing was judged; choose a "
             "longer test window, or lower the limits in the evaluation's configuration"
         )
-
-
-def _why_not_judged(
-    rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
-) -> str | None:
-    if rows.empty:
-        return "no label is known"
-    return too_few(rows[columns.label].to_numpy(), utc_times(rows, columns.event_time), config)
 
 
 def _check_same_rows(rows: pd.DataFrame, reference: pd.DataFrame, row_id: str) -> None:
@@ -210,26 +217,16 @@ def _write_predictions(
     rows: pd.DataFrame, columns: DatasetSchema, folder: StagedFolder
 ) -> Artifact:
     names = [
-        columns.row_id, columns.event_time, columns.label, SCORE, YARDSTICK_SCORE, CHAMPION_SCORE
+        columns.row_id, columns.event_time, columns.label, SCORE, YARDSTICK_SCORE, CHAMPION_SCORE,
+        *baseline_columns(columns),
     ]  # fmt: skip
     rows[names].to_parquet(folder.path / "predictions.parquet", index=False)
     return folder.artifact("predictions.parquet")
 
 
-def _measure(
-    rows: pd.DataFrame, columns: DatasetSchema, score: str, config: EvaluationConfig
-) -> Measured:
-    return measure(
-        rows[columns.label].to_numpy(),
-        rows[score].to_numpy(),
-        utc_times(rows, columns.event_time),
-        config,
-    )
-
-
 def _report(
     rows: pd.DataFrame,
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,
@@ -237,27 +234,68 @@ def _report(
     predictions: Artifact,
 ) -> EvaluationReport:
     columns = dataset.snapshot.columns
-    candidate = _measure(rows, columns, SCORE, config)
-    reference = _measure(rows, columns, YARDSTICK_SCORE, config)
-    comparisons: list[PairedComparison] = [candidate.minus(reference, "yardstick")]
+    candidate = measure_rows(rows, columns, SCORE, config)
+    reference = measure_rows(rows, columns, YARDSTICK_SCORE, config)
+    comparisons = [_minus(candidate, reference, "yardstick")]
     if rival is not None:
-        champion = _measure(rows, columns, CHAMPION_SCORE, config)
-        comparisons.append(candidate.minus(champion, f"champion:{rival.version.version}"))
+        champion = measure_rows(rows, columns, CHAMPION_SCORE, config)
+        comparisons.append(_minus(candidate, champion, f"champion:{rival.version.version}"))
     slices, skipped = judge_slices(rows, columns, config)
     overall = candidate.metric_set()
-    logger.info("judged %d rows: AUC %.4f", len(rows), overall.auc.value)
-    return EvaluationReport(
-        model_sha256=trained.program.sha256,
-        snapshot_sha256=dataset.snapshot.data.sha256,
-        window=trained.splits.test,
-        overall=overall,
-        slices=slices,
-        skipped_slices=skipped,
-        yardstick=reference.metric_set(),
-        yardstick_name=yardstick.name,
-        comparisons=tuple(comparisons),
-        predictions=predictions,
-        roc=roc_curve(candidate.rows, config.curve_points),
-        precision_recall=precision_recall_curve(candidate.rows, config.curve_points),
-        calibration=calibration_curve(candidate.rows),
+    logger.info("judged %d rows: %s %.4f", len(rows), overall.primary_name, overall.primary.value)
+    return EvaluationReport.model_validate(
+        {
+            "model_sha256": trained.program.sha256,
+            "snapshot_sha256": dataset.snapshot.data.sha256,
+            "window": trained.splits.test,
+            "overall": overall,
+            "slices": slices,
+            "skipped_slices": skipped,
+            "yardstick": reference.metric_set(),
+            "yardstick_name": yardstick.name,
+            "baseline": _baseline(rows, columns, config),
+            "baseline_name": columns.baseline,
+            "comparisons": tuple(comparisons),
+            "predictions": predictions,
+            **_curves(candidate, config),
+        }
     )
+
+
+def _minus(candidate: AnyMeasured, other: AnyMeasured, name: str) -> Comparison:
+    if isinstance(candidate, Measured):
+        assert isinstance(other, Measured)
+        return candidate.minus(other, name)
+    assert isinstance(other, MeasuredNumbers)
+    return candidate.minus(other, name)
+
+
+def _baseline(
+    rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
+) -> RegressionMetrics | None:
+    """The baseline judged as if it were a model, on the rows where it is known."""
+    if columns.baseline is None:
+        return None
+    known = rows[rows[columns.baseline].notna()]
+    if why_not_judged(known, columns, config) is not None:
+        return None
+    metrics = measure_rows(known, columns, columns.baseline, config).metric_set()
+    assert isinstance(metrics, RegressionMetrics)
+    return metrics
+
+
+def _curves(candidate: AnyMeasured, config: EvaluationConfig) -> dict[str, object]:
+    """What the report draws of the candidate, by field of the evaluation."""
+    if isinstance(candidate, Measured):
+        return {
+            "roc": roc_curve(candidate.rows, config.curve_points),
+            "precision_recall": precision_recall_curve(candidate.rows, config.curve_points),
+            "calibration": calibration_curve(candidate.rows),
+        }
+    return {
+        "roc": (),
+        "precision_recall": (),
+        "calibration": (),
+        "observed": observed_by_prediction(candidate.rows, config.calibration_bins),
+        "residuals": residual_classes(candidate.rows),
+    }

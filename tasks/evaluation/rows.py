@@ -9,7 +9,8 @@ import pandas as pd
 import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
-from tasks.contracts import DatasetSchema, TimeWindow, ValidatedDataset
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
 

@@ -14,7 +14,8 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from tasks.contracts import Artifact, DatasetSchema, TimeWindow, ValidatedDataset
+from tasks.contracts.base import Artifact, TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.errors import ArtifactError, DataContractError
 from tasks.evaluation.rows import input_columns, joined, read_batches
 from tasks.settings import ArtifactStore
@@ -50,11 +51,11 @@ class Program:
         return cls(artifact, columns, module)
 
     def score(self, frame: pd.DataFrame) -> NDArray[np.float32]:
-        """Probability of label 1 for each row of `frame`, shape (rows,).
+        """Probability of label 1, or the label itself, for each row of `frame`, shape (rows,).
 
         Raises:
             DataContractError: a column is absent, or the program's answer is not one probability
-                a row.
+                (or finite number) a row.
         """
         categorical, numeric = self.columns.model_inputs(frame)
         try:
@@ -82,12 +83,17 @@ class Program:
                 f"shape ({num_rows},). Export the model with one score a row"
             )
         scores: NDArray[np.float32] = answer.numpy().astype(np.float32)
-        bad = int(np.count_nonzero(~((scores >= 0) & (scores <= 1))))  # NaN fails both
+        is_number = self.columns.task == "regression"
+        fits = np.isfinite(scores) if is_number else (scores >= 0) & (scores <= 1)  # never NaN
+        bad = int(np.count_nonzero(~fits))
         if bad:
             missing = int(np.count_nonzero(np.isnan(scores)))
+            kind, wanted = ("numbers", "finite values")
+            if not is_number:
+                kind, wanted = ("probabilities", "values from 0 to 1")
             raise DataContractError(
                 f"program {self._name} returned {bad:,} scores of {num_rows:,} that are no "
-                f"probabilities ({missing:,} of them NaN); expected values from 0 to 1. The model "
+                f"{kind} ({missing:,} of them NaN); expected {wanted}. The model "
                 "was not judged; look at its training log"
             )
         return scores

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tasks.contracts import DatasetSchema, SliceMetrics
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.evaluation import Metric, SliceMetrics
 from tasks.errors import ConfigurationError
-from tasks.evaluation.bootstrap import measure, too_few
 from tasks.evaluation.config import MONTH, EvaluationConfig
-from tasks.evaluation.rows import utc_times
+from tasks.evaluation.measuring import measure_rows, why_not_judged
+from tasks.evaluation.regression import MeasuredNumbers, error_ratio
 from tasks.evaluation.scoring import SCORE
+from tasks.evaluation.yardstick import YARDSTICK_SCORE
 
 MISSING = "(missing)"
 MAX_LISTED = 20
+PLAIN = "plain_score"
 
 
 def slice_columns(columns: DatasetSchema, config: EvaluationConfig) -> tuple[str, ...]:
@@ -40,24 +43,51 @@ def judge_slices(
     """Metrics of each slice, largest first within a column, and the slices too small to judge.
 
     Args:
-        rows: label, event time, `score` and the slice columns.
+        rows: label, event time, `score`, `yardstick_score` of a regression, the baseline if any,
+            and the slice columns.
         columns: names of the label and event time.
         config: slices and limits.
     """
     judged: list[SliceMetrics] = []
     skipped: list[str] = []
+    tolerance = config.slice_tolerance * float(rows[columns.label].std(ddof=0))
     for name in config.slices:
         small = []
         for value, part in _parts(rows, columns, name):
-            labels, times = part[columns.label].to_numpy(), utc_times(part, columns.event_time)
-            reason = too_few(labels, times, config)
+            reason = why_not_judged(part, columns, config)
             if reason is not None:
                 small.append((f"{name}={value}: {reason}", len(part)))
                 continue
-            metrics = measure(labels, part[SCORE].to_numpy(), times, config).metric_set()
-            judged.append(SliceMetrics(column=name, value=value, metrics=metrics))
+            judged.append(_judged(part, columns, config, tolerance, name, value))
         skipped += _listed(name, small)
     return tuple(judged), tuple(skipped)
+
+
+def _judged(
+    part: pd.DataFrame,
+    columns: DatasetSchema,
+    config: EvaluationConfig,
+    tolerance: float,
+    column: str,
+    value: str,
+) -> SliceMetrics:
+    measured = measure_rows(part, columns, SCORE, config)
+    ratio: Metric | None = None
+    if isinstance(measured, MeasuredNumbers):
+        plain = [measure_rows(p, columns, PLAIN, config) for p in _plain(part, columns)]
+        ratio = error_ratio(
+            measured, [m for m in plain if isinstance(m, MeasuredNumbers)], tolerance
+        )
+    return SliceMetrics(
+        column=column, value=value, metrics=measured.metric_set(), error_ratio=ratio
+    )
+
+
+def _plain(part: pd.DataFrame, columns: DatasetSchema) -> Iterator[pd.DataFrame]:
+    """The rows with each plain prediction; where the baseline is unknown, the yardstick's."""
+    yield part.assign(**{PLAIN: part[YARDSTICK_SCORE]})
+    if columns.baseline is not None:
+        yield part.assign(**{PLAIN: part[columns.baseline].fillna(part[YARDSTICK_SCORE])})
 
 
 def _parts(

@@ -5,18 +5,19 @@ from __future__ import annotations
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from tasks.contracts import (
-    DataSplits,
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.evaluation import (
+    Comparison,
     EvaluationReport,
     Metric,
     MetricSet,
-    RegisteredProgram,
+    Quality,
     ScoredWindow,
-    TimeWindow,
-    TrainedModel,
-    ValidatedDataset,
     Yardstick,
 )
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import CandidateModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
@@ -65,7 +66,7 @@ def fit_yardstick(
     cache_policy=ByContent(task_file=__file__),
 )
 def judge_candidate(
-    trained: TrainedModel,
+    trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
     yardstick: Yardstick,
@@ -88,7 +89,7 @@ def judge_candidate(
         table=metric_rows(report), key="evaluation-metrics", description=f"Test {report.window}"
     )
     create_table_artifact(
-        table=slice_rows(report), key="evaluation-slices", description="AUC by slice"
+        table=slice_rows(report), key="evaluation-slices", description="Quality by slice"
     )
     create_markdown_artifact(judgement(report), key="evaluation")
     return report
@@ -126,16 +127,48 @@ def score_model_window(
     return score_window(model, dataset, window, config, Settings.from_environment().store)
 
 
+@task(
+    name="compare-former",
+    task_run_name="compare-former-{present.window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def compare_former(
+    former: ScoredWindow,
+    present: ScoredWindow,
+    dataset: ValidatedDataset,
+    config: EvaluationConfig,
+) -> Comparison | None:
+    """Former minus present champion on the labelled rows of a window; None with too few labels.
+
+    Safe to retry: it only reads artifacts.
+
+    Raises:
+        DataContractError: the two did not score the same rows. Not retried.
+    """
+    from tasks.evaluation.pairing import compare_scored
+
+    store = Settings.from_environment().store
+    return compare_scored(former, present, dataset.snapshot.columns, config, store)
+
+
 def metric_rows(report: EvaluationReport) -> list[dict[str, str]]:
     """One row a metric: the model and the yardstick, with intervals."""
-    names = [n for n, field in MetricSet.model_fields.items() if field.annotation is Metric]
+    of_yardstick = dict(report.yardstick)
     return [
         {
             "metric": name.replace("_", " "),
-            "model": shown(getattr(report.overall, name)),
-            "yardstick": shown(getattr(report.yardstick, name)),
+            "model": shown(metric),
+            "yardstick": shown(of_yardstick[name]),
         }
-        for name in names
+        for name, metric in report.overall
+        if isinstance(metric, Metric)
     ]
 
 
@@ -145,35 +178,56 @@ def slice_rows(report: EvaluationReport) -> list[dict[str, str]]:
         {
             "slice": f"{part.column}={part.value}",
             "rows": f"{part.metrics.num_rows:,}",
-            "base rate": f"{part.metrics.base_rate:.3f}",
-            "AUC": shown(part.metrics.auc),
-            "Brier": shown(part.metrics.brier),
+            **_slice_figures(part.metrics),
+            **({"RMSE ratio": shown(part.error_ratio)} if part.error_ratio is not None else {}),
         }
         for part in report.slices
     ]
-    skipped = [
-        {"slice": text, "rows": "", "base rate": "", "AUC": "not judged", "Brier": ""}
-        for text in report.skipped_slices
-    ]
+    figures = _slice_figures(report.overall)
+    ratio = ["RMSE ratio"] if any(part.error_ratio for part in report.slices) else []
+    empty = dict.fromkeys([*figures, *ratio], "") | {report.overall.primary_name: "not judged"}
+    skipped = [{"slice": text, "rows": "", **empty} for text in report.skipped_slices]
     return judged + skipped
+
+
+def _slice_figures(metrics: Quality) -> dict[str, str]:
+    if isinstance(metrics, MetricSet):
+        return {
+            "base rate": f"{metrics.base_rate:.3f}",
+            "AUC": shown(metrics.auc),
+            "Brier": shown(metrics.brier),
+        }
+    return {
+        "mean label": f"{metrics.label_mean:.4g}",
+        metrics.primary_name: shown(metrics.r2),
+        "RMSE": shown(metrics.rmse),
+        "skill": "no baseline" if metrics.skill is None else shown(metrics.skill),
+    }
 
 
 def judgement(report: EvaluationReport) -> str:
     """The judgement in a few lines of markdown."""
-    overall = report.overall
+    overall, name = report.overall, report.overall.primary_name
     lines = [
-        f"**AUC {shown(overall.auc)}** on {overall.num_rows:,} rows of {report.window}, base rate "
-        f"{overall.base_rate:.3f}. Brackets hold 95 % intervals.",
+        f"**{name} {shown(overall.primary)}** on {overall.num_rows:,} rows of {report.window}, "
+        f"{_labels_told(overall)}. Brackets hold 95 % intervals.",
         "",
-        f"Yardstick: {report.yardstick_name}, AUC {shown(report.yardstick.auc)}.",
+        f"Yardstick: {report.yardstick_name}, {name} {shown(report.yardstick.primary)}.",
         "",
         *(
-            f"- minus {part.against}: AUC {shown(part.auc_difference, signed=True)}, Brier "
-            f"{shown(part.brier_difference, signed=True)}"
+            f"- minus {part.against}: {name} {shown(part.primary, signed=True)}, {part.error_name} "
+            f"{shown(part.error, signed=True)}"
             for part in report.comparisons
         ),
     ]
     return "\n".join(lines)
+
+
+def _labels_told(overall: Quality) -> str:
+    if isinstance(overall, MetricSet):
+        return f"base rate {overall.base_rate:.3f}"
+    skill = "" if overall.skill is None else f", skill {shown(overall.skill)} over the baseline"
+    return f"mean label {overall.label_mean:.4g} {overall.unit}{skill}"
 
 
 def shown(metric: Metric, *, signed: bool = False) -> str:

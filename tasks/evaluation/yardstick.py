@@ -14,9 +14,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import sklearn
 from numpy.typing import NDArray
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-from tasks.contracts import DatasetSchema, DataSplits, TimeWindow, ValidatedDataset, Yardstick
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
+from tasks.contracts.evaluation import Yardstick
 from tasks.errors import DataContractError
 from tasks.evaluation.config import YardstickConfig
 from tasks.evaluation.rows import input_columns, joined, read_batches
@@ -107,7 +109,9 @@ def _fit(
     features, labels = encoding.matrix(train), _labels(train, columns, splits.train)
     del train  # the frame and the matrix together are the peak of memory
     chosen_on = _sample(dataset, splits.validation, config, store)
-    model = HistGradientBoostingClassifier(
+    is_number = columns.task == "regression"
+    kind = HistGradientBoostingRegressor if is_number else HistGradientBoostingClassifier
+    model = kind(
         max_iter=config.max_iterations,
         learning_rate=config.learning_rate,
         max_leaf_nodes=config.max_leaf_nodes,
@@ -164,8 +168,10 @@ def _compact(frame: pd.DataFrame, columns: DatasetSchema) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(columns.numeric, np.float32))
 
 
-def _labels(rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow) -> NDArray[np.int8]:
+def _labels(rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow) -> NDArray[Any]:
     labels = rows[columns.label]
+    if columns.task == "regression":
+        return _numbers(labels, columns, window)
     nulls, kinds = int(labels.isna().sum()), sorted(labels.dropna().unique())
     if nulls or kinds != [0, 1]:
         raise DataContractError(
@@ -174,6 +180,19 @@ def _labels(rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow) -> N
             "present. The yardstick was not fitted"
         )
     return labels.to_numpy(dtype=np.int8)
+
+
+def _numbers(
+    labels: pd.Series[Any], columns: DatasetSchema, window: TimeWindow
+) -> NDArray[np.float64]:
+    numbers = labels.to_numpy(dtype=np.float64, na_value=np.nan)
+    odd = int(np.count_nonzero(~np.isfinite(numbers)))
+    if odd:
+        raise DataContractError(
+            f"label {columns.label!r} in {window} is no number in {odd:,} of {len(numbers):,} "
+            "rows; expected a finite number in each. The yardstick was not fitted"
+        )
+    return numbers
 
 
 def _scored(
@@ -186,7 +205,11 @@ def _scored(
     columns = dataset.snapshot.columns
     wanted = [columns.row_id, *input_columns(columns)]
     for frame in read_batches(dataset, window, wanted, store, BATCH_ROWS):
-        scores = model.predict_proba(encoding.matrix(frame))[:, 1]
+        features = encoding.matrix(frame)
+        if columns.task == "regression":
+            scores = model.predict(features)
+        else:
+            scores = model.predict_proba(features)[:, 1]
         yield pd.DataFrame({columns.row_id: frame[columns.row_id], YARDSTICK_SCORE: scores})
 
 

@@ -1,12 +1,15 @@
-"""The audit trail of the feature store: who did what to which features, in a chain of lines.
+"""The audit trail: who did what to which features, and who answered for which model.
+
+Each use case has a trail of what is done with its feature store. The one in the state folder itself
+also holds people's answers to promotions, of every use case: the model registry is shared.
 
 One JSON line an act, appended to `features-<year>-<month>.jsonl` by any number of processes. Each
 line carries the digest of the line before it, over file borders, and `head.json` that of the last
 one, so a line that was changed, removed or put in between is noticed. The next line never heals
 what was broken: where the newest line is not the one that the head names, it names the head's.
 Whoever may write the folder can still make a whole new chain: send the lines, or the head's digest
-now and then, to a place of its own. Lines name views, services, windows and counts, never a key or
-a value of a row.
+now and then, to a place of its own. Lines name views, services, models, windows, counts and people,
+never a key or a value of a row.
 """
 
 from __future__ import annotations

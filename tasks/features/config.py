@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
+from zoneinfo import available_timezones
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +17,9 @@ from pydantic import (
     PositiveInt,
     model_validator,
 )
+
+from tasks.contracts.base import field_title
+from tasks.contracts.data import TaskKind
 
 ColumnType = Literal["BIGINT", "INTEGER", "DOUBLE", "FLOAT", "VARCHAR", "BOOLEAN", "TIMESTAMPTZ"]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
@@ -32,13 +36,13 @@ RepositoryFile = Annotated[str, AfterValidator(_stays_inside)]
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
 
 class RawTable(_Config):
     """One table as it comes from outside."""
 
-    name: Identifier
+    name: Identifier = Field(description="Table that the queries read.")
     uri: str = Field(
         min_length=1,
         description="`package://<package>/<file>`, or the path of a CSV, zipped CSV or Parquet "
@@ -49,6 +53,11 @@ class RawTable(_Config):
     time_column: Identifier | None = Field(
         default=None,
         description="Column that places a row in a window; none for a table without history.",
+    )
+    time_zone: str | None = Field(
+        default=None,
+        description="Zone of times that the file writes without one, such as America/Chicago; "
+        "none: such times are refused. A repeated hour counts once, as the earlier one.",
     )
     null_text: str = Field(default="NA", description="Text that stands for a missing value.")
     suite: str = Field(min_length=1, description="Expectation suite for its rows.")
@@ -68,12 +77,21 @@ class RawTable(_Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _zone_exists(self) -> Self:
+        if self.time_zone is not None and self.time_zone not in available_timezones():
+            raise ValueError(
+                f"raw table {self.name}: there is no time zone {self.time_zone!r}; name one of the "
+                "IANA data base, such as America/Chicago"
+            )
+        return self
+
 
 class StagingQuery(_Config):
     """A query over the raw tables that feature queries and the training set may read."""
 
-    name: Identifier
-    sql: RepositoryFile
+    name: Identifier = Field(description="Table that the queries read.")
+    sql: RepositoryFile = Field(description="File of the query in the feature repository.")
 
 
 class FeatureTable(_Config):
@@ -83,26 +101,44 @@ class FeatureTable(_Config):
     `created` (the moment at which they are in the store) and the features.
     """
 
-    name: Identifier
-    sql: RepositoryFile
-    entity_keys: tuple[Identifier, ...] = Field(min_length=1)
+    name: Identifier = Field(description="Table, and the feature view that reads it.")
+    sql: RepositoryFile = Field(description="File of the query in the feature repository.")
+    entity_keys: tuple[Identifier, ...] = Field(
+        min_length=1, description="Columns that name the entity."
+    )
     lookback_hours: NonNegativeInt = Field(
         description="A row depends on no raw row older than this; 0 for a static table."
     )
     static: bool = Field(default=False, description="Replaced whole at each refresh.")
-    suite: str = Field(min_length=1)
+    suite: str = Field(min_length=1, description="Expectation suite that judges the table.")
 
 
 class TrainingSet(_Config):
     """How training rows are made: the entity frame, its label and what the model may see of it."""
 
-    sql: RepositoryFile
-    feature_service: Identifier
-    suite: str = Field(min_length=1)
-    row_id: Identifier
-    event_time: Identifier = "event_timestamp"
-    label: Identifier
-    label_definition: str = Field(min_length=1, description="What a label of 1 means, in words.")
+    task: TaskKind = Field(
+        default="classification",
+        description="`classification`: the label is 0 or 1. `regression`: it is a number.",
+    )
+    sql: RepositoryFile = Field(description="File of the query that gives the entity frame.")
+    feature_service: Identifier = Field(description="Feast feature service to retrieve.")
+    suite: str = Field(min_length=1, description="Expectation suite that judges the rows.")
+    row_id: Identifier = Field(description="Column that names a row.")
+    event_time: Identifier = Field(
+        default="event_timestamp", description="Column with the moment of the prediction, UTC."
+    )
+    label: Identifier = Field(description="Column that the model learns to predict.")
+    label_definition: str = Field(
+        min_length=1, description="What a label of 1, or the label's number, means, in words."
+    )
+    label_unit: str = Field(
+        default="", max_length=30, description="Unit of a label that is a number, for people."
+    )
+    baseline: str | None = Field(
+        default=None,
+        description="Number among the model's inputs that is itself the plainest prediction of the "
+        "label, such as its last known value; a regression is judged by what it adds to it.",
+    )
     exclusion: Identifier = Field(description="Column that says why a row carries no label.")
     categorical: tuple[Identifier, ...] = Field(
         description="Columns of the entity frame that the model takes as categories."
@@ -110,6 +146,15 @@ class TrainingSet(_Config):
     numeric: tuple[Identifier, ...] = Field(
         description="Columns of the entity frame that the model takes as numbers."
     )
+
+    @model_validator(mode="after")
+    def _baseline_is_of_a_number(self) -> Self:
+        if self.task == "classification" and (self.baseline or self.label_unit):
+            raise ValueError(
+                "baseline and label_unit are of a label that is a number; set task to regression "
+                "or leave them out"
+            )
+        return self
 
 
 class MaterializationConfig(_Config):
@@ -213,9 +258,15 @@ class SkewConfig(_Config):
 class FeatureConfig(_Config):
     """Everything the feature stages need to know about one use case."""
 
-    raw_tables: tuple[RawTable, ...] = Field(min_length=1)
-    staging: tuple[StagingQuery, ...] = ()
-    feature_tables: tuple[FeatureTable, ...] = Field(min_length=1)
+    raw_tables: tuple[RawTable, ...] = Field(
+        min_length=1, description="Tables as they come from outside."
+    )
+    staging: tuple[StagingQuery, ...] = Field(
+        default=(), description="Queries that others read; each may read those before it."
+    )
+    feature_tables: tuple[FeatureTable, ...] = Field(
+        min_length=1, description="Tables of features, each the source of one feature view."
+    )
     training_set: TrainingSet
     memory_limit_mb: PositiveInt = Field(default=3000, description="DuckDB may hold this much.")
     threads: PositiveInt = Field(default=2, description="DuckDB threads.")

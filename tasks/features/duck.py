@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import duckdb
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import ArtifactError, StorageError
 
 ABSENT = "No files found that match the pattern"

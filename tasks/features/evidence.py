@@ -27,14 +27,8 @@ from feast.data_source import DataSource
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from google.protobuf.json_format import MessageToDict
 
-from tasks.contracts import (
-    FeatureTables,
-    SnapshotPins,
-    TablePin,
-    TableRef,
-    TimeWindow,
-    ViewPin,
-)
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, SnapshotPins, TablePin, TableRef, ViewPin
 from tasks.errors import FeatureStoreError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import parquet, sql_name

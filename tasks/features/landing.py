@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import duckdb
 
-from tasks.contracts import LandedRows, SourceFile, TableRef, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import LandedRows, SourceFile, TableRef
 from tasks.errors import ConfigurationError, DataContractError, WindowError
 from tasks.features.config import FeatureConfig, RawTable
 from tasks.features.duck import duckdb_session, names, sql_name, sql_text
@@ -31,6 +32,8 @@ from tasks.settings import (
 logger = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 3
+
+ZONE_AFTER_CLOCK = r":[0-9.]+ ?(Z|[+-]\d{2}(:?\d{2})?)$"
 
 MAX_YEARS = 20
 """Longest window. Tables are made month by month, so a mistyped year would keep a run for days."""
@@ -121,8 +124,9 @@ def _land_table(
     _check_columns(con, table, relation)
     _check_types(con, table, relation)
     target = folder.path / f"{table.name}.parquet"
+    seen = _seen_types(con, relation)
     typed = ", ".join(
-        f"CAST({sql_name(c)} AS {kind}) AS {sql_name(c)}" for c, kind in table.columns.items()
+        f"{_typed(table, c, kind, seen[c])} AS {sql_name(c)}" for c, kind in table.columns.items()
     )
     query = f"SELECT {typed} FROM {relation}"
     if table.time_column:
@@ -162,7 +166,9 @@ def _unpack(source: Path, folder: Path) -> Path:
                 f"{source.name} holds {len(members)} files, expected one CSV; unpack it and name "
                 "the file itself. Nothing was landed"
             )
-        target = folder / f"unpacked{Path(members[0].filename).suffix}"
+        suffix = Path(members[0].filename).suffix
+        # Some writers name a CSV inside after the archive around it.
+        target = folder / f"unpacked{'.csv' if suffix == '.zip' else suffix}"
         with archive.open(members[0]) as packed, target.open("wb") as unpacked:
             while chunk := packed.read(1 << 20):
                 unpacked.write(chunk)
@@ -197,9 +203,8 @@ def _check_columns(con: duckdb.DuckDBPyConnection, table: RawTable, relation: st
 
 
 def _check_types(con: duckdb.DuckDBPyConnection, table: RawTable, relation: str) -> None:
-    described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-    seen = {row[0]: row[1] for row in described}
-    conditions = {c: _misfit(c, kind, seen[c]) for c, kind in table.columns.items()}
+    seen = _seen_types(con, relation)
+    conditions = {c: _misfit(table, c, kind, seen[c]) for c, kind in table.columns.items()}
     counts = ", ".join(f"count(*) FILTER ({condition})" for condition in conditions.values())
     numbers = con.execute(f"SELECT {counts} FROM {relation}").fetchall()[0]
     faults = []
@@ -219,9 +224,31 @@ def _check_types(con: duckdb.DuckDBPyConnection, table: RawTable, relation: str)
         )
 
 
-def _misfit(column: str, kind: str, seen: str) -> str:
+def _seen_types(con: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
+    described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+    return {row[0]: row[1] for row in described}
+
+
+def _typed(table: RawTable, column: str, kind: str, seen: str) -> str:
+    """SQL value of a column in its declared type; times without a zone get the table's."""
+    value = sql_name(column)
+    if kind != "TIMESTAMPTZ" or table.time_zone is None or seen == "TIMESTAMP WITH TIME ZONE":
+        return f"CAST({value} AS {kind})"
+    local = f"timezone({sql_text(table.time_zone)}, TRY_CAST({value} AS TIMESTAMP))"
+    if seen != "VARCHAR":
+        return local
+    return f"CASE WHEN {_has_zone(value)} THEN TRY_CAST({value} AS TIMESTAMPTZ) ELSE {local} END"
+
+
+def _has_zone(value: str) -> str:
+    return f"regexp_matches({value}, {sql_text(ZONE_AFTER_CLOCK)})"
+
+
+def _misfit(table: RawTable, column: str, kind: str, seen: str) -> str:
     """SQL condition that is true for values which do not have the declared type."""
     value = sql_name(column)
+    if kind == "TIMESTAMPTZ" and table.time_zone is not None:
+        return f"{value} IS NOT NULL AND ({_typed(table, column, kind, seen)}) IS NULL"
     misfit = f"{value} IS NOT NULL AND TRY_CAST({value} AS {kind}) IS NULL"
     if kind in ("BIGINT", "INTEGER"):  # a cast alone would round 1.5
         return f"{misfit} OR TRY_CAST({value} AS DOUBLE) <> TRY_CAST({value} AS {kind})"

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError, model_validator
 
-from tasks.contracts import Contract, FeatureTables, MaterializedView, TimeWindow
+from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.features.config import FeatureConfig
 from tasks.features.presence import online_store_is_there
 from tasks.features.profile import profile_file

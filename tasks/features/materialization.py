@@ -8,7 +8,8 @@ from pathlib import Path
 
 from feast import FeatureStore, FeatureView
 
-from tasks.contracts import FeatureTables, MaterializedView, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.errors import FeatureStoreError, WindowError
 from tasks.features.config import MaterializationConfig
 from tasks.features.duck import duckdb_session, names, parquet

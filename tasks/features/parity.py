@@ -45,7 +45,7 @@ from feast import FeatureService, FeatureStore
 from feast.value_type import ValueType
 from numpy.typing import NDArray
 
-from tasks.contracts import FeatureTables
+from tasks.contracts.data import FeatureTables
 from tasks.errors import ArtifactError, FeatureStoreError
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig
 from tasks.features.duck import first_line, is_damage

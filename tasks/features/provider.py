@@ -26,7 +26,7 @@ from feast.permissions.security_manager import get_security_manager
 from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDataset, SavedDatasetStorage
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import WindowError
 from tasks.features.audit import AuditTrail, flow_run_id, process_identity
 

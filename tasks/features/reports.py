@@ -9,7 +9,7 @@ from datetime import datetime
 
 from pydantic import Field, NonNegativeInt
 
-from tasks.contracts import Contract
+from tasks.contracts.base import Contract
 
 
 class ViewReadStatistics(Contract):

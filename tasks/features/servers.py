@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         at.check()
         auth = oidc_settings(os.environ)
-        store = open_store(settings.home, settings.feature_repo, auth=auth)
+        store = open_store(settings.features_home, settings.feature_repo, auth=auth)
         SERVERS[options.kind](store, at)
     except FalajError as exc:
         sys.stderr.write(f"refused: {exc}\n")

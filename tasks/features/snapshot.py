@@ -12,12 +12,13 @@ from feast import FeatureService, FeatureStore
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.types import String
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     DatasetSchema,
     ExcludedRows,
     FeatureSnapshot,
     FeatureTables,
-    TimeWindow,
+    NumberSummary,
 )
 from tasks.errors import ConfigurationError, DataContractError, FeatureStoreError
 from tasks.features.config import FeatureConfig, TrainingSet
@@ -64,7 +65,7 @@ def build_training_set(
         apply_definitions(feast, home, repo)
         service = service_to_train_on(feast, spec.feature_service)
         frame = folder.path / "entities.parquet"
-        excluded, positive_rate = write_entities(tables, window, config, repo, store, frame)
+        excluded, labels = write_entities(tables, window, config, repo, store, frame)
         registered = feast.get_feature_service(service.registered_name)
         columns = _dataset_columns(registered, spec)
         job, num_rows = retrieve(feast, registered, spec, frame, folder.path / DATA_FILE)
@@ -79,7 +80,8 @@ def build_training_set(
             feature_views={name: view.definition for name, view in pins.views.items()},
             tables_version=tables.version,
             label_definition=spec.label_definition,
-            positive_rate=positive_rate,
+            positive_rate=labels.mean if spec.task == "classification" else None,
+            label_summary=labels if spec.task == "regression" else None,
             excluded=excluded,
             pins=pins,
         )
@@ -108,8 +110,8 @@ def write_entities(
     repo: Path,
     store: ArtifactStore,
     target: Path,
-) -> tuple[tuple[ExcludedRows, ...], float]:
-    """Write the labelled entity rows; return what was left out, and the share of label 1."""
+) -> tuple[tuple[ExcludedRows, ...], NumberSummary]:
+    """Write the labelled entity rows; return what was left out, and what labels are like."""
     spec = config.training_set
     folders = {t.name: store.path(t.artifact) for t in tables.raw}
     with duckdb_session(
@@ -124,13 +126,15 @@ def write_entities(
         counted = con.execute(
             f"SELECT {reason}, count(*) FROM frame WHERE {label} IS NULL GROUP BY 1 ORDER BY 1"
         ).fetchall()
-        rate = con.execute(f"SELECT avg({label}) FROM frame").fetchall()[0][0]
+        mean, deviation, low, high = con.execute(
+            f"SELECT avg({label}), stddev_pop({label}), min({label}), max({label}) FROM frame"
+        ).fetchall()[0]
         con.execute(
             f"COPY (SELECT * EXCLUDE ({reason}) FROM frame WHERE {label} IS NOT NULL) "
             f"TO {sql_text(target)} (FORMAT parquet)"
         )
     excluded = tuple(ExcludedRows(reason=why or "unstated", num_rows=n) for why, n in counted)
-    return excluded, float(rate)
+    return excluded, NumberSummary(mean=mean, deviation=deviation, low=low, high=high)
 
 
 def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: TimeWindow) -> None:
@@ -208,10 +212,18 @@ def _dataset_columns(service: FeatureService, spec: TrainingSet) -> DatasetSchem
         for feature in projection.features:
             group = categorical if feature.dtype == String else numeric
             group.append(f"{projection.name_alias or projection.name}__{feature.name}")
+    if spec.baseline is not None and spec.baseline not in numeric:
+        raise ConfigurationError(
+            f"the training set's baseline {spec.baseline!r} is not among the numbers that the "
+            f"model takes ({', '.join(numeric)}); name one of these. Nothing was retrieved"
+        )
     return DatasetSchema(
         row_id=spec.row_id,
         event_time=spec.event_time,
         label=spec.label,
         categorical=tuple(categorical),
         numeric=tuple(numeric),
+        task=spec.task,
+        unit=spec.label_unit,
+        baseline=spec.baseline,
     )

@@ -21,13 +21,8 @@ import duckdb
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from tasks.contracts import (
-    FeatureTables,
-    TableRef,
-    TimeWindow,
-    ValidatedRows,
-    ValidationResult,
-)
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, TableRef, ValidatedRows, ValidationResult
 from tasks.errors import (
     ArtifactError,
     ConfigurationError,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from prefect import task
 from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
+from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
 from prefect.runtime import flow_run
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
     MaterializedView,
-    TimeWindow,
     ValidatedRows,
     ValidationResult,
 )
-from tasks.features.audit import on_behalf_of
+from tasks.features.audit import AuditTrail, on_behalf_of, process_identity
 from tasks.features.config import FeatureConfig, MaterializationConfig
 from tasks.features.reports import ParityReport
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
@@ -76,7 +76,7 @@ def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> Fea
     from tasks.features.tables import current_tables
 
     settings = Settings.from_environment()
-    base = current_tables(settings.home)
+    base = current_tables(settings.features_home)
     tables = build(validated, base, config, settings.feature_repo, settings.store)
     create_table_artifact(
         key="feature-tables",
@@ -112,7 +112,7 @@ def publish_feature_tables(
     from tasks.features.tables import publish_tables
 
     settings = Settings.from_environment()
-    publish_tables(tables, validations, settings.home, settings.store)
+    publish_tables(tables, validations, settings.features_home, settings.store)
     return tables
 
 
@@ -138,13 +138,18 @@ def materialize_features(
     from tasks.features.ledger import online_views
 
     settings = Settings.from_environment()
-    views = online_views(tables, window, settings.home, settings.feature_repo)
+    views = online_views(tables, window, settings.features_home, settings.feature_repo)
     if views is None:
         from tasks.features.materialization import materialize
 
         with on_behalf_of(flow_run.id):
             views = materialize(
-                tables, window, settings.home, settings.feature_repo, settings.store, config
+                tables,
+                window,
+                settings.features_home,
+                settings.feature_repo,
+                settings.store,
+                config,
             )
     create_table_artifact(
         key="materialized-views",
@@ -162,6 +167,32 @@ def materialize_features(
         description=f"Online store up to {window.end:%Y-%m-%dT%H:%MZ}",
     )
     return views
+
+
+@task(
+    name="count-new-rows",
+    task_run_name="count-{table}-{window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=300,
+    cache_policy=NO_CACHE,
+)
+def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int:
+    """Rows of a published raw table in a window.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        ConfigurationError: the table has no time column. Not retried.
+    """
+    from tasks.features.tables import current_tables
+    from tasks.features.volume import count_rows
+
+    settings = Settings.from_environment()
+    tables = current_tables(settings.features_home)
+    return count_rows(tables, table, window, config, settings.store)
 
 
 @task(
@@ -186,7 +217,7 @@ def build_training_set(window: TimeWindow, config: FeatureConfig) -> FeatureSnap
     from tasks.features.tables import current_tables
 
     settings = Settings.from_environment()
-    home, repo, store = settings.home, settings.feature_repo, settings.store
+    home, repo, store = settings.features_home, settings.feature_repo, settings.store
     tables = current_tables(home)
     key = training_set_key(tables, window, config, repo)
     snapshot = store.find(SNAPSHOTS, key, FeatureSnapshot)
@@ -202,7 +233,7 @@ def build_training_set(window: TimeWindow, config: FeatureConfig) -> FeatureSnap
             *({"rows": f"left out: {e.reason}", "count": e.num_rows} for e in snapshot.excluded),
         ],
         description=f"Snapshot {snapshot.data.sha256[:12]} of {window}, "
-        f"{snapshot.positive_rate:.1%} with label 1: {snapshot.label_definition}",
+        f"{_labels_told(snapshot)}: {snapshot.label_definition}",
     )
     return snapshot
 
@@ -229,9 +260,11 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     from tasks.features.tables import current_tables
 
     settings = Settings.from_environment()
-    tables = current_tables(settings.home)
+    tables = current_tables(settings.features_home)
     with on_behalf_of(flow_run.id):
-        report = check_parity(tables, config, settings.home, settings.feature_repo, settings.store)
+        report = check_parity(
+            tables, config, settings.features_home, settings.feature_repo, settings.store
+        )
     create_table_artifact(
         key="feature-parity",
         table=[
@@ -268,3 +301,44 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
             description="Values that are not the same online and offline",
         )
     return report
+
+
+def _labels_told(snapshot: FeatureSnapshot) -> str:
+    if snapshot.label_summary is None:
+        return f"{snapshot.positive_rate:.1%} with label 1"
+    labels, unit = snapshot.label_summary, snapshot.columns.unit
+    spread = f"standard deviation {labels.deviation:,.4g}"
+    return f"Label {labels.mean:,.4g} {unit} on average ({spread})"
+
+
+@task(
+    name="record-act",
+    task_run_name="audit-{action}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=60,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=RUN_ID + INPUTS,
+)
+def record_act(action: str, outcome: str, subject: dict[str, str], person: str | None) -> None:
+    """Write a person's act into the audit trail, before it has an effect.
+
+    Once a run, also where the run goes on after it waited. Retried after the disk refused, a line
+    that was written may be there twice; it says the same.
+
+    Args:
+        action: what was done, such as `answer-promotion`.
+        outcome: what was said.
+        subject: on what, by kind.
+        person: who says to have done it; None for nobody.
+    """
+    who = process_identity()
+    if person is not None:
+        who["subject"] = person  # as told: the server cannot know who clicked
+    trail = AuditTrail(Settings.from_environment().home / "audit")
+    trail.append(
+        action, outcome=outcome, subject=subject, who=who, flow_run=str(flow_run.id or "") or None
+    )

@@ -26,7 +26,8 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from tasks.contracts import Artifact, FeatureSnapshot, FeatureTables, SnapshotPins
+from tasks.contracts.base import Artifact
+from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
 from tasks.errors import ArtifactError, ConfigurationError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import parquet, sql_name

@@ -14,21 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from tasks.contracts import (
-    Artifact,
+from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.data import (
     DatasetSchema,
-    EvaluationReport,
     FeatureRefresh,
     FeatureSnapshot,
-    ModelVariant,
-    ModelVersionRef,
     SourceFile,
     TableRef,
-    TrainedModel,
-    TrainingResult,
     ValidatedDataset,
     ValidationResult,
 )
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import ModelVariant, TrainingResult
+from tasks.contracts.training import CandidateModel
 
 
 @dataclass(frozen=True)
@@ -117,6 +115,31 @@ def training_steps(trained: TrainingResult, query: Query | None) -> Iterator[Ste
     yield _judge_step(trained.version, model, snapshot, trained.evaluation)
 
 
+def recalibration_steps(
+    source: ModelVersionRef,
+    version: ModelVersionRef,
+    model: CandidateModel,
+    dataset: ValidatedDataset,
+    evaluation: EvaluationReport,
+    query: Query | None,
+) -> Iterator[Step]:
+    """Steps of one recalibration: the snapshot, the new version of the source, its predictions.
+
+    Args:
+        source: version whose scores were mapped.
+        version: what was registered.
+        model: the same, as it was judged.
+        dataset: rows of the fit and of the judgement.
+        evaluation: the judgement.
+        query: of the entity frame.
+    """
+    yield from snapshot_steps(dataset.snapshot, query)
+    snapshot, made = _snapshot(dataset), _model(version, model)
+    told = f"Fitted a map of version {source.version}'s scores on {model.splits.validation}."
+    yield Step(f"recalibrate.{version.name}", (_model(source), snapshot), (made,), told)
+    yield _judge_step(version, made, snapshot, evaluation)
+
+
 def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[Step]:
     """Steps that made a snapshot: its views out of their tables, then the rows themselves."""
     if snapshot.pins is None:
@@ -184,7 +207,9 @@ def _judge_step(
         num_bytes=evaluation.predictions.num_bytes,
         artifact=evaluation.predictions,
     )
-    told = f"Scored the test window {evaluation.window}: AUC {evaluation.overall.auc.value:.4f}."
+    overall = evaluation.overall
+    quality = f"{overall.primary_name} {overall.primary.value:.4f}"
+    told = f"Scored the test window {evaluation.window}: {quality}."
     return Step(f"judge.{version.name}", (model, snapshot), (scored,), told)
 
 
@@ -232,7 +257,7 @@ def _snapshot_node(snapshot: FeatureSnapshot) -> Node:
     )
 
 
-def _model(version: ModelVersionRef, trained: TrainedModel | None = None) -> Node:
+def _model(version: ModelVersionRef, trained: CandidateModel | None = None) -> Node:
     node = Node(f"models/{version.name}/{version.version}", version.program_sha256)
     if trained is None:
         return node

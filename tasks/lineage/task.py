@@ -15,13 +15,11 @@ from uuid import UUID
 from prefect import get_client, get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts import (
-    FeatureRefresh,
-    ModelVariant,
-    ModelVersionRef,
-    TrainingResult,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import FeatureRefresh, ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import ModelVariant, TrainingResult
+from tasks.contracts.training import RecalibratedModel
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
 
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
     from tasks.lineage.events import FlowRun
-    from tasks.lineage.steps import Step
+    from tasks.lineage.steps import Query, Step
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +85,46 @@ def record_training(
         staging: file of each staging table's query, by the table's name.
         commit: of the code.
     """
-    from tasks.lineage.queries import queries_with_reads
     from tasks.lineage.steps import training_steps
 
-    pins = trained.dataset.snapshot.pins
-    raw = frozenset(t.name for t in pins.tables if t.group == "raw") if pins else frozenset()
-    found = queries_with_reads(_texts({"entities": entities}), _texts(staging), raw)
-    return _record(list(training_steps(trained, found["entities"])), commit)
+    query = _entity_query(trained.dataset, entities, staging)
+    return _record(list(training_steps(trained, query)), commit)
+
+
+@task(
+    name="record-recalibration-lineage",
+    task_run_name="lineage-{version.name}-v{version.version}",
+    **_POLICY,
+)
+def record_recalibration(
+    source: ModelVersionRef,
+    version: ModelVersionRef,
+    model: RecalibratedModel,
+    dataset: ValidatedDataset,
+    evaluation: EvaluationReport,
+    entities: str,
+    staging: Mapping[str, str],
+    commit: str,
+) -> int:
+    """Tell where a recalibrated version came from; returns the number of steps that were new.
+
+    Safe to retry: a step is written once.
+
+    Args:
+        source: version whose scores were mapped.
+        version: what was registered.
+        model: the same, as it was judged.
+        dataset: rows of the fit and of the judgement.
+        evaluation: the judgement.
+        entities: file of the entity frame's query.
+        staging: file of each staging table's query, by the table's name.
+        commit: of the code.
+    """
+    from tasks.lineage.steps import recalibration_steps
+
+    query = _entity_query(dataset, entities, staging)
+    steps = recalibration_steps(source, version, model, dataset, evaluation, query)
+    return _record(list(steps), commit)
 
 
 @task(
@@ -114,6 +145,15 @@ def record_conversion(
     from tasks.lineage.steps import conversion_steps
 
     return _record(list(conversion_steps(version, dataset, variants)), commit)
+
+
+def _entity_query(dataset: ValidatedDataset, entities: str, staging: Mapping[str, str]) -> Query:
+    """The query of a snapshot's entity frame, with the raw tables that it reads."""
+    from tasks.lineage.queries import queries_with_reads
+
+    pins = dataset.snapshot.pins
+    raw = frozenset(t.name for t in pins.tables if t.group == "raw") if pins else frozenset()
+    return queries_with_reads(_texts({"entities": entities}), _texts(staging), raw)["entities"]
 
 
 def _texts(files: Mapping[str, str]) -> dict[str, str]:

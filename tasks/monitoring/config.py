@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow, field_title
 
 
 class MonitoringConfig(BaseModel):
     """Bounds from a baseline window, and how far a feature may leave it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     baseline: TimeWindow | None = Field(
         default=None,

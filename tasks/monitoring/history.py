@@ -13,7 +13,7 @@ from dataclasses import astuple, fields
 from datetime import datetime
 from pathlib import Path
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import StorageError, refused_writes_explained
 from tasks.monitoring.statistics import FeatureDay, ViewDay
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tasks.contracts import Contract, FeatureMonitoring, FeatureTables, TimeWindow
+from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.data import FeatureMonitoring, FeatureTables
 from tasks.monitoring.alerts import FILE as ALERTS
 from tasks.monitoring.config import MonitoringConfig
 from tasks.monitoring.history import FILE as HISTORY

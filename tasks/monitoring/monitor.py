@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import duckdb
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     FeatureMonitoring,
     FeatureTables,
     MonitoredFeature,
     MonitoredPeriod,
     MonitoredView,
-    TimeWindow,
 )
 from tasks.monitoring.alerts import AlertEvent, append_alerts
 from tasks.monitoring.config import MonitoringConfig
@@ -96,6 +96,7 @@ def monitor_tables(
         features=tuple(_features(seen, config.most_features)),
         alerts=tuple(alert.sentence for alert in alerts),
         num_new_alerts=append_alerts(home, alerts),
+        stale=tuple(alert.sentence for alert in alerts if alert.kind == "freshness"),
     )
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.monitoring.alerts import AlertEvent, alert
 from tasks.monitoring.config import MonitoringConfig
 from tasks.monitoring.drift import WindowDrift

@@ -6,7 +6,8 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts import FeatureMonitoring, FeatureTables, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureMonitoring, FeatureTables
 from tasks.monitoring.config import MonitoringConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
@@ -41,7 +42,7 @@ def monitor_features(
     from tasks.monitoring.kept import monitor_once
 
     settings = Settings.from_environment()
-    seen = monitor_once(tables, window, view_keys, config, settings.home, settings.store)
+    seen = monitor_once(tables, window, view_keys, config, settings.features_home, settings.store)
     create_table_artifact(
         key="feature-monitoring",
         table=[

@@ -7,15 +7,10 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 
-from tasks.contracts import (
-    EvaluationReport,
-    FeatureSnapshot,
-    Metric,
-    MetricSet,
-    ModelVersionRef,
-    TrainedModel,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import FeatureSnapshot, ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport, Metric, Quality
+from tasks.contracts.training import CandidateModel, RecalibratedModel, TrainedModel
 from tasks.errors import RegistryError
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
@@ -25,6 +20,7 @@ from tasks.registry.mlflow_registry import (
     MODEL_FOLDER,
     NOBODY,
     PROGRAM_TAG,
+    RECALIBRATED_TAG,
     RIVAL_TAG,
     SNAPSHOT_TAG,
     MetricPoint,
@@ -37,11 +33,10 @@ from tasks.settings import ArtifactStore
 logger = logging.getLogger(__name__)
 
 _AGAINST_CHAMPION = re.compile(r"champion:(\d+)")
-_JUDGED = ("auc", "pr_auc", "brier", "log_loss", "calibration_error")
 
 
 def register_candidate(
-    trained: TrainedModel,
+    trained: CandidateModel,
     evaluation: EvaluationReport,
     dataset: ValidatedDataset,
     config: RegistryConfig,
@@ -76,7 +71,7 @@ def register_candidate(
 
 
 def _check_they_belong_together(
-    trained: TrainedModel, evaluation: EvaluationReport, dataset: ValidatedDataset
+    trained: CandidateModel, evaluation: EvaluationReport, dataset: ValidatedDataset
 ) -> None:
     snapshot = dataset.snapshot.data.sha256
     claims = (
@@ -97,7 +92,7 @@ def _check_they_belong_together(
         )
 
 
-def _find_whole(registry: Registry, name: str, trained: TrainedModel) -> RegisteredVersion | None:
+def _find_whole(registry: Registry, name: str, trained: CandidateModel) -> RegisteredVersion | None:
     tags = {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: trained.snapshot_sha256}
     for version in registry.versions(name, tags):
         record = read_version(version)
@@ -120,7 +115,7 @@ def _discard_half_runs(registry: Registry, config: RegistryConfig) -> None:
 
 def _register(
     registry: Registry,
-    trained: TrainedModel,
+    trained: CandidateModel,
     evaluation: EvaluationReport,
     dataset: ValidatedDataset,
     config: RegistryConfig,
@@ -133,13 +128,14 @@ def _register(
     tags = {
         PROGRAM_TAG: trained.program.sha256,
         SNAPSHOT_TAG: trained.snapshot_sha256,
+        **_source_tags(trained),
         "code_commit": code_commit,
         "feature_service": snapshot.feature_service,
         **pin_tags(snapshot),
     }
     run_name = f"{snapshot.feature_service}-{trained.program.sha256[:8]}"
     run = registry.start_run(config.experiment, run_name, tags)
-    registry.log(run, flatten(trained.config), [*_epoch_metrics(trained), *_final(evaluation)])
+    registry.log(run, flatten(trained.config), [*_learnt(trained), *_final(evaluation)])
     draw_pictures(trained, evaluation, run.folder / "pictures")
     manifest = write_model(
         run.folder / MODEL_FOLDER,
@@ -193,29 +189,54 @@ def _taggable(name: str) -> str:
     return re.sub(r"[^\w\-. /:]", "_", name)
 
 
+def _source_tags(trained: CandidateModel) -> dict[str, str]:
+    """Of a recalibrated model the version that its network is of."""
+    if not isinstance(trained, RecalibratedModel):
+        return {}
+    return {RECALIBRATED_TAG: str(trained.calibration.source.version)}
+
+
+def _learnt(trained: CandidateModel) -> Iterator[MetricPoint]:
+    if isinstance(trained, TrainedModel):
+        yield from _epoch_metrics(trained)
+    if isinstance(trained, RecalibratedModel):
+        fit = trained.calibration.fit
+        yield MetricPoint("map_slope", fit.map.slope)
+        yield MetricPoint("map_slope_error", fit.slope_error)
+        yield MetricPoint("map_intercept", fit.map.intercept)
+        yield MetricPoint("map_intercept_error", fit.intercept_error)
+        yield MetricPoint("map_num_rows", fit.num_rows)
+
+
 def _epoch_metrics(trained: TrainedModel) -> Iterator[MetricPoint]:
     for epoch in trained.epochs:
         numbers = epoch.model_dump(exclude={"epoch"})
         for name, value in numbers.items():
-            yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
+            if value is not None:
+                yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
     yield MetricPoint("best_epoch", trained.best_epoch)
     yield MetricPoint("num_parameters", trained.num_parameters)
     yield MetricPoint("training_s", trained.seconds)
 
 
 def _final(evaluation: EvaluationReport) -> Iterator[MetricPoint]:
-    for owner, metrics in (("test", evaluation.overall), ("yardstick", evaluation.yardstick)):
+    judged = [("test", evaluation.overall), ("yardstick", evaluation.yardstick)]
+    if evaluation.baseline is not None:
+        judged.append(("baseline", evaluation.baseline))
+    for owner, metrics in judged:
         yield from _metric_set(owner, metrics)
     for comparison in evaluation.comparisons:
         against = comparison.against.replace(":", "_")
-        yield from _interval(f"auc_difference_{against}", comparison.auc_difference)
-        yield from _interval(f"brier_difference_{against}", comparison.brier_difference)
+        for name, difference in comparison:
+            if isinstance(difference, Metric):
+                yield from _interval(f"{name}_{against}", difference)
 
 
-def _metric_set(owner: str, metrics: MetricSet) -> Iterator[MetricPoint]:
+def _metric_set(owner: str, metrics: Quality) -> Iterator[MetricPoint]:
     yield MetricPoint(f"{owner}_num_rows", metrics.num_rows)
-    for name in _JUDGED:
-        yield from _interval(f"{owner}_{name}", getattr(metrics, name))
+    for name, metric in metrics:
+        if isinstance(metric, Metric):
+            yield from _interval(f"{owner}_{name}", metric)
 
 
 def _interval(name: str, metric: Metric) -> Iterator[MetricPoint]:
@@ -231,10 +252,14 @@ def _rival_of(evaluation: EvaluationReport) -> str:
     return NOBODY
 
 
-def _describe(trained: TrainedModel, evaluation: EvaluationReport) -> str:
-    auc = evaluation.overall.auc
+def _describe(trained: CandidateModel, evaluation: EvaluationReport) -> str:
+    name, quality = evaluation.overall.primary_name, evaluation.overall.primary
+    made = f"Trained on {trained.splits.train}"
+    if isinstance(trained, RecalibratedModel):
+        calibration = trained.calibration
+        made = f"Version {calibration.source.version} recalibrated on {calibration.fit.window}"
     return (
-        f"Trained on {trained.splits.train}; test AUC {auc.value:.4f} "
-        f"({auc.low:.4f} to {auc.high:.4f}) on {evaluation.overall.num_rows:,} rows, "
+        f"{made}; test {name} {quality.value:.4f} "
+        f"({quality.low:.4f} to {quality.high:.4f}) on {evaluation.overall.num_rows:,} rows, "
         f"{evaluation.window}."
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from tasks.contracts.base import field_title
 
 
 class RegistryConfig(BaseModel):
     """Names in the model registry."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     model_name: str = Field(
         default="model",
@@ -24,10 +26,27 @@ class RegistryConfig(BaseModel):
     )
 
 
+class ApprovalConfig(BaseModel):
+    """Whether a person must agree before a candidate becomes the champion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    # Not `required`: Prefect drops properties of that name from a deployment's schema.
+    enabled: bool = Field(
+        default=False,
+        description="Ask a person once all gates are open; the candidate waits for the answer.",
+    )
+    timeout_h: PositiveFloat = Field(
+        default=72.0,
+        le=8760,
+        description="Hours after which no answer means no: the candidate is rejected.",
+    )
+
+
 class PromotionConfig(BaseModel):
     """The gates between a candidate and the alias `champion`; all numbers are of the test rows."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     min_auc: float = Field(default=0.6, ge=0.5, le=1, description="Floor of the AUC.")
     max_plausible_auc: float = Field(
@@ -36,20 +55,51 @@ class PromotionConfig(BaseModel):
         le=1,
         description="An AUC above this is too good: a leak of the label is suspected.",
     )
+    min_r2: float = Field(default=0.1, le=1, description="Of a regression: floor of R2.")
+    max_plausible_r2: float = Field(
+        default=0.995,
+        le=1,
+        description="Of a regression: an R2 above this is too good: a leak of the label is "
+        "suspected.",
+    )
+    min_skill: float = Field(
+        default=0.0,
+        le=1,
+        description="Of a regression with a baseline: the lower bound of the skill lies above "
+        "this; 0 is what the baseline itself has.",
+    )
+    max_slice_error_ratio: float = Field(
+        default=1.5,
+        gt=0,
+        le=100,
+        description="Of a regression: ceiling of the RMSE on the worst slice, as a multiple of the "
+        "yardstick's or baseline's there, whichever errs less.",
+    )
+    max_bias: float = Field(
+        default=0.1,
+        ge=0,
+        le=10,
+        description="Of a regression: ceiling of the mean error, either way, in standard "
+        "deviations of the label.",
+    )
     yardstick_margin: float = Field(
-        default=0.005, ge=0, le=0.5, description="AUC the candidate may lie below the yardstick."
+        default=0.005,
+        ge=0,
+        le=0.5,
+        description="AUC (or R2) the candidate may lie below the yardstick.",
     )
     champion_margin: float = Field(
         default=0.005,
         ge=0,
         le=0.5,
-        description="Rule `not_worse`: AUC by which the lower bound of candidate minus champion "
-        "may lie below zero.",
+        description="Rule `not_worse`: AUC (or R2) by which the lower bound of candidate minus "
+        "champion may lie below zero.",
     )
     champion_rule: Literal["not_worse", "better"] = Field(
         default="not_worse",
         description="`not_worse`: the 95 % interval of candidate minus champion lies above minus "
-        "the margin (non-inferiority). `better`: it lies above zero.",
+        "the margin (non-inferiority). `better`: it lies above zero; of a "
+        "recalibrated champion, whose ranking is the same, that of the error lies below instead.",
     )
     max_calibration_error: float = Field(
         default=0.05, ge=0, le=1, description="Ceiling of the expected calibration error."
@@ -65,6 +115,9 @@ class PromotionConfig(BaseModel):
         default=None,
         description="Days the test window's end may lie in the past; empty means no limit.",
     )
+    approval: ApprovalConfig = Field(
+        default=ApprovalConfig(), description="A person's consent, asked when all gates are open."
+    )
 
     @model_validator(mode="after")
     def _leaves_room_between_floor_and_ceiling(self) -> Self:
@@ -72,5 +125,14 @@ class PromotionConfig(BaseModel):
             raise ValueError(
                 f"min_auc={self.min_auc} is not below max_plausible_auc={self.max_plausible_auc}, "
                 "so no candidate could pass; lower the floor or raise the ceiling"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_room_for_a_regression(self) -> Self:
+        if self.min_r2 >= self.max_plausible_r2:
+            raise ValueError(
+                f"min_r2={self.min_r2} is not below max_plausible_r2={self.max_plausible_r2}, so "
+                "no candidate could pass; lower the floor or raise the ceiling"
             )
         return self

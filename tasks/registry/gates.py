@@ -7,23 +7,28 @@ have, close it; so does what is missing, doubled or of another digest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tasks.contracts import (
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import AUC_NAME, ValidatedDataset
+from tasks.contracts.evaluation import (
+    Comparison,
     EvaluationReport,
-    GateResult,
     Metric,
-    ModelVariant,
-    ModelVersionRef,
-    PairedComparison,
-    ValidatedDataset,
+    MetricSet,
+    Quality,
+    RegressionMetrics,
+    SliceMetrics,
 )
+from tasks.contracts.release import GateResult, ModelVariant
 from tasks.registry.config import PromotionConfig
 from tasks.registry.records import VersionRecord
 
 SECONDS_PER_DAY = 86_400
+TINY = 1e-30
+NOT_OF_ONE_TASK = "the metrics are not all of the task that the model is for"
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,10 @@ Gate = Callable[[Evidence, PromotionConfig], tuple[bool, str]]
 
 
 def judge(evidence: Evidence, config: PromotionConfig) -> tuple[GateResult, ...]:
-    """Results of all gates, in the order in which they are shown; every gate is asked."""
+    """Results of all gates of the task, in the order in which they are shown; all are asked."""
+    is_number = isinstance(evidence.evaluation.overall, RegressionMetrics)
     results = []
-    for name, gate in GATES.items():
+    for name, gate in (REGRESSION_GATES if is_number else GATES).items():
         passed, sentence = gate(evidence, config)
         results.append(GateResult(name=name, passed=passed, evidence=sentence))
     return tuple(results)
@@ -115,27 +121,23 @@ def later_test_window(evidence: Evidence, config: PromotionConfig) -> tuple[bool
 
 def auc_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     """The AUC reaches its floor."""
-    auc = evidence.evaluation.overall.auc
-    return auc.value >= config.min_auc, f"AUC {_shown(auc)}, floor {config.min_auc:.4f}"
+    return _floor(evidence.evaluation.overall, config.min_auc)
 
 
 def leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     """The AUC is not too good to be true."""
-    auc, limit = evidence.evaluation.overall.auc, config.max_plausible_auc
-    passed = auc.value <= limit
-    verdict = "plausible" if passed else "a leak of the label into the features is suspected"
-    return passed, f"AUC {_shown(auc)}, plausible up to {limit:.4f}: {verdict}"
+    return _plausible(evidence.evaluation.overall, config.max_plausible_auc)
 
 
 def yardstick(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """The AUC is at most a margin below that of the yardstick on the same rows."""
+    """AUC (or R2) is at most a margin below that of the yardstick on the same rows."""
     report, margin = evidence.evaluation, config.yardstick_margin
     comparison = _only(report.comparisons, "yardstick")
     if comparison is None:
         return False, "there is not exactly one comparison with the yardstick"
-    difference = comparison.auc_difference
-    return -margin <= difference.value <= 1, (
-        f"AUC minus that of {report.yardstick_name} ({report.yardstick.auc.value:.4f}) is "
+    difference, name = comparison.primary, report.yardstick.primary_name
+    return _within(difference.value, -margin, report.overall), (
+        f"{name} minus that of {report.yardstick_name} ({report.yardstick.primary.value:.4f}) is "
         f"{_signed(difference)}, allowed from -{margin:.4f}"
     )
 
@@ -156,23 +158,38 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
             f"the champion is version {reigning.version}, the evaluation compares with {seen}; "
             "evaluate against the present champion"
         )
-    low = comparison.auc_difference.low
-    if config.champion_rule == "better":
-        passed, wanted = 0 < low <= 1, "above zero"
+    low, overall = comparison.primary.low, evidence.evaluation.overall
+    if config.champion_rule == "better" and _maps(evidence.record, reigning):
+        # A map leaves the ranking as it is; what it can make better is the error.
+        passed = comparison.error.high < 0 and _within(low, -config.champion_margin, overall)
+        wanted = f"at or above -{config.champion_margin:.4f} of a recalibration, and the "
+        wanted += f"{comparison.error_name} surely lower; it changed by {_signed(comparison.error)}"
+    elif config.champion_rule == "better":
+        passed, wanted = low > 0 and _within(low, 0, overall), "above zero"
     else:
         passed, wanted = (
-            -config.champion_margin <= low <= 1,
+            _within(low, -config.champion_margin, overall),
             f"at or above -{config.champion_margin:.4f}",
         )
     return passed, (
-        f"AUC minus that of version {reigning.version} is {_signed(comparison.auc_difference)} on "
+        f"{overall.primary_name} minus that of version {reigning.version} is "
+        f"{_signed(comparison.primary)} on "
         f"the same rows; rule {config.champion_rule!r} wants the lower bound {wanted}"
     )
 
 
+def _maps(record: VersionRecord, reigning: ModelVersionRef) -> bool:
+    """The candidate is the reigning champion with another map of its scores."""
+    made = record.manifest.calibration if record.manifest else None
+    return made is not None and made.source == reigning
+
+
 def calibration(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     """Scores mean what they say."""
-    error, limit = evidence.evaluation.overall.calibration_error, config.max_calibration_error
+    overall, limit = evidence.evaluation.overall, config.max_calibration_error
+    if not isinstance(overall, MetricSet):
+        return False, NOT_OF_ONE_TASK
+    error = overall.calibration_error
     return 0 <= error.value <= limit, f"calibration error {_shown(error)}, ceiling {limit:.4f}"
 
 
@@ -181,12 +198,63 @@ def worst_slice(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]
     slices = evidence.evaluation.slices
     if not slices:
         return False, "the evaluation judged no slice"
-    worst = min(slices, key=lambda s: _nan_first(s.metrics.auc.value))
-    passed = all(config.min_slice_auc <= s.metrics.auc.value <= 1 for s in slices)
-    return passed, (
-        f"worst of {len(slices)} slices is {worst.column}={worst.value} "
-        f"({worst.metrics.num_rows:,} rows) with AUC {_shown(worst.metrics.auc)}, floor "
-        f"{config.min_slice_auc:.4f}"
+    if not all(isinstance(s.metrics, MetricSet) for s in slices):
+        return False, NOT_OF_ONE_TASK
+    figures = [(s, s.metrics.primary) for s in slices]
+    return _worst(figures, AUC_NAME, config.min_slice_auc)
+
+
+def r2_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """R2 reaches its floor."""
+    return _floor(evidence.evaluation.overall, config.min_r2)
+
+
+def r2_leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """R2 is not too good to be true."""
+    return _plausible(evidence.evaluation.overall, config.max_plausible_r2)
+
+
+def baseline(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The model knows more than the baseline, beyond doubt."""
+    overall, floor = evidence.evaluation.overall, config.min_skill
+    name = evidence.evaluation.baseline_name
+    if name is None:
+        return True, "no baseline is named"
+    if not isinstance(overall, RegressionMetrics) or overall.skill is None:
+        return False, f"the skill over the baseline {name} is not known"
+    return floor < overall.skill.low <= 1, (
+        f"skill over the baseline {name} is {_shown(overall.skill)}; its lower bound has to lie "
+        f"above {floor:.4f}"
+    )
+
+
+def bias(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """Predictions are not too high or too low on the whole."""
+    overall, limit = evidence.evaluation.overall, config.max_bias
+    if not isinstance(overall, RegressionMetrics):
+        return False, NOT_OF_ONE_TASK
+    share = abs(overall.bias.value) / max(overall.label_deviation, TINY)
+    return share <= limit, (
+        f"predictions lie {_signed(overall.bias)} {overall.unit} off on average, {share:.3f} "
+        f"standard deviations of the label; ceiling {limit:.3f}"
+    )
+
+
+def worst_number_slice(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """No judged slice of the rows is left behind."""
+    slices = evidence.evaluation.slices
+    if not slices:
+        return False, "the evaluation judged no slice"
+    ratios = [(s, s.error_ratio) for s in slices]
+    known = [(s, ratio) for s, ratio in ratios if ratio is not None]
+    if len(known) < len(slices):
+        return False, NOT_OF_ONE_TASK
+    part, ratio = max(known, key=lambda pair: -_nan_first(-pair[1].value))
+    ceiling = config.max_slice_error_ratio
+    return all(0 <= r.value <= ceiling for _, r in known), (
+        f"worst of {len(known)} slices is {part.column}={part.value} "
+        f"({part.metrics.num_rows:,} rows): its RMSE is {_shown(ratio)} times that of the better "
+        f"plain prediction there, yardstick or baseline; ceiling {ceiling:.4f}"
     )
 
 
@@ -230,7 +298,54 @@ GATES: dict[str, Gate] = {
 }
 
 
-def _only(comparisons: tuple[PairedComparison, ...], against: str) -> PairedComparison | None:
+REGRESSION_GATES: dict[str, Gate] = {
+    "same-digests": same_digests,
+    "whole-artifacts": whole_artifacts,
+    "later-test-window": later_test_window,
+    "r2-floor": r2_floor,
+    "leak-suspicion": r2_leak_suspicion,
+    "baseline": baseline,
+    "yardstick": yardstick,
+    "champion": champion,
+    "bias": bias,
+    "worst-slice": worst_number_slice,
+    "hardware": hardware,
+    "freshness": freshness,
+}
+
+
+def _floor(overall: Quality, floor: float) -> tuple[bool, str]:
+    quality = overall.primary
+    return quality.value >= floor, (f"{overall.primary_name} {_shown(quality)}, floor {floor:.4f}")
+
+
+def _plausible(overall: Quality, limit: float) -> tuple[bool, str]:
+    quality = overall.primary
+    passed = quality.value <= limit
+    verdict = "plausible" if passed else "a leak of the label into the features is suspected"
+    return passed, (
+        f"{overall.primary_name} {_shown(quality)}, plausible up to {limit:.4f}: {verdict}"
+    )
+
+
+def _within(difference: float, floor: float, overall: Quality) -> bool:
+    """Whether a difference reaches its floor and is one that the metric can have."""
+    most = math.inf if isinstance(overall, RegressionMetrics) else 1
+    return floor <= difference <= most and not math.isinf(difference)
+
+
+def _worst(
+    figures: Sequence[tuple[SliceMetrics, Metric]], name: str, floor: float
+) -> tuple[bool, str]:
+    part, figure = min(figures, key=lambda pair: _nan_first(pair[1].value))
+    passed = all(floor <= metric.value <= 1 for _, metric in figures)
+    return passed, (
+        f"worst of {len(figures)} slices is {part.column}={part.value} "
+        f"({part.metrics.num_rows:,} rows) with {name} {_shown(figure)}, floor {floor:.4f}"
+    )
+
+
+def _only(comparisons: tuple[Comparison, ...], against: str) -> Comparison | None:
     found = [c for c in comparisons if c.against == against]
     return found[0] if len(found) == 1 else None
 

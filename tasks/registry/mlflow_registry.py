@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from tasks.contracts import ModelVersionRef
+from tasks.contracts.base import ModelVersionRef
 from tasks.errors import RegistryError
 from tasks.registry.connection import RegistryLocation, explained, load_mlflow, prepare_database
 
@@ -28,6 +28,7 @@ SNAPSHOT_TAG = "snapshot_sha256"
 MANIFEST_TAG = "manifest_sha256"  # of `model.json`
 VARIANTS_TAG = "variants_sha256"  # of `variants.json`
 KEPT_TAG = "kept_variants"
+RECALIBRATED_TAG = "recalibrated_from"  # number of the version whose network it has
 RIVAL_TAG = "rival"  # number of the version that the evaluation compared with
 DECISION_TAG = "promotion"
 DECISION_SHA_TAG = "promotion_sha256"

@@ -16,13 +16,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tasks.contracts import (
-    Contract,
-    EvaluationReport,
-    FeatureSnapshot,
-    ModelVariant,
-    TrainedModel,
-)
+from tasks.contracts.base import Contract
+from tasks.contracts.data import FeatureSnapshot
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import ModelVariant
+from tasks.contracts.training import CandidateModel
 from tasks.errors import RegistryError, refused_writes_explained
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
@@ -52,7 +50,7 @@ CHECKPOINT_STEM = "checkpoint"
 
 def write_model(
     folder: Path,
-    trained: TrainedModel,
+    trained: CandidateModel,
     evaluation: EvaluationReport,
     snapshot: FeatureSnapshot,
     model_name: str,

@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from tasks.contracts import (
-    DataSplits,
-    ModelVersionRef,
-    RegisteredProgram,
-    StartingPoint,
-    TrainedModel,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef, TimeWindow
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.release import CalibrationSource, RegisteredProgram
+from tasks.contracts.training import CandidateModel, StartingPoint
 from tasks.errors import RegistryError, refused_writes_explained
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
@@ -32,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 def find_rival(
-    trained: TrainedModel, config: RegistryConfig, location: RegistryLocation, store: ArtifactStore
+    trained: CandidateModel,
+    config: RegistryConfig,
+    location: RegistryLocation,
+    store: ArtifactStore,
 ) -> RegisteredProgram | None:
     """The champion that a candidate is compared with; None where there is none.
 
@@ -154,6 +153,63 @@ def find_start(
 
     key = content_key("start", champion.ref)
     return store.build_once("programs", key, StartingPoint, build)
+
+
+def find_calibration_source(
+    fit: TimeWindow,
+    holdout: TimeWindow,
+    name: str,
+    location: RegistryLocation,
+    store: ArtifactStore,
+) -> CalibrationSource:
+    """The champion, with all that another map of its scores needs.
+
+    Where this very recalibration has already made the champion, the version that it was made from:
+    a repeated run finds its model instead of mapping on and on.
+
+    Args:
+        fit: rows that the new map is to be fitted to.
+        holdout: rows that are to judge it.
+        name: registered model.
+        location: the registry.
+        store: takes the program and the checkpoint.
+
+    Raises:
+        RegistryError: there is no champion, or its files are missing or damaged.
+        TransientError: the registry was busy.
+    """
+    registry = Registry(location)
+    champion = registry.by_alias(name, CHAMPION)
+    if champion is None:
+        raise RegistryError(
+            f"{name} has no champion whose scores could be mapped anew; expected one. Train and "
+            "promote a first version"
+        )
+    _, manifest = verified_start(champion)
+    made = manifest.calibration
+    if made is not None and (made.fit.window, manifest.splits.test) == (fit, holdout):
+        champion = registry.confirmed(made.source)
+    return _fetch_source(champion, store)
+
+
+def _fetch_source(version: RegisteredVersion, store: ArtifactStore) -> CalibrationSource:
+    checkpoint, manifest = verified_start(version)
+    program = _fetch(version, store)
+
+    def build(folder: StagedFolder) -> CalibrationSource:
+        with refused_writes_explained(folder.path):
+            copy_flushed(checkpoint, folder.path / checkpoint.name)
+        return CalibrationSource(
+            program=program,
+            checkpoint=folder.artifact(checkpoint.name),
+            splits=manifest.splits,
+            training_config=manifest.training_config,
+            best_epoch=manifest.best_epoch,
+            calibration=manifest.calibration,
+        )
+
+    key = content_key("calibration source", version.ref)
+    return store.build_once("programs", key, CalibrationSource, build)
 
 
 def _recorded_rival(registry: Registry, version: RegisteredVersion) -> RegisteredVersion | None:

@@ -6,15 +6,12 @@ import hashlib
 import logging
 from datetime import datetime
 
-from tasks.contracts import (
-    EvaluationReport,
-    GateResult,
-    ModelVariant,
-    ModelVersionRef,
-    PromotionDecision,
-    ValidatedDataset,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import Approval, GateResult, ModelVariant, PromotionDecision
 from tasks.errors import ArtifactError
+from tasks.registry.approval import APPROVED, Answer, Question, consent, record_answer
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.gates import Evidence, judge
@@ -28,6 +25,7 @@ from tasks.registry.mlflow_registry import (
     Registry,
 )
 from tasks.registry.model_folder import read_version
+from tasks.registry.standing import note_promotion
 from tasks.settings import ArtifactStore, named_artifacts, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -52,6 +50,10 @@ def promote(
     A version that is the champion already is judged again but neither moved nor recorded again; if
     a gate is closed by now, `promoted` is False and the alias stays where it is.
 
+    Where `config.approval` requires it, open gates are not enough: the first call writes the
+    question down and the candidate waits, and only a recorded approval of that question lets the
+    alias move (see `approval`).
+
     Raises:
         RegistryError: the version is gone or its tags were changed, or MLflow refused.
         TransientError: the registry was busy.
@@ -71,27 +73,97 @@ def promote(
             champion=None if reigning is None else reigning.ref,
             now=now,
         )
-        decision = _decide(version, reigning, judge(evidence, config))
-        if reigning is None or reigning.number != version.number:
+        gates = judge(evidence, config)
+        approval = None
+        if config.approval.enabled and not _reigns(version, reigning):
+            question = Question(
+                candidate=candidate,
+                evaluation=evaluation,
+                dataset=dataset,
+                variants=variants,
+                config=config,
+            )
+            is_open = all(gate.passed for gate in gates)
+            approval = consent(registry, version, question, now, ask=is_open)
+        decision = _decide(version, reigning, gates, approval, config)
+        if not _reigns(version, reigning):
             _record(registry, version, decision)
             if decision.promoted:
+                note_promotion(registry, version, now)
                 registry.set_alias(version, CHAMPION)
     _log(decision)
     return decision
 
 
+def answer_and_promote(
+    name: str,
+    number: int,
+    answer: Answer,
+    location: RegistryLocation,
+    store: ArtifactStore,
+    *,
+    digest: str | None = None,
+    overrule: bool = False,
+) -> PromotionDecision:
+    """Record what a person said about a candidate, and decide through the same gates.
+
+    Args:
+        name: registered model.
+        number: version that was asked about.
+        answer: what was said, by whom, when.
+        location: the registry.
+        store: where the evidence lies.
+        digest: question that the person saw; None for the one that was put last.
+        overrule: let this answer replace an earlier one, and count after the deadline too.
+
+    Raises:
+        RegistryError: nobody was asked, or by now about something else.
+        TransientError: the registry was busy.
+        StorageError: the disk refused; the alias was not moved.
+    """
+    asked = record_answer(name, number, answer, location, digest=digest, overrule=overrule)
+    return decide_question(asked, location, store, answer.given)
+
+
+def decide_question(
+    asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
+) -> PromotionDecision:
+    """Ask the gates about the evidence of a question once more, and heed what was answered."""
+    return promote(
+        asked.candidate,
+        asked.evaluation,
+        asked.dataset,
+        asked.variants,
+        asked.config,
+        location,
+        store,
+        now,
+    )
+
+
+def _reigns(version: RegisteredVersion, reigning: RegisteredVersion | None) -> bool:
+    return reigning is not None and reigning.number == version.number
+
+
 def _decide(
-    version: RegisteredVersion, reigning: RegisteredVersion | None, gates: tuple[GateResult, ...]
+    version: RegisteredVersion,
+    reigning: RegisteredVersion | None,
+    gates: tuple[GateResult, ...],
+    approval: Approval | None,
+    config: PromotionConfig,
 ) -> PromotionDecision:
     previous = None if reigning is None else reigning.number
-    if previous == version.number:
+    agreed = not config.approval.enabled or (approval is not None and approval.state == APPROVED)
+    if _reigns(version, reigning):
+        agreed = True  # it is the champion: there is nothing left to agree to
         before = version.tags.get(PREVIOUS_TAG, NOBODY)
         previous = int(before) if before.isdigit() else None
     return PromotionDecision(
         candidate=version.ref,
         previous_champion=previous,
         gates=gates,
-        promoted=all(gate.passed for gate in gates),
+        promoted=agreed and all(gate.passed for gate in gates),
+        approval=approval,
     )
 
 
@@ -122,7 +194,15 @@ def _record(registry: Registry, version: RegisteredVersion, decision: PromotionD
 
 def _summary(decision: PromotionDecision) -> str:
     closed = [gate.name for gate in decision.gates if not gate.passed]
-    return f"refused: {', '.join(closed)}" if closed else "all gates open"
+    if closed:
+        return f"refused: {', '.join(closed)}"
+    approval = decision.approval
+    return "all gates open" if approval is None else f"all gates open, {_told(approval)}"
+
+
+def _told(approval: Approval) -> str:
+    by = f" by {approval.approver}" if approval.approver else ""
+    return approval.state.replace("_", " ") + by
 
 
 def _log(decision: PromotionDecision) -> None:
@@ -130,6 +210,8 @@ def _log(decision: PromotionDecision) -> None:
     if decision.promoted:
         logger.info("%s version %d is the champion", ref.name, ref.version)
         return
+    if decision.approval is not None:
+        logger.info("%s version %d: %s", ref.name, ref.version, _told(decision.approval))
     for gate in decision.gates:
         if not gate.passed:
             logger.warning(

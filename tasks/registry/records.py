@@ -7,21 +7,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from tasks.contracts import (
-    Contract,
-    DatasetSchema,
-    DataSplits,
-    EvaluationReport,
-    FeatureSnapshot,
-    MetricSet,
-    ModelVariant,
-    ModelVersionRef,
-    PairedComparison,
-    SnapshotPins,
-    StartingPoint,
-    TimeWindow,
-    TrainedModel,
-)
+from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.calibration import Calibration
+from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
+from tasks.contracts.evaluation import Comparison, EvaluationReport, Quality
+from tasks.contracts.release import ModelVariant
+from tasks.contracts.training import CandidateModel, RecalibratedModel, StartingPoint
 
 MANIFEST_FILE = "model.json"
 VARIANTS_FILE = "variants.json"
@@ -65,10 +56,10 @@ class EvaluationSummary(Contract):
     """The judgement in short; `evaluation.json` holds the whole."""
 
     window: TimeWindow
-    overall: MetricSet
+    overall: Quality
     yardstick_name: str
-    yardstick: MetricSet
-    comparisons: tuple[PairedComparison, ...]
+    yardstick: Quality
+    comparisons: tuple[Comparison, ...]
 
 
 class ModelManifest(Contract):
@@ -95,6 +86,10 @@ class ModelManifest(Contract):
     started_from: StartingPoint | None = Field(
         default=None, description="Whose weights it began with; None for none."
     )
+    calibration: Calibration | None = Field(
+        default=None,
+        description="The map of another version's scores; None where the network was trained.",
+    )
     evaluation: EvaluationSummary
     files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
 
@@ -119,6 +114,8 @@ class ModelStart(ModelInterface):
     training_config: dict[str, object]
     files: dict[str, FileRecord]
     started_from: StartingPoint | None = None
+    best_epoch: NonNegativeInt
+    calibration: Calibration | None = None
 
 
 class RegisteredVariant(Contract):
@@ -147,7 +144,7 @@ class VersionRecord:
 
 
 def describe_model(
-    trained: TrainedModel,
+    trained: CandidateModel,
     evaluation: EvaluationReport,
     snapshot: FeatureSnapshot,
     model_name: str,
@@ -172,6 +169,7 @@ def describe_model(
         training_config=trained.config,
         best_epoch=trained.best_epoch,
         started_from=trained.started_from,
+        calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
         evaluation=EvaluationSummary(
             window=evaluation.window,
             overall=evaluation.overall,

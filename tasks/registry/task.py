@@ -9,29 +9,32 @@ milliseconds once MLflow is imported, and does only what is lacking.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
 from prefect.logging import get_run_logger
 
-from tasks.contracts import (
-    DataSplits,
-    EvaluationReport,
+from tasks.contracts.base import ModelVersionRef, TimeWindow
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import (
+    CalibrationSource,
+    ChampionStanding,
     ModelVariant,
-    ModelVersionRef,
     PromotionDecision,
     RegisteredProgram,
-    StartingPoint,
-    StudyRecord,
-    TrainedModel,
-    TrialRecord,
-    ValidatedDataset,
+    Rollback,
 )
+from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from tasks.registry.approval import Answer
+    from tasks.registry.question import OpenQuestion
 
 _POLICY: dict[str, Any] = {
     "retries": NUM_RETRIES,
@@ -46,7 +49,7 @@ _POLICY: dict[str, Any] = {
 
 
 @task(name="find-rival", task_run_name="find-rival-{config.model_name}", **_POLICY)
-def find_rival(trained: TrainedModel, config: RegistryConfig) -> RegisteredProgram | None:
+def find_rival(trained: CandidateModel, config: RegistryConfig) -> RegisteredProgram | None:
     """The champion that the trained model is to be compared with; None where there is none.
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
@@ -82,6 +85,27 @@ def find_start(
     if start is None:
         get_run_logger().info("%s has no earlier champion to begin with", config.model_name)
     return start
+
+
+@task(name="find-calibration-source", task_run_name="find-source-{config.model_name}", **_POLICY)
+def find_calibration_source(
+    fit: TimeWindow, holdout: TimeWindow, config: RegistryConfig
+) -> CalibrationSource:
+    """The champion, with all that another map of its scores needs.
+
+    Safe to retry: it only reads, and copies files into the store under their digest.
+
+    Raises:
+        RegistryError: there is no champion, or its files are missing or damaged. Not retried.
+    """
+    from tasks.registry import programs
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    location = RegistryLocation.of(settings)
+    return programs.find_calibration_source(
+        fit, holdout, config.model_name, location, settings.store
+    )
 
 
 @task(name="fetch-champion", task_run_name="fetch-champion-{config.model_name}", **_POLICY)
@@ -120,7 +144,7 @@ def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
 
 @task(name="register-candidate", task_run_name="register-{config.model_name}", **_POLICY)
 def register_candidate(
-    trained: TrainedModel,
+    trained: CandidateModel,
     evaluation: EvaluationReport,
     dataset: ValidatedDataset,
     config: RegistryConfig,
@@ -132,18 +156,22 @@ def register_candidate(
     after its files; a run that was cut off is discarded by the next call.
     """
     from tasks.registry import candidate
+    from tasks.registry.announcement import announcement
     from tasks.registry.connection import RegistryLocation
+    from tasks.registry.mlflow_registry import Registry
 
     settings = Settings.from_environment()
-    return candidate.register_candidate(
-        trained,
-        evaluation,
-        dataset,
-        config,
-        RegistryLocation.of(settings),
-        settings.store,
-        code_commit,
+    location = RegistryLocation.of(settings)
+    ref = candidate.register_candidate(
+        trained, evaluation, dataset, config, location, settings.store, code_commit
     )
+    folder = Registry(location).run_folder(ref.run_id)
+    create_markdown_artifact(
+        announcement(ref, evaluation, code_commit, folder, settings.home),
+        key="registered-model",
+        description=f"{ref.name} version {ref.version} is the candidate",
+    )
+    return ref
 
 
 # No timeout: trials may run in threads, where Prefect cannot keep one.
@@ -224,7 +252,86 @@ def promote_candidate(
         settings.store,
         now=datetime.now(UTC),
     )
-    outcome = "is the champion" if decision.promoted else "was not promoted"
+    show_gates(decision)
+    return decision
+
+
+# A run that waited for a person starts from the top: what it did before is not done again.
+_ONCE_A_RUN = {**_POLICY, "cache_policy": RUN_ID + INPUTS}
+
+
+@task(name="open-question", task_run_name="ask-about-{model}-{version}", **_ONCE_A_RUN)
+def open_promotion_question(model: str, version: int, again: bool) -> OpenQuestion:
+    """The question about a candidate, with the gates as they are at this moment.
+
+    Safe to retry: a question is put once, and looking at it changes nothing.
+
+    Args:
+        model: registered model.
+        version: its version.
+        again: ask again about a version that was rejected, or whose time was over.
+
+    Raises:
+        RegistryError: nobody was asked, or the question cannot be read. Not retried.
+    """
+    from tasks.registry.connection import RegistryLocation
+    from tasks.registry.question import open_question
+
+    settings = Settings.from_environment()
+    location = RegistryLocation.of(settings)
+    opened = open_question(model, version, location, settings.store, datetime.now(UTC), again=again)
+    create_markdown_artifact(
+        opened.markdown,
+        key="approval-question",
+        description=f"What is asked about {model} version {version}",
+    )
+    return opened
+
+
+@task(name="answer-question", task_run_name="answer-{model}-{version}", **_ONCE_A_RUN)
+def answer_promotion_question(
+    model: str, version: int, digest: str, answer: Answer | None
+) -> PromotionDecision:
+    """Record what a person said about a candidate, and decide through the same gates.
+
+    Safe to retry: the first answer stays, and the alias moves last.
+
+    Args:
+        model: registered model.
+        version: its version.
+        digest: question that the person saw.
+        answer: what was said; None where the question was settled elsewhere.
+
+    Raises:
+        RegistryError: by now another question was put, or nothing was settled. Not retried.
+    """
+    from tasks.registry import question
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    location, store = RegistryLocation.of(settings), settings.store
+    decision = question.settle(model, version, digest, answer, location, store, datetime.now(UTC))
+    show_gates(decision)
+    return decision
+
+
+@task(name="close-question", task_run_name="close-{model}-{version}", **_ONCE_A_RUN)
+def close_promotion_question(model: str, version: int, digest: str) -> bool:
+    """Reject a candidate that nobody answered for in time; True where that is so.
+
+    Safe to retry: a question is closed once.
+    """
+    from tasks.registry.approval import close_question
+    from tasks.registry.connection import RegistryLocation
+
+    location = RegistryLocation.of(Settings.from_environment())
+    return close_question(model, version, location, datetime.now(UTC), digest)
+
+
+def show_gates(decision: PromotionDecision) -> None:
+    """The gates of a decision as a table in the Prefect UI."""
+    from tasks.registry.question import outcome
+
     create_table_artifact(
         key="promotion-gates",
         table=[
@@ -235,6 +342,34 @@ def promote_candidate(
             }
             for gate in decision.gates
         ],
-        description=f"{candidate.name} version {candidate.version} {outcome}",
+        description=outcome(decision),
     )
-    return decision
+
+
+@task(name="find-standing", task_run_name="find-standing-{model_name}", **_POLICY)
+def find_standing(model_name: str) -> ChampionStanding | None:
+    """How the champion stands: since when, and which champion was before it; None without one.
+
+    Safe to retry: it only reads.
+    """
+    from tasks.registry import standing
+    from tasks.registry.connection import RegistryLocation
+
+    return standing.find_standing(model_name, RegistryLocation.of(Settings.from_environment()))
+
+
+@task(name="roll-back", task_run_name="roll-back-{model_name}-{replaced}", **_POLICY)
+def roll_back(model_name: str, replaced: int, reason: str, order_id: str) -> Rollback:
+    """Point the alias `champion` at the champion before version `replaced` again.
+
+    Safe to retry: one order is carried out once, and moving the alias is the last step.
+
+    Raises:
+        RegistryError: another version is the champion, or the one before cannot serve. Not retried.
+    """
+    from tasks.registry import standing
+    from tasks.registry.connection import RegistryLocation
+
+    location = RegistryLocation.of(Settings.from_environment())
+    now = datetime.now(UTC)
+    return standing.roll_back(model_name, replaced, reason, order_id, location, now)

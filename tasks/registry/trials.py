@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tasks.contracts import StudyRecord, TrialRecord
+from tasks.contracts.training import StudyRecord, TrialRecord
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import MetricPoint, Registry
@@ -50,7 +50,7 @@ def record_trials(
 
 
 def end_study(record: StudyRecord, config: RegistryConfig, location: RegistryLocation) -> None:
-    """Write what trials are lacking, the best trial's AUC, and end the study's own run.
+    """Write what trials are lacking, the best trial's AUC or R2, and end the study's own run.
 
     Raises:
         TransientError, RegistryError, StorageError: as `record_trials`.
@@ -65,8 +65,8 @@ def end_study(record: StudyRecord, config: RegistryConfig, location: RegistryLoc
             for state in _STATUS
         ]
         best = next((t for t in record.trials if t.number == record.best), None)
-        if best is not None and best.auc is not None:
-            points.append(MetricPoint("best_validation_auc", best.auc, step=len(states)))
+        if best is not None and best.quality is not None:
+            points.append(MetricPoint(_best_name(best), best.quality, step=len(states)))
             points.append(MetricPoint("best_trial", best.number, step=len(states)))
         run = registry.opened(known[_WHOLE].run_id)
         registry.log(run, {}, points)
@@ -95,11 +95,16 @@ def _record(
     registry.end_run(run.run_id, _STATUS[trial.state])
 
 
+def _best_name(trial: TrialRecord) -> str:
+    return "best_validation_auc" if trial.r2 is None else "best_validation_r2"
+
+
 def _points(trial: TrialRecord) -> Iterator[MetricPoint]:
     for epoch in trial.epochs:
         for name, value in epoch.model_dump(exclude={"epoch"}).items():
-            yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
-    if trial.auc is not None:
-        yield MetricPoint("best_validation_auc", trial.auc)
+            if value is not None:
+                yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
+    if trial.quality is not None:
+        yield MetricPoint(_best_name(trial), trial.quality)
     yield MetricPoint("training_s", trial.seconds)
     yield MetricPoint("attempts", trial.attempts)

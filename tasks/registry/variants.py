@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tasks.contracts import ModelVariant, ModelVersionRef
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.release import ModelVariant
 from tasks.errors import RegistryError
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tasks.contracts import CurvePoint
+from tasks.contracts.evaluation import CurvePoint
 from tasks.reporting.axes import Frame, Linear, domain, round_up
 from tasks.reporting.quantities import count, decimal, is_shown, percent, significant
 from tasks.reporting.svg import label, line, picture, tag, text_width

@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.contracts import Artifact, RunRecord
+from tasks.contracts.base import Artifact
+from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
+from tasks.contracts.run import RunRecord
 from tasks.errors import ArtifactError
 from tasks.reporting.quantities import count, decimal, percent
 from tasks.settings import URI_SCHEME, ArtifactStore, named_artifacts
@@ -63,31 +65,18 @@ def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
     def path(artifact: Artifact) -> str:
         return paths[artifact.uri, artifact.sha256]
 
-    snapshot, report = record.dataset.snapshot, record.evaluation
-    predictions = f"p = pandas.read_parquet({json.dumps(path(report.predictions))})"
+    snapshot = record.dataset.snapshot
     rows = f"d = pandas.read_parquet({json.dumps(path(snapshot.data))})"
-    metrics = f"import pandas, sklearn.metrics as m; {predictions}"
     label = json.dumps(snapshot.columns.label)
+    mean = percent(snapshot.positive_rate, 3)
+    if snapshot.label_summary is not None:
+        mean = decimal(snapshot.label_summary.mean, 3)
     return [
-        Check(
-            "AUC",
-            decimal(report.overall.auc.value, 6),
-            _python(f"{metrics}; print(m.roc_auc_score(p[{label}], p.score))"),
-        ),
-        Check(
-            "AUC of the yardstick",
-            decimal(report.yardstick.auc.value, 6),
-            _python(f"{metrics}; print(m.roc_auc_score(p[{label}], p.yardstick_score))"),
-        ),
-        Check(
-            "Brier score",
-            decimal(report.overall.brier.value, 6),
-            _python(f"{metrics}; print(((p[{label}] - p.score) ** 2).mean())"),
-        ),
+        *_of_predictions(record.evaluation, path(record.evaluation.predictions), label),
         Check("Rows", count(snapshot.num_rows), _python(f"import pandas; {rows}; print(len(d))")),
         Check(
-            "Positive rate",
-            percent(snapshot.positive_rate, 3),
+            "Positive rate" if snapshot.label_summary is None else "Mean label",
+            mean,
             _python(f"import pandas; {rows}; print(d[{label}].mean())"),
         ),
         Check(
@@ -100,6 +89,39 @@ def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
             record.model.program.sha256,
             f"sha256sum {shlex.quote(path(record.model.program))}",
         ),
+    ]
+
+
+def _of_predictions(report: EvaluationReport, path: str, label: str) -> list[Check]:
+    """Commands that recompute the metrics from the stored predictions."""
+    overall, yardstick = report.overall, report.yardstick
+    opened = f"import pandas, sklearn.metrics as m; p = pandas.read_parquet({json.dumps(path)})"
+    name, function = "AUC", "roc_auc_score"
+    if isinstance(overall, RegressionMetrics):
+        name, function = "R²", "r2_score"
+        second = Check(
+            "RMSE",
+            decimal(overall.rmse.value, 6),
+            _python(f"{opened}; print(((p[{label}] - p.score) ** 2).mean() ** 0.5)"),
+        )
+    else:
+        second = Check(
+            "Brier score",
+            decimal(overall.brier.value, 6),
+            _python(f"{opened}; print(((p[{label}] - p.score) ** 2).mean())"),
+        )
+    return [
+        Check(
+            name,
+            decimal(overall.primary.value, 6),
+            _python(f"{opened}; print(m.{function}(p[{label}], p.score))"),
+        ),
+        Check(
+            f"{name} of the yardstick",
+            decimal(yardstick.primary.value, 6),
+            _python(f"{opened}; print(m.{function}(p[{label}], p.yardstick_score))"),
+        ),
+        second,
     ]
 
 

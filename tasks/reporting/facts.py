@@ -7,16 +7,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.contracts import (
-    DriftVerdict,
-    FeatureDrift,
-    Metric,
-    ModelVariant,
-    PromotionDecision,
-    RunRecord,
-    SliceMetrics,
-    ValidationResult,
-    VariantLatency,
+from tasks.contracts.data import ValidationResult
+from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import Metric, SliceMetrics
+from tasks.contracts.release import Approval, ModelVariant, PromotionDecision, VariantLatency
+from tasks.contracts.run import RunRecord
+from tasks.reporting.judgement import (
+    labels_told,
+    labels_told_at_length,
+    outputs_told,
+    second_tile,
+    skill_told,
+    slice_rank,
 )
 from tasks.reporting.quantities import (
     count,
@@ -29,9 +31,9 @@ from tasks.reporting.quantities import (
     interval,
     is_shown,
     milliseconds,
-    percent,
     plural,
 )
+from tasks.settings import DEFAULT_FEATURE_REPO
 
 _NATURAL_ORDER = re.compile(r"\d+([-./: ]\d+)*")
 
@@ -85,7 +87,20 @@ def promotion_verdict(record: RunRecord) -> Verdict:
             f"Refused: {', '.join(closed)}",
             f"{passed}, version {version} is not promoted; {kept}.",
         )
+    if decision.approval is not None:
+        return _approval_verdict(decision.approval, version, f"{passed}; {kept}.")
     return Verdict("care", "→", f"Version {version} was not moved", f"No gate closed; {kept}.")
+
+
+def _approval_verdict(approval: Approval, version: int, detail: str) -> Verdict:
+    until = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
+    headline = {
+        "waiting": f"Version {version} waits for a person's approval until {until}",
+        "approved": f"Version {version} is approved and was not moved",
+        "rejected": f"Version {version} was rejected by {approval.approver}",
+        "timed_out": f"Version {version} was rejected: nobody answered before {until}",
+    }[approval.state]
+    return Verdict("care", "→", headline, detail)
 
 
 def drift_verdict(record: RunRecord) -> Verdict:
@@ -114,21 +129,16 @@ def key_figures(record: RunRecord) -> tuple[Tile, ...]:
             "Labelled rows",
             count(snapshot.num_rows),
             "",
-            f"{percent(snapshot.positive_rate)} positive; {count(excluded)} more without a label",
+            f"{labels_told(record)}; {count(excluded)} more without a label",
         ),
         Tile(
-            "AUC on the test window",
-            decimal(overall.auc.value),
-            interval(overall.auc),
-            f"yardstick {estimate(record.evaluation.yardstick.auc)}, "
+            f"{overall.primary_name} on the test window",
+            decimal(overall.primary.value),
+            interval(overall.primary),
+            f"yardstick {estimate(record.evaluation.yardstick.primary)}, "
             f"{record.evaluation.yardstick_name}",
         ),
-        Tile(
-            "Calibration error",
-            decimal(overall.calibration_error.value),
-            interval(overall.calibration_error),
-            "mean gap between a score and what came true",
-        ),
+        Tile(*second_tile(record)),
         _latency_tile(record.variants),
         Tile(
             "Training",
@@ -211,7 +221,7 @@ def data_told(record: RunRecord) -> str:
     checks = sum(r.num_expectations for r in passed)
     return (
         f"{count(snapshot.num_rows)} rows of {days(snapshot.window)} carry a label; "
-        f"{percent(snapshot.positive_rate)} of them are positive ({snapshot.label_definition}). "
+        f"{labels_told_at_length(record)}. "
         f"{plural(len(passed), 'validation suite')} with {plural(checks, 'expectation')} passed "
         "before anything was trained."
     )
@@ -242,20 +252,18 @@ def judging_told(record: RunRecord) -> str:
     seen = "which training never saw" if later else "not all later than what training saw"
     text = (
         f"Judged on {count(report.overall.num_rows)} rows of {days(report.window)}, "
-        f"{seen}: AUC {estimate(report.overall.auc)}. The yardstick is {report.yardstick_name}."
+        f"{seen}: {report.overall.primary_name} {estimate(report.overall.primary)}. The yardstick "
+        f"is {report.yardstick_name}."
     )
-    return " ".join(
-        [text, *[comparison_told(c.against, c.auc_difference) for c in comparisons(record)]]
-    )
+    told = [comparison_told(c.against, c.primary) for c in comparisons(record)]
+    return " ".join([text, *told, skill_told(report)]).strip()
 
 
 def comparisons(record: RunRecord) -> tuple[_Comparison, ...]:
     """The paired comparisons, with names that a reader knows."""
     return tuple(
         _Comparison(
-            c.against.replace("champion:", "champion, version "),
-            c.auc_difference,
-            c.brier_difference,
+            c.against.replace("champion:", "champion, version "), c.primary, c.error, c.error_name
         )
         for c in record.evaluation.comparisons
     )
@@ -264,12 +272,13 @@ def comparisons(record: RunRecord) -> tuple[_Comparison, ...]:
 @dataclass(frozen=True)
 class _Comparison:
     against: str
-    auc_difference: Metric
-    brier_difference: Metric
+    primary: Metric
+    error: Metric
+    error_name: str
 
 
 def comparison_told(against: str, change: Metric) -> str:
-    """One paired AUC difference as a sentence."""
+    """One paired difference of the first metric as a sentence."""
     if not (is_shown(change.low) and is_shown(change.high)):
         meaning = "its interval could not be computed"
     elif change.low > 0:
@@ -331,7 +340,7 @@ def next_step(record: RunRecord) -> str:
 
 
 def slices_by_column(record: RunRecord) -> dict[str, list[SliceMetrics]]:
-    """Slices of each column: numbers and dates in their own order, names from best to worst AUC."""
+    """Slices of each column: numbers and dates in their own order, names from best to worst."""
     groups: dict[str, list[SliceMetrics]] = {}
     for part in record.evaluation.slices:
         groups.setdefault(part.column, []).append(part)
@@ -339,7 +348,7 @@ def slices_by_column(record: RunRecord) -> dict[str, list[SliceMetrics]]:
         if all(_NATURAL_ORDER.fullmatch(p.value) for p in parts):
             parts.sort(key=lambda p: [int(n) for n in re.findall(r"\d+", p.value)])
         else:
-            parts.sort(key=lambda p: _by_size(p.metrics.auc.value))
+            parts.sort(key=lambda p: _by_size(slice_rank(p.metrics)))
     return groups
 
 
@@ -371,11 +380,23 @@ def _flat(config: Mapping[str, object], prefix: str) -> Iterator[tuple[str, obje
 def rerun_told(record: RunRecord) -> str:
     """The command that does the whole run again, as far as the code is known."""
     commit, _, modified = record.code_commit.partition("-")
-    if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
-        return "make run"
-    return f"git checkout {commit} && make run" + (
-        "   # plus changes that were not committed" if modified else ""
-    )
+    command, remarks = "make run", []
+    if repo_told(record):
+        remarks.append("FALAJ_FEATURE_REPO names the use case's feature repository")
+    if re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        command = f"git checkout {commit} && make run"
+        remarks += ["plus changes that were not committed"] * bool(modified)
+    return f"{command}   # {'; '.join(remarks)}" if remarks else command
+
+
+def repo_told(record: RunRecord) -> str:
+    """The argument by which a command finds the use case; empty for the default one."""
+    return "" if record.use_case == DEFAULT_FEATURE_REPO.name else "--repo REPOSITORY "
+
+
+def is_committed(record: RunRecord) -> bool:
+    """Whether a commit alone names the code."""
+    return re.fullmatch(r"[0-9a-f]{7,64}", record.code_commit) is not None
 
 
 def limits(record: RunRecord) -> list[str]:
@@ -387,7 +408,7 @@ def limits(record: RunRecord) -> list[str]:
         "Latencies were measured on the machine named above, beside PyTorch eager. Ratios travel "
         "to other machines better than milliseconds do.",
     ]
-    if rerun_told(record) != f"git checkout {record.code_commit} && make run":
+    if not is_committed(record):
         found.append(
             f"The code is not wholly named by a commit ({record.code_commit}): the run can be "
             "repeated only where that working tree still exists."
@@ -399,7 +420,8 @@ def limits(record: RunRecord) -> list[str]:
         )
     if drift.current_performance is None:
         found.append(
-            "The current window has no labels yet: drift was judged by features and scores alone."
+            "The current window has no labels yet: drift was judged by features and "
+            f"{outputs_told(record)} alone."
         )
     telemetry = record.model.telemetry
     if record.model.energy_j is None and (telemetry is None or telemetry.energy.joules is None):

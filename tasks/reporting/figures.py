@@ -7,9 +7,26 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tasks.contracts import CurvePoint, FeatureDrift, Metric, RunRecord, SliceMetrics
+from tasks.contracts.drift import FeatureDrift
+from tasks.contracts.evaluation import (
+    CurvePoint,
+    EvaluationReport,
+    Metric,
+    MetricSet,
+    Quality,
+    SliceMetrics,
+)
+from tasks.contracts.run import RunRecord
 from tasks.reporting.charts import Mark, Series, calibration_chart, curve_chart, line_chart
 from tasks.reporting.facts import comparisons, features_by_drift, next_step, slices_by_column
+from tasks.reporting.judgement import (
+    digits_of_errors,
+    is_regression,
+    observed_chart,
+    residual_chart,
+    sized,
+    with_unit_of_errors,
+)
 from tasks.reporting.lineage import columns, lineage_chart, lineage_chart_upright
 from tasks.reporting.loop import (
     MOST_STAGES_IN_A_ROW,
@@ -104,19 +121,22 @@ def losses(record: RunRecord) -> Markup:
             Series("training", [(e.epoch, e.train_loss) for e in epochs], 2),
         ],
         _epoch_title(record),
-        "mean cross-entropy, nats",
+        "mean Huber loss of the standardised label"
+        if is_regression(record)
+        else "mean cross-entropy, nats",
         mark=_best_epoch(record),
     )
 
 
-def validation_auc(record: RunRecord) -> Markup:
-    """Validation AUC by epoch."""
-    points = [(e.epoch, e.validation_auc) for e in record.model.epochs]
+def validation_quality(record: RunRecord) -> Markup:
+    """Validation AUC, or R2, by epoch."""
+    name = record.evaluation.overall.primary_name
+    points = [(e.epoch, e.quality) for e in record.model.epochs]
     return line_chart(
-        "Validation AUC by epoch",
+        f"Validation {name} by epoch",
         [Series("validation", points, 1)],
         _epoch_title(record),
-        "AUC",
+        name,
         mark=_best_epoch(record),
     )
 
@@ -130,11 +150,26 @@ def _best_epoch(record: RunRecord) -> Mark:
     return Mark(record.model.best_epoch, f"kept: epoch {record.model.best_epoch}")
 
 
-def roc(record: RunRecord) -> Markup:
+def curves(record: RunRecord) -> list[tuple[str, Markup]]:
+    """What each picture of the candidate's quality asks, and the picture."""
+    report = record.evaluation
+    if not isinstance(report.overall, MetricSet):
+        return [
+            ("Predicted against observed: do predictions come true?", observed_chart(report)),
+            ("Errors: how far off, and to which side?", residual_chart(report)),
+        ]
+    return [
+        ("Calibration: do scores come true?", calibration(record)),
+        ("ROC: true against false alarms", roc(report, report.overall)),
+        ("Precision and recall", precision_recall(report, report.overall)),
+    ]
+
+
+def roc(report: EvaluationReport, overall: MetricSet) -> Markup:
     """ROC curve of the candidate."""
     return curve_chart(
         "ROC curve",
-        [_candidate(record.evaluation.roc, record.evaluation.overall.auc)],
+        [_candidate(report.roc, overall.auc)],
         "false positive rate",
         "true positive rate",
         baseline=((0, 0), (1, 1)),
@@ -142,13 +177,12 @@ def roc(record: RunRecord) -> Markup:
     )
 
 
-def precision_recall(record: RunRecord) -> Markup:
+def precision_recall(report: EvaluationReport, overall: MetricSet) -> Markup:
     """Precision-recall curve of the candidate; guessing gives the base rate."""
-    overall = record.evaluation.overall
     rate = overall.base_rate if is_shown(overall.base_rate) else 0.0
     return curve_chart(
         "Precision-recall curve",
-        [_candidate(record.evaluation.precision_recall, overall.pr_auc)],
+        [_candidate(report.precision_recall, overall.pr_auc)],
         "recall",
         "precision",
         baseline=((0, rate), (1, rate)),
@@ -166,18 +200,18 @@ def calibration(record: RunRecord) -> Markup:
 
 
 def slices(record: RunRecord) -> list[SliceFigure]:
-    """AUC by slice, a chart for each column; the largest slices where there are too many."""
+    """AUC, or mean absolute error, by slice: a chart for each column, of the largest slices."""
     found = []
+    name, overall = slice_metric(record.evaluation.overall)
     for column, parts in slices_by_column(record).items():
         largest = sorted(parts, key=lambda p: -p.metrics.num_rows)[:MOST_SLICES]
         shown = [p for p in parts if p in largest]
-        overall = record.evaluation.overall.auc.value
         drawing = interval_chart(
-            f"AUC by {column}",
+            f"{name} by {column}",
             [_slice(p) for p in shown],
-            "AUC with 95 % interval",
-            reference=overall,
-            reference_text=f"all rows {decimal(overall)}",
+            f"{name} with 95 % interval",
+            reference=overall.value,
+            reference_text=f"all rows {sized(overall.value)}",
         )
         found.append(SliceFigure(column, drawing, len(shown), len(parts)))
     return found
@@ -196,36 +230,60 @@ def balanced(parts: Sequence[SliceFigure]) -> tuple[list[SliceFigure], list[Slic
 
 def _slice(part: SliceMetrics) -> Estimate:
     metrics = part.metrics
+    name, shown = slice_metric(metrics)
+    if isinstance(metrics, MetricSet):
+        more = f"base rate {percent(metrics.base_rate)}"
+    else:
+        more = f"skill {estimate(metrics.skill)}"
     return Estimate(
         name=part.value or "(empty)",
-        value=metrics.auc.value,
-        low=metrics.auc.low,
-        high=metrics.auc.high,
-        note=f"{decimal(metrics.auc.value)} · {count(metrics.num_rows)} rows",
-        tip=f"{part.value}: AUC {estimate(metrics.auc)} on {plural(metrics.num_rows, 'row')}, "
-        f"base rate {percent(metrics.base_rate)}",
+        value=shown.value,
+        low=shown.low,
+        high=shown.high,
+        note=f"{sized(shown.value)} · {count(metrics.num_rows)} rows",
+        tip=f"{part.value}: {name} {estimate(shown)} on {plural(metrics.num_rows, 'row')}, {more}",
     )
 
 
-def compared(record: RunRecord) -> tuple[Markup, ...]:
-    """Candidate minus each other model, AUC and Brier score, around zero."""
+def slice_metric(metrics: Quality) -> tuple[str, Metric]:
+    """What slices are compared by. R2 says little of a slice whose labels hardly differ."""
+    if isinstance(metrics, MetricSet):
+        return metrics.primary_name, metrics.auc
+    return "Mean absolute error", metrics.mae
+
+
+def compared(record: RunRecord) -> tuple[tuple[str, Markup], ...]:
+    """Candidate minus each other model, first metric and error, around zero; with captions."""
     found = comparisons(record)
     if not found:
         return ()
-    sides = {
-        "AUC difference (right is better)": [(c.against, c.auc_difference) for c in found],
-        "Brier difference (left is better)": [(c.against, c.brier_difference) for c in found],
-    }
+    name, error = record.evaluation.overall.primary_name, found[0].error_name
+    short = with_unit_of_errors(error.split()[0] + " difference", record)
+    sides = [
+        (f"{name}: right of zero", f"{name} difference (right", [c.primary for c in found], 4),
+        (
+            f"{error}: left of zero",
+            f"{short} (left",
+            [c.error for c in found],
+            digits_of_errors([c.error for c in found], record),
+        ),
+    ]
     return tuple(
-        interval_chart(
-            title,
-            [Estimate(n, m.value, m.low, m.high, difference(m)) for n, m in rows],
-            title,
-            reference=0.0,
-            reference_text="no difference",
-            note_below=True,
+        (
+            f"Candidate minus the other, {caption} is better",
+            interval_chart(
+                f"{title} is better)",
+                [
+                    Estimate(c.against, m.value, m.low, m.high, difference(m, digits))
+                    for c, m in zip(found, metrics, strict=True)
+                ],
+                f"{title} is better)",
+                reference=0.0,
+                reference_text="no difference",
+                note_below=True,
+            ),
         )
-        for title, rows in sides.items()
+        for caption, title, metrics, digits in sides
     )
 
 
@@ -267,9 +325,18 @@ def _effect(feature: FeatureDrift) -> Effect:
 
 def gallery(record: RunRecord) -> dict[str, Markup]:
     """The pictures worth showing beside a run, by key; what was not measured is left out."""
+    overall = record.evaluation.overall
+    quality: dict[str, Markup | None] = {
+        "observed": observed_chart(record.evaluation),
+        "residuals": residual_chart(record.evaluation),
+    }
+    if isinstance(overall, MetricSet):
+        quality = {
+            "calibration": calibration(record),
+            "roc": roc(record.evaluation, overall),
+        }
     pictures = {
-        "calibration": calibration(record),
-        "roc": roc(record),
+        **quality,
         "learning-curve": losses(record),
         "drift": drift(record),
         "latency": latencies(record),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.errors import ConfigurationError, StorageError, refused_writes_explained
 from tasks.reporting.checks import StoredArtifact, stored_artifacts
 from tasks.reporting.page import render_page
@@ -19,6 +19,8 @@ from tasks.settings import ArtifactStore, write_atomically
 
 SCHEMA_VERSION = 1
 PAGE, FACTS, LATEST = "report.html", "report.json", "latest"
+DATA_DOCS = Path("data_docs") / "current" / "index.html"
+"""Place in the state folder; one for all use cases, whose reports lie in folders of their own."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -51,7 +53,8 @@ def write_report(record: RunRecord, store: ArtifactStore, folder: Path) -> Repor
     stored = stored_artifacts(record, store)
     target = folder / record.run_id
     write_atomically(target / FACTS, facts_as_json(record, stored))
-    write_atomically(target / PAGE, render_page(record, stored))
+    docs = os.path.relpath(store.root.parent / DATA_DOCS, target)
+    write_atomically(target / PAGE, render_page(record, stored, docs))
     _lead_to(target, folder / LATEST, record.started)
     return ReportFiles(target / PAGE, target / FACTS, folder / LATEST / PAGE)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.reporting.quantities import plural, short_digest, shortened
 from tasks.reporting.svg import label, picture, tag
 

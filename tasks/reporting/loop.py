@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from tasks.contracts import StageTime, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.run import StageTime
 from tasks.reporting.quantities import days, duration, is_shown, percent, shortened
 from tasks.reporting.svg import label, line, picture, tag, text_width
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from tasks.contracts import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
+from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
 from tasks.reporting.axes import Linear, domain, round_up
 from tasks.reporting.quantities import decimal, is_shown, percent, shortened, significant
 from tasks.reporting.svg import label, line, picture, tag
@@ -59,7 +59,7 @@ def _corner(number: int) -> tuple[float, float]:
 def _feature_cell(feature: MonitoredFeature, x: float, y: float) -> Markup:
     known = [(n, p) for n, p in enumerate(feature.periods) if _has_band(p)]
     values = [v for _, p in known for v in (p.low, p.high) if v is not None]
-    low, high = domain(values)
+    low, high = domain(values, margin=0.0)  # what stands at the edges was seen: no rain below zero
     across, up = _scales(x, y, len(feature.periods), low, high)
     upper: Points = [(across(n), up(p.high or 0.0)) for n, p in known]
     lower: Points = [(across(n), up(p.low or 0.0)) for n, p in known]

@@ -10,8 +10,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from tasks.contracts import RunRecord
-from tasks.reporting import facts, figures, quantities, training_cost
+from tasks.contracts.run import RunRecord
+from tasks.reporting import facts, figures, judgement, quantities, training_cost
 from tasks.reporting.checks import Check, StoredArtifact, checks
 from tasks.reporting.svg import STYLE_SHEET
 
@@ -42,12 +42,13 @@ FILTERS = (
 )
 
 
-def render_page(record: RunRecord, stored: Sequence[StoredArtifact]) -> str:
+def render_page(record: RunRecord, stored: Sequence[StoredArtifact], docs: str) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load.
 
     Args:
         record: what the run did.
         stored: every artifact that the record names, and whether it is whole.
+        docs: where the data docs lie, from the page's folder.
     """
     found: list[Check] = checks(record, stored)
     return (
@@ -56,9 +57,11 @@ def render_page(record: RunRecord, stored: Sequence[StoredArtifact]) -> str:
         .render(
             record=record,
             facts=facts,
+            judgement=judgement,
             figures=figures,
             training_cost=training_cost,
             stored=stored,
+            docs=docs,
             checks=found,
             chart_style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
             page_style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),

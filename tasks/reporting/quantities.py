@@ -7,7 +7,8 @@ import re
 from datetime import UTC, datetime
 from typing import TypeGuard
 
-from tasks.contracts import Metric, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.evaluation import Metric
 
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tasks.contracts import SearchedField, StudyRecord, TrialRecord
+from tasks.contracts.training import SearchedField, StudyRecord, TrialRecord
 from tasks.reporting.axes import Frame, Linear, Scale, domain
 from tasks.reporting.quantities import decimal, is_shown, percent, shortened, significant
 from tasks.reporting.svg import label, line, picture, tag, text_width
@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 620.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 16.0, 66.0, 48.0
 ROW = 26.0
 LONGEST_NAME = 24
-CURVE_TOLERANCE = 0.02  # of the AUC: how far below the best the axis of the curves reaches, x 10
+CURVE_TOLERANCE = 0.02  # of AUC or R2: how far below the best the axis of the curves reaches, x 10
 MOST_LINES = 200
 
 KINDS = {"complete": "dot s1", "pruned": "dot s3", "failed": "dot s2"}
@@ -82,19 +82,20 @@ def spoken(choice: object) -> str:
 
 
 def history_chart(title: str, record: StudyRecord) -> Markup:
-    """Each trial's best AUC in the order of the trials, and the best one so far."""
-    shown = [t for t in record.trials if is_shown(t.auc)]
-    values = [t.auc for t in shown if t.auc is not None]
+    """Each trial's best AUC (or R2) in the order of the trials, and the best one so far."""
+    shown = [t for t in record.trials if is_shown(t.quality)]
+    values = [t.quality for t in shown if t.quality is not None]
     frame = _frame([t.number for t in shown] or [0], _upper_part(values))
-    dots = [_trial_dot(t, frame.x(t.number), frame.y(t.auc or 0)) for t in shown]
+    dots = [_trial_dot(t, frame.x(t.number), frame.y(t.quality or 0)) for t in shown]
     path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in _best_so_far(shown))
     best = tag("polyline", points=path, class_="line s2") if path else Markup("")
     return picture(
         title,
-        f"Best validation AUC of {len(shown)} trials in their order, and the best so far.",
+        f"Best validation {record.quality_name} of {len(shown)} trials in their order, and the "
+        "best so far.",
         WIDTH,
         HEIGHT,
-        frame.grid("trial", "validation AUC"),
+        frame.grid("trial", f"validation {record.quality_name}"),
         best,
         *dots,
         _legend(record.trials, "best so far"),
@@ -102,24 +103,24 @@ def history_chart(title: str, record: StudyRecord) -> Markup:
 
 
 def curves_chart(title: str, record: StudyRecord) -> Markup:
-    """Validation AUC by epoch of every trial; a dotted line ends where its trial was pruned."""
+    """Validation AUC or R2 by epoch of every trial; a dotted line ends where it was pruned."""
     shown = [t for t in record.trials if t.epochs][-MOST_LINES:]
-    values = [e.validation_auc for t in shown for e in t.epochs if is_shown(e.validation_auc)]
+    values = [e.quality for t in shown for e in t.epochs if is_shown(e.quality)]
     frame = _frame([1, record.max_epochs], _upper_part(values))
     order = sorted(shown, key=lambda t: t.number == record.best)  # the best one on top
     return picture(
         title,
-        f"Validation AUC by epoch of {len(shown)} trials.",
+        f"Validation {record.quality_name} by epoch of {len(shown)} trials.",
         WIDTH,
         HEIGHT,
-        frame.grid("epoch", "validation AUC"),
+        frame.grid("epoch", f"validation {record.quality_name}"),
         *[_curve(t, frame, t.number == record.best) for t in order],
         _curve_legend(),
     )
 
 
 def importance_chart(title: str, record: StudyRecord) -> Markup:
-    """How much of the AUC's variance over the space each field explains."""
+    """How much of the quality's variance over the space each field explains."""
     rows = sorted(record.importance.items(), key=lambda item: -item[1])
     names = max([text_width(shortened(name, LONGEST_NAME)) for name, _ in rows] + [60.0]) + 18
     top, right = 14.0, WIDTH - 60
@@ -151,9 +152,9 @@ def importance_chart(title: str, record: StudyRecord) -> Markup:
 
 
 def slice_charts(record: StudyRecord) -> Iterator[tuple[str, Markup]]:
-    """For each field, the AUC of every trial by the field's value."""
-    shown = [t for t in record.trials if is_shown(t.auc)]
-    low, high = _upper_part([t.auc for t in shown if t.auc is not None])
+    """For each field, the quality of every trial by the field's value."""
+    shown = [t for t in record.trials if is_shown(t.quality)]
+    low, high = _upper_part([t.quality for t in shown if t.quality is not None])
     for field in record.fields:
         width, height = 344.0, 250.0
         scale = FieldScale(field, LEFT + 6, width - RIGHT - 6)
@@ -161,22 +162,25 @@ def slice_charts(record: StudyRecord) -> Iterator[tuple[str, Markup]]:
         y = Linear(low, high, bottom, 40.0, num_ticks=4)
         frame = Frame(x=scale, y=y, left=LEFT, top=40.0, right=width - RIGHT, bottom=bottom)
         drawing = picture(
-            f"AUC by {field.name}",
-            f"Best validation AUC of {len(shown)} trials by {field.name}.",
+            f"{record.quality_name} by {field.name}",
+            f"Best validation {record.quality_name} of {len(shown)} trials by {field.name}.",
             width,
             height,
-            frame.grid(field.name + (" (logarithmic)" if field.log else ""), "validation AUC"),
+            frame.grid(
+                field.name + (" (logarithmic)" if field.log else ""),
+                f"validation {record.quality_name}",
+            ),
             *_choice_marks(scale, bottom),
-            *[_trial_dot(t, scale(t.point[field.name]), y(t.auc or 0)) for t in shown],
+            *[_trial_dot(t, scale(t.point[field.name]), y(t.quality or 0)) for t in shown],
             kind="square",
         )
         yield field.name, drawing
 
 
 def parallel_chart(title: str, record: StudyRecord) -> Markup:
-    """One upright axis a field and one for the AUC; each complete or pruned trial is a line."""
-    shown = [t for t in record.trials if is_shown(t.auc)][-MOST_LINES:]
-    low, high = _upper_part([t.auc for t in shown if t.auc is not None])
+    """One upright axis a field and one for the quality; each complete or pruned trial is a line."""
+    shown = [t for t in record.trials if is_shown(t.quality)][-MOST_LINES:]
+    low, high = _upper_part([t.quality for t in shown if t.quality is not None])
     top, bottom, width = 46.0, 290.0, max(620.0, 150.0 * (len(record.fields) + 1))
     step = (width - 150) / max(len(record.fields), 1)
     places = [70 + step * k for k in range(len(record.fields) + 1)]
@@ -185,17 +189,20 @@ def parallel_chart(title: str, record: StudyRecord) -> Markup:
     order = sorted(shown, key=lambda t: (t.number == record.best, t.state == "complete"))
     lines = []
     for trial in order:
-        ys = [scale(trial.point[scale.field.name]) for scale in scales] + [auc(trial.auc or 0)]
+        ys = [scale(trial.point[scale.field.name]) for scale in scales] + [auc(trial.quality or 0)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(places, ys, strict=True))
         lines.append(_trial_line(trial, path, trial.number == record.best))
     axes = [
         _upright(scale.field.name, place, [(scale(v), text) for v, text in scale.marks()])
         for scale, place in zip(scales, places, strict=False)
     ]
-    axes.append(_upright("AUC", places[-1], [(auc(v), text) for v, text in auc.ticks()]))
+    axes.append(
+        _upright(record.quality_name, places[-1], [(auc(v), text) for v, text in auc.ticks()])
+    )
     return picture(
         title,
-        f"{len(shown)} trials over {len(record.fields)} fields and the validation AUC.",
+        f"{len(shown)} trials over {len(record.fields)} fields and the validation "
+        f"{record.quality_name}.",
         width,
         310.0,
         *lines,
@@ -248,10 +255,10 @@ def _upper_part(values: Sequence[float]) -> tuple[float, float]:
 def _best_so_far(trials: Sequence[TrialRecord]) -> Iterator[tuple[float, float]]:
     best = -math.inf
     for trial in trials:
-        if trial.state == "complete" and trial.auc is not None:
-            if trial.auc > best > -math.inf:
+        if trial.state == "complete" and trial.quality is not None:
+            if trial.quality > best > -math.inf:
                 yield trial.number, best
-            best = max(best, trial.auc)
+            best = max(best, trial.quality)
             yield trial.number, best
     if trials and best > -math.inf:
         yield trials[-1].number, best
@@ -260,7 +267,9 @@ def _best_so_far(trials: Sequence[TrialRecord]) -> Iterator[tuple[float, float]]
 def _tip(trial: TrialRecord) -> Markup:
     point = ", ".join(f"{name} {spoken(value)}" for name, value in trial.point.items())
     return tag(
-        "title", f"trial {trial.number}, {trial.state}, AUC {decimal(trial.auc, 4)}: {point}"
+        "title",
+        f"trial {trial.number}, {trial.state}, {trial.quality_name} {decimal(trial.quality, 4)}: "
+        f"{point}",
     )
 
 
@@ -278,9 +287,7 @@ def _trial_dot(trial: TrialRecord, x: float, y: float) -> Markup:
 
 def _curve(trial: TrialRecord, frame: Frame, is_best: bool) -> Markup:
     points = [
-        (frame.x(e.epoch + 1), frame.y(e.validation_auc))
-        for e in trial.epochs
-        if is_shown(e.validation_auc)
+        (frame.x(e.epoch + 1), frame.y(e.quality)) for e in trial.epochs if is_shown(e.quality)
     ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     drawn = _trial_line(trial, path, is_best)

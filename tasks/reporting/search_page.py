@@ -6,7 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from tasks.contracts import StudyRecord
+from tasks.contracts.training import StudyRecord
 from tasks.reporting import search_charts
 from tasks.reporting.page import FOLDER, _environment
 from tasks.reporting.svg import STYLE_SHEET
@@ -39,7 +39,7 @@ def render_search_page(record: StudyRecord) -> str:
         num_repeats=sum(trial.repeats is not None for trial in record.trials),
         seconds=sum(trial.seconds for trial in record.trials),
         ranked=sorted(
-            record.trials, key=lambda t: (t.state != "complete", -(t.auc or 0), t.number)
+            record.trials, key=lambda t: (t.state != "complete", -(t.quality or 0), t.number)
         )[:MOST_ROWS],
         pictures=gallery(record),
         slices=list(search_charts.slice_charts(record)),

@@ -8,9 +8,10 @@ from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts import RunRecord, StudyRecord
+from tasks.contracts.run import RunRecord
+from tasks.contracts.training import StudyRecord
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
+from tasks.settings import Settings, platform_address
 
 if TYPE_CHECKING:
     from tasks.reporting.files import ReportFiles
@@ -42,8 +43,12 @@ def publish_report(record: RunRecord) -> ReportFiles:
 
     settings = Settings.from_environment()
     files = write_report(record, settings.store, settings.reports)
+    mlflow = platform_address(settings.home, "mlflow_url")  # reports are beside it
+    folder = settings.reports.relative_to(settings.home).as_posix()
     create_markdown_artifact(
-        announcement(record, files), key="run-report", description=f"Report of {record.run_id}"
+        announcement(record, files, f"{mlflow}/{folder}" if mlflow else None),
+        key="run-report",
+        description=f"Report of {record.run_id}",
     )
     return files
 

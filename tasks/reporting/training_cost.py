@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from tasks.contracts import RankTelemetry, TrainingTelemetry
+from tasks.contracts.telemetry import RankTelemetry, TrainingTelemetry
 from tasks.reporting.quantities import (
     count,
     decimal,

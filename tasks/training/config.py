@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from tasks.contracts.base import field_title
 from tasks.errors import ConfigurationError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.data.config import ReadingConfig
@@ -40,7 +41,7 @@ EXECUTION_FIELDS = frozenset(
 class TrainingConfig(BaseModel):
     """Model, optimisation and ranks of one training run; logged whole with the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     # Ranks and data
     launch: LaunchConfig = Field(
@@ -96,7 +97,7 @@ class TrainingConfig(BaseModel):
     # Optimisation
     max_epochs: int = Field(default=8, ge=1, le=1000, description="Passes over the training rows.")
     patience: PositiveInt = Field(
-        default=3, le=1000, description="Epochs without a better validation AUC before stopping."
+        default=3, le=1000, description="Epochs without a better validation AUC (or R2) to the end."
     )
     learning_rate: float = Field(
         default=4e-3, gt=0, le=1, description="Peak of the one-cycle schedule."

@@ -10,12 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks.contracts import (
-    DataSplits,
-    StartingPoint,
-    TrainedModel,
-    ValidatedDataset,
-)
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.training import StartingPoint, TrainedModel
 from tasks.errors import TransientError, refused_writes_explained
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.access import access_handed_over

@@ -18,9 +18,8 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
-from tasks.contracts import EpochMetrics
+from tasks.contracts.training import EpochMetrics
 from tasks.errors import TrainingError
 from tasks.training.checkpoints.files import serialized, write_file
 from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
@@ -29,9 +28,9 @@ from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import BLOCK_ROWS, Sources
 from tasks.training.elastic.session import CommitPoint
-from tasks.training.metrics import NUM_SCORE_BINS, histogram_auc, score_histograms
 from tasks.training.model import export_program
 from tasks.training.networks import build_network
+from tasks.training.objective import Objective, objective_of
 from tasks.training.run_directory import (
     ProgressReporter,
     RunDirectory,
@@ -80,6 +79,7 @@ class TrainingSession:
         self._progress: ProgressReporter
         self._clock: StepClock
         self._sources: Sources
+        self._objective: Objective
         self._strategy: Strategy
         self._is_new = True
         self._history: list[EpochMetrics] = []
@@ -119,11 +119,12 @@ class TrainingSession:
         self._open.callback(self._sources.close)
         self._progress.enter("building the network")
         torch.manual_seed(self._config.seed)
+        self._objective = objective_of(self._sources.preprocessing)
         self._strategy = build_strategy(
             self._config.strategy,
             exchange,
             build_network(self._sources.preprocessing, self._config),
-            partial(functional.binary_cross_entropy_with_logits, reduction="none"),
+            self._objective.row_losses,
             partial(adamw, config=self._config),
             torch.device(self._config.device),
         )
@@ -245,13 +246,13 @@ class TrainingSession:
         self._add_own_loss()
         self._progress.enter("validating")
         with self._clock.phase("validate"):
-            validation_loss, auc = self._validate()
+            validation_loss, quality = self._validate()
         plan = self._sources.plan
         metrics = EpochMetrics(
             epoch=epoch,
             train_loss=self._loss_sum / (plan.num_steps * self._rows_per_step),
             validation_loss=validation_loss,
-            validation_auc=auc,
+            **quality,
             learning_rate=self._rate((epoch + 1) * plan.num_steps - 1),
             seconds=time.monotonic() - started,
             rows_per_s=(plan.num_steps - first_step) * self._rows_per_step / train_s,
@@ -313,22 +314,18 @@ class TrainingSession:
 
     # The end of an epoch
 
-    def _validate(self) -> tuple[float, float]:
-        """Mean loss and AUC over all ranks' validation rows."""
-        # Two score histograms, then the sum of losses and the number of rows.
-        totals = np.zeros(2 * NUM_SCORE_BINS + 2)
+    def _validate(self) -> tuple[float, dict[str, float]]:
+        """Mean loss and quality over all ranks' validation rows."""
+        # What the quality is made of, then the sum of losses and the number of rows.
+        totals = np.zeros(self._objective.num_totals + 2)
         for block in self._blocks_in_step():
-            logits = self._strategy.evaluate(block.inputs)
-            losses = functional.binary_cross_entropy_with_logits(
-                logits, block.labels, reduction="none"
-            )
-            scores = torch.sigmoid(logits).nan_to_num()  # what is no number shows in the loss
-            histograms = score_histograms(scores.numpy(), block.labels.numpy())
-            totals[:-2] += histograms.ravel()
+            outputs = self._strategy.evaluate(block.inputs)
+            losses = self._objective.row_losses(outputs, block.labels)
+            totals[:-2] += self._objective.totals(outputs, block.labels)
             totals[-2:] += (losses.double().sum().item(), block.num_rows)
             self._progress.step()
         totals = self._summed(totals)
-        return float(totals[-2] / totals[-1]), histogram_auc(totals[:-2].reshape(2, -1))
+        return float(totals[-2] / totals[-1]), self._objective.quality(totals[:-2])
 
     def _blocks_in_step(self) -> Iterator[Batch]:
         """This rank's validation rows in as many blocks as the rank with most of them has.
@@ -366,11 +363,11 @@ class TrainingSession:
         self._history.append(metrics)
         self._step, self._loss_sum = 0, 0.0
         LOGGER.debug(
-            "epoch %d: train loss %.4f, validation loss %.4f, validation AUC %.4f",
+            "epoch %d: train loss %.4f, validation loss %.4f, quality %.4f",
             metrics.epoch,
             metrics.train_loss,
             metrics.validation_loss,
-            metrics.validation_auc,
+            metrics.quality,
         )
         if self._improved():
             self._best_epoch = metrics.epoch
@@ -378,11 +375,9 @@ class TrainingSession:
         self._save()
 
     def _improved(self) -> bool:
-        """Judged by AUC: a base rate that moves between the windows shifts the loss at random."""
+        """Judged by the objective's quality, not by the loss."""
         latest = self._history[-1]
-        return self._best_epoch < 0 or (
-            latest.validation_auc > self._history[self._best_epoch].validation_auc
-        )
+        return self._best_epoch < 0 or (latest.quality > self._history[self._best_epoch].quality)
 
     # What is written
 

@@ -1,4 +1,4 @@
-"""Area under the ROC curve from histograms: bounded memory, and ranks can simply add theirs up."""
+"""Quality from totals of bounded size, which ranks can simply add up: AUC from histograms, R2."""
 
 from __future__ import annotations
 
@@ -37,3 +37,26 @@ def histogram_auc(histograms: NDArray[np.float64]) -> float:
     below = np.cumsum(negatives) - negatives
     pairs = negatives.sum() * positives.sum()
     return float((positives * (below + negatives / 2)).sum() / pairs)
+
+
+def squared_sums(
+    predictions: NDArray[np.float64], labels: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Totals of `explained_share`: squared errors, labels, squared labels, rows; shape (4,).
+
+    Args:
+        predictions: shape (rows,).
+        labels: shape (rows,); about standardised, or the squares lose precision.
+    """
+    errors = predictions - labels
+    return np.array([errors @ errors, labels.sum(), labels @ labels, len(labels)], dtype=float)
+
+
+def explained_share(totals: NDArray[np.float64]) -> float:
+    """R2: 1 minus the squared errors over those of the labels' mean; the labels must differ.
+
+    Args:
+        totals: from `squared_sums`, summed over ranks.
+    """
+    errors, labels, squares, num_rows = totals
+    return float(1 - errors / (squares - labels**2 / num_rows))

@@ -83,7 +83,9 @@ def _bounds(edges: tuple[Float32Array, ...], end: int) -> Float32Array:
 
 
 class TabularNetwork(nn.Module):
-    """Embeddings and encoded numbers into a multilayer perceptron with one logit.
+    """Embeddings and encoded numbers into a multilayer perceptron with one output.
+
+    The output is a logit, or the standardised label of a regression.
 
     Each category column has a table with one row for every known category and a last row for
     everything else: unseen, rare or missing.
@@ -105,7 +107,7 @@ class TabularNetwork(nn.Module):
         self.perceptron = _perceptron(inputs, config)
 
     def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
-        """Logits, shape (rows,).
+        """Outputs, shape (rows,).
 
         Args:
             positions: int64 (rows, categories), from `Preprocessing.category_positions`.
@@ -197,7 +199,7 @@ def _perceptron(inputs: int, config: TrainingConfig) -> nn.Sequential:
 
 
 class ScoringProgram(nn.Module):
-    """The network as it is exported: raw category codes and numbers in, probability out.
+    """The network as it is exported: raw category codes and numbers in, probability or label out.
 
     All vocabularies form one vector, all tables one block-diagonal matrix W. With s the "unknown"
     vector that belongs to each entry, a row's embeddings are multi_hot @ (W - s) + all unknown
@@ -214,6 +216,7 @@ class ScoringProgram(nn.Module):
         super().__init__()
         self.numbers = network.numbers
         self.perceptron = network.perceptron
+        self.labels = preprocessing.labels
         tables = [table.detach().cpu() for table in network.tables]
         self.has_categories = bool(tables)
         if tables:
@@ -230,10 +233,11 @@ class ScoringProgram(nn.Module):
         self.register_buffer("unknown", torch.cat([t[-1] for t in tables]))
 
     def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        """Probability of label 1, float32 (rows,).
+        """Probability of label 1, or the label itself where it is a number, float32 (rows,).
 
         Args:
-            categorical: int32 (rows, categories), `tasks.contracts.category_code` of each string.
+            categorical: int32 (rows, categories), `category_code` of each string
+                (`tasks.contracts.data`).
             numeric: float32 (rows, numbers); NaN is missing.
         """
         inputs: list[Tensor] = self.numbers(numeric)
@@ -241,6 +245,9 @@ class ScoringProgram(nn.Module):
             multi_hot = categorical.index_select(1, self.column) == self.vocabulary
             inputs.insert(0, multi_hot.to(numeric.dtype) @ self.blocks + self.unknown)
         logits = self.perceptron(torch.cat(inputs, dim=1)).squeeze(1)
+        if self.labels is not None:
+            predicted: Tensor = logits * self.labels.deviation + self.labels.mean
+            return predicted
         return torch.sigmoid(logits)
 
 

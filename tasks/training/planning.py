@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.contracts import DatasetSchema, DataSplits
+from tasks.contracts.data import DatasetSchema, DataSplits
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.host import Host
 from tasks.training.launch.nursery import Nursery

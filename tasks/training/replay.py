@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts import DatasetSchema, DataSplits, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, DataSplits
 from tasks.errors import WindowError, refused_writes_explained
 
 

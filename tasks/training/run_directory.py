@@ -25,13 +25,10 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from tasks.contracts import (
-    Contract,
-    DatasetSchema,
-    DataSplits,
-    EpochMetrics,
-    TrainingTelemetry,
-)
+from tasks.contracts.base import Contract
+from tasks.contracts.data import DatasetSchema, DataSplits
+from tasks.contracts.telemetry import TrainingTelemetry
+from tasks.contracts.training import EpochMetrics
 from tasks.errors import TransientError, refused_writes_explained
 from tasks.settings import write_atomically
 from tasks.training.config import TrainingConfig

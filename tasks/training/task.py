@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import cast
 from uuid import UUID
 
+import httpx
 from prefect import task
 from prefect.artifacts import (
     create_progress_artifact,
@@ -13,19 +15,45 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from tasks.contracts import (
-    DataSplits,
-    EpochMetrics,
-    StartingPoint,
-    TrainedModel,
-    ValidatedDataset,
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
+from tasks.retry_policy import (
+    NUM_RETRIES,
+    RETRY_DELAYS_S,
+    RETRY_JITTER,
+    ByContent,
+    is_api_away,
+    only_transient,
 )
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
 from tasks.training.config import TrainingConfig
 
+LOGGER = logging.getLogger(__name__)
 # Above the longest `time_limit_s`, which the driver keeps itself and which names what was reached.
 TIMEOUT_S = 8 * 86400
+
+
+class Progress:
+    """A bar in the Prefect UI; a server that is away costs a step of it, never the training.
+
+    Args:
+        description: what it counts.
+    """
+
+    def __init__(self, description: str) -> None:
+        made = create_progress_artifact(
+            progress=0.0, key="training-progress", description=description
+        )
+        self._artifact = cast(UUID, made)
+
+    def show(self, percent: float) -> None:
+        """Move the bar."""
+        try:
+            update_progress_artifact(self._artifact, progress=percent)
+        except httpx.HTTPError as exc:
+            if not is_api_away(exc):
+                raise
+            LOGGER.warning("progress is not shown, the Prefect API is away: %s", exc)
 
 
 @task(
@@ -62,34 +90,28 @@ def train_distributed(
 
     settings = Settings.from_environment()
     logger = get_run_logger()
-    progress = cast(
-        UUID,
-        create_progress_artifact(
-            progress=0.0,
-            key="training-progress",
-            description=f"Epochs of at most {config.max_epochs}; training may stop early.",
-        ),
-    )
+    progress = Progress(f"Epochs of at most {config.max_epochs}; training may stop early.")
 
     def report(metrics: EpochMetrics) -> None:
         logger.info(
-            "epoch %d: train loss %.4f, validation loss %.4f, validation AUC %.4f, %.1f s",
+            "epoch %d: train loss %.4f, validation loss %.4f, validation %s %.4f, %.1f s",
             metrics.epoch,
             metrics.train_loss,
             metrics.validation_loss,
-            metrics.validation_auc,
+            metrics.quality_name,
+            metrics.quality,
             metrics.seconds,
         )
-        update_progress_artifact(progress, progress=100 * (metrics.epoch + 1) / config.max_epochs)
+        progress.show(100 * (metrics.epoch + 1) / config.max_epochs)
 
     model = launch_training(
         dataset, splits, config, settings.store, settings.home / "training", report, initial
     )
-    update_progress_artifact(progress, progress=100.0)
+    progress.show(100.0)
     create_table_artifact(
         key="training-epochs",
         table=[epoch.model_dump(mode="json") for epoch in model.epochs],
-        description=f"Epoch {model.best_epoch} has the best validation AUC and was kept. "
+        description=f"Epoch {model.best_epoch} did best on the validation window and was kept. "
         f"{model.launch}. {model.reading}.",
     )
     return model

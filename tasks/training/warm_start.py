@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.contracts import DatasetSchema
+from tasks.contracts.data import DatasetSchema
 from tasks.errors import ArtifactError
 from tasks.training.data.preprocess import Float32Array, Int32Array, Preprocessing
 

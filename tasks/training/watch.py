@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from tasks.contracts import EpochMetrics
+from tasks.contracts.training import EpochMetrics
 from tasks.errors import TrainingError, TransientError
 from tasks.training.launch.eta import Eta, Position
 from tasks.training.launch.rank_group import RankGroup

@@ -96,10 +96,11 @@ def train(run: RunDirectory, rank: int) -> None:
     torch.set_num_threads(job.threads_per_rank)
     ProgressReporter(run, rank).enter("meeting the other ranks")
     exchange = join(job.config.strategy, job.config.device)
-    prepare_device(job, exchange, os.sched_getaffinity(0))
+    allowed = os.sched_getaffinity(0)
+    prepare_device(job, exchange, allowed)
     store = open_store(job.config.checkpoints, run.path)
     with (
-        CheckpointWriter(store, checkpoints_of(job, exchange)) as writer,
+        CheckpointWriter(store, checkpoints_of(job, exchange, len(allowed))) as writer,
         closing(TrainingSession(job, run, store, writer)) as session,
     ):
         session.rejoin(exchange)
@@ -108,10 +109,10 @@ def train(run: RunDirectory, rank: int) -> None:
     exchange.shut_down()
 
 
-def checkpoints_of(job: TrainingJob, exchange: Exchange) -> CheckpointConfig:
-    """How checkpoints are written on this host."""
+def checkpoints_of(job: TrainingJob, exchange: Exchange, num_cores: int) -> CheckpointConfig:
+    """How checkpoints are written on this host, with so many cores for all its ranks."""
     needed = exchange.local_size * job.threads_per_rank
-    has_spare_core = job.config.device == "cuda" or (os.cpu_count() or 1) > needed
+    has_spare_core = job.config.device == "cuda" or num_cores > needed
     return job.config.checkpoints.on_host(has_spare_core=has_spare_core)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 
 DAYS = "blessed_days"
 """Table of one row a day: for each column in words how it leaves its bands, null where it keeps."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import ConfigurationError, DataContractError
 from tasks.validation.blessed import DAYS
 from tasks.validation.expectations import Check, compile_suite

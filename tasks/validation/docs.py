@@ -8,6 +8,7 @@ put together aside and swapped in by one link.
 
 from __future__ import annotations
 
+import fcntl
 import html
 import logging
 import os
@@ -15,6 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -62,7 +64,9 @@ class Site:
 def build_site(store: ArtifactStore, home: Path, budget_s: float) -> Site:
     """Bring the data docs up to date with the kept results; unfinished pages wait.
 
-    Safe to repeat: finished pages are kept, and readers see the old site or the new one.
+    Safe to repeat: finished pages are kept, and readers see the old site or the new one. Runs that
+    end at one time, of several use cases say, do it one after the other: each removes the sites
+    before its own.
 
     Args:
         store: keeps results under `validations` and `failed_validations`.
@@ -72,15 +76,13 @@ def build_site(store: ArtifactStore, home: Path, budget_s: float) -> Site:
     Raises:
         StorageError: the disk refused a write; the site is as it was.
     """
-    deadline = time.monotonic() + budget_s
     root = home / FOLDER
-    with refused_writes_explained(root):
-        root.mkdir(parents=True, exist_ok=True)
+    with refused_writes_explained(root), _alone(root):
+        deadline = time.monotonic() + budget_s
         aside = Path(mkdtemp(prefix="site-", dir=root))
         entries: list[tuple[str, SuiteOutcome]] = []
         waiting = 0
-        for file in _results(store):
-            name = f"{digest_of(file)[:24]}.html"
+        for name, file in _results(store).items():
             try:
                 outcome = read_outcome(file)
             except ArtifactError:  # of another release: its page, if it has one, goes with it
@@ -191,9 +193,23 @@ def _verdict(outcome: SuiteOutcome) -> str:
     )
 
 
-def _results(store: ArtifactStore) -> Iterator[Path]:
-    for kind in ("validations", "failed_validations"):
-        yield from sorted((store.root / kind).glob("[!.]*/validation.json"))
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Hold the site until the block, or the process, ends."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _results(store: ArtifactStore) -> dict[str, Path]:
+    """Page to result. Equal results have one page: a later release keeps its own, of equal rows."""
+    files = (
+        file
+        for kind in ("validations", "failed_validations")
+        for file in sorted((store.root / kind).glob("[!.]*/validation.json"))
+    )
+    return {f"{digest_of(file)[:24]}.html": file for file in files}
 
 
 def _swap(root: Path, aside: Path) -> None:

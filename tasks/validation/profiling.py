@@ -15,7 +15,8 @@ from typing import Any
 import duckdb
 import yaml
 
-from tasks.contracts import TableRef, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import TableRef
 from tasks.errors import ConfigurationError, DataContractError
 from tasks.settings import ArtifactStore, write_atomically
 from tasks.validation.blessed import (

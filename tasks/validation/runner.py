@@ -8,14 +8,12 @@ from pathlib import Path
 
 import great_expectations as gx
 
-from tasks.contracts import (
-    Artifact,
-    Contract,
+from tasks.contracts.base import Artifact, Contract, TimeWindow
+from tasks.contracts.data import (
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
     TableRef,
-    TimeWindow,
     ValidatedDataset,
     ValidatedRows,
     ValidationResult,

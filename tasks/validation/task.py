@@ -12,11 +12,11 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import (
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
-    TimeWindow,
     ValidatedDataset,
     ValidatedRows,
     ValidationResult,
@@ -120,6 +120,7 @@ def validate_training_set(snapshot: FeatureSnapshot, suite: Suite) -> ValidatedD
 
 @task(
     name="publish-data-docs",
+    task_run_name="data-docs",
     retries=NUM_RETRIES,
     retry_delay_seconds=RETRY_DELAYS_S,
     retry_jitter_factor=RETRY_JITTER,

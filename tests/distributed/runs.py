@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tasks.contracts import EpochMetrics, TrainedModel
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.config import LaunchConfig

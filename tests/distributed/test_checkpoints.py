@@ -14,7 +14,7 @@ import pytest
 import torch
 from pyarrow.fs import FileSelector, S3FileSystem
 
-from tasks.contracts import EpochMetrics
+from tasks.contracts.training import EpochMetrics
 from tasks.errors import StorageError, TransientError
 from tasks.settings import ArtifactStore
 from tasks.training.checkpoints.access import FILE_NAME

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import ModelVersionRef, StartingPoint, TrainedModel
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.training import StartingPoint, TrainedModel
 from tasks.errors import WindowError
 from tasks.settings import ArtifactStore
 from tasks.training.config import TrainingConfig

@@ -15,6 +15,7 @@ from tasks.training.launch.guard import descendants
 from tests.distributed.elastic_runs import LOCAL, ElasticRun, pid_of_rank, run_here
 from tests.distributed.elastic_worker import TinyJob
 from tests.processes import pids_whose_command_holds, wait_until
+from tests.promises import Promise, proves
 
 SECRET = "marker-of-a-secret-8d21aa"
 
@@ -49,6 +50,7 @@ def test_a_killed_rank_costs_no_committed_step_and_its_slot_is_used_again(tmp_pa
     assert not pids_whose_command_holds(str(tmp_path))
 
 
+@proves(Promise.EVICTION, "the evicted rank commits and leaves; training goes on")
 def test_a_rank_that_is_told_to_end_commits_and_leaves_and_nobody_is_blamed(
     tmp_path: Path,
 ) -> None:

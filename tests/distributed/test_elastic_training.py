@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.contracts import EpochMetrics
+from tasks.contracts.training import EpochMetrics
 from tasks.settings import ArtifactStore
 from tests.distributed.runs import config, losses, on_ranks, train
 from tests.processes import pids_whose_command_holds

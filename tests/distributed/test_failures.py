@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts import EpochMetrics, TrainedModel
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.errors import DataContractError, StorageError, TransientError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.builders import COLUMNS, dataset, frame

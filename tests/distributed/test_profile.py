@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import Finding, TrainingTelemetry
+from tasks.contracts.telemetry import Finding, TrainingTelemetry
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.diagnosis import JobFacts
 from tasks.training.telemetry.exporting import RunLabels

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.contracts import TrainedModel
+from tasks.contracts.training import TrainedModel
 from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
 from tests.builders import COLUMNS, frame

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from tasks.contracts import EpochMetrics, TrainedModel
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.settings import ArtifactStore
 from tasks.training.launch.guard import descendants
 from tasks.training.metrics import histogram_auc, score_histograms

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import S3FileSystem
 
+from tests.promises import Promise, proves
 from tests.services import s3_server
 from tests.writer_kills import kill_and_look
 
@@ -17,10 +18,12 @@ KILLS = int(os.environ.get("FALAJ_KILLS", "30"))
 SEED = int(os.environ.get("FALAJ_KILLS_SEED", "0"))
 
 
+@proves(Promise.INTERRUPT, "the newest checkpoint is whole")
 def test_a_killed_writer_never_leaves_half_a_checkpoint_on_a_disk(tmp_path: Path) -> None:
     kill_and_look([str(tmp_path)], KILLS, SEED)
 
 
+@proves(Promise.INTERRUPT, "the newest checkpoint is whole")
 def test_a_killed_writer_never_leaves_half_a_checkpoint_on_s3() -> None:
     with s3_server() as endpoint:
         keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}

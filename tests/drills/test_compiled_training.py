@@ -16,6 +16,7 @@ from tests.distributed.strategy_cases import (
     row_losses,
     share_of,
 )
+from tests.promises import Promise, proves
 from tests.unit.training.strategies.thread_ranks import Room, ThreadExchange
 
 NUM_STEPS = 6
@@ -52,5 +53,6 @@ def curve(compiled: bool) -> list[float]:
     return losses
 
 
+@proves(Promise.NO_FALLBACK, "the same result, compiled or not")
 def test_compiling_changes_nothing_but_speed() -> None:
     np.testing.assert_allclose(curve(compiled=True), curve(compiled=False), rtol=1e-5)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.distributed import hosts
 from tests.distributed.cluster_runs import ClusterRun, command_of, ranks_on, started
+from tests.promises import Promise, proves
 
 pytestmark = [
     pytest.mark.drill,
@@ -40,6 +41,7 @@ def stragglers(job: ClusterRun) -> set[str]:
     return set(job.run.read_report().stragglers) if is_written else set()
 
 
+@proves(Promise.EVICTION, "the other hosts go on, from the last commit")
 def test_the_others_go_on_when_a_host_dies(cluster: hosts.Cluster, tmp_path: Path) -> None:
     with started(cluster, tmp_path, 3, {"gloo_timeout_s": 5}, num_steps=200, patient=True) as job:
         job.await_that(lambda: job.run.has_done(3, size=3), "three ranks train")
@@ -53,6 +55,7 @@ def test_the_others_go_on_when_a_host_dies(cluster: hosts.Cluster, tmp_path: Pat
         finish(job)
 
 
+@proves(Promise.EVICTION, "the removed host leaves, nothing is lost")
 def test_a_host_that_is_added_takes_part_and_one_that_is_removed_leaves(
     cluster: hosts.Cluster, tmp_path: Path
 ) -> None:
@@ -68,6 +71,7 @@ def test_a_host_that_is_added_takes_part_and_one_that_is_removed_leaves(
         assert job.run.lost_steps() == 0
 
 
+@proves(Promise.SENTENCE, "the slow host is named")
 def test_a_host_with_a_slow_link_is_named(cluster: hosts.Cluster, tmp_path: Path) -> None:
     with started(cluster, tmp_path, 3, {}, num_steps=600, patient=True) as job:
         job.await_that(lambda: job.run.has_done(3, size=3), "three ranks train")
@@ -80,12 +84,14 @@ def test_a_host_with_a_slow_link_is_named(cluster: hosts.Cluster, tmp_path: Path
         finish(job)
 
 
+@proves(Promise.SENTENCE, "the slow host is named")
 def test_a_host_that_computes_slowly_is_named(cluster: hosts.Cluster, tmp_path: Path) -> None:
     with started(cluster, tmp_path, 3, {}, num_steps=600, step_s=0.05, slow_host="h2") as job:
         job.await_that(lambda: "h2-0" in stragglers(job), "h2 is named")
         assert "h2-0 is a straggler: it works" in job.said
 
 
+@proves(Promise.INTERRUPT, "the weights of an undisturbed run")
 def test_ranks_killed_at_random_moments_never_change_the_result(
     cluster: hosts.Cluster, tmp_path: Path
 ) -> None:

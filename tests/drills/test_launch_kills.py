@@ -20,6 +20,7 @@ import pytest
 from tasks.settings import PROJECT_ROOT
 from tests.distributed.test_launch import GONE_WITHIN_S
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
@@ -75,6 +76,7 @@ def is_left(process: psutil.Process) -> bool:
         return False
 
 
+@proves(Promise.NO_ORPHANS, "no process is left, whichever was killed")
 def test_nothing_of_a_job_outlives_any_of_its_processes(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     end = time.monotonic() + 60 * MINUTES

@@ -19,11 +19,12 @@ from typing import IO, cast
 import numpy as np
 import pytest
 
-from tasks.contracts import TrainedModel
+from tasks.contracts.training import TrainedModel
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.distributed.runs import CONFIG, losses
 from tests.drills.training_driver import run
 from tests.processes import pids_whose_command_holds, wait_until
+from tests.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
@@ -112,6 +113,7 @@ def _command_of(pid: int) -> bytes:
         return b""
 
 
+@proves(Promise.INTERRUPT, "the losses of an unbroken run; no epoch done twice")
 def test_a_run_that_is_killed_again_and_again_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     draw = random.Random(SEED)
     unbroken = run(tmp_path / "unbroken", "started")

@@ -22,6 +22,7 @@ from tasks.settings import PROJECT_ROOT, Settings
 from tests.builders import dataset, frame
 from tests.integration.test_search import NUM_ROWS, search_under_test, trained_once, use_case
 from tests.processes import pids_whose_command_holds, wait_until
+from tests.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]
 
@@ -66,6 +67,7 @@ def worker() -> Iterator[None]:
             process.send_signal(signal.SIGINT)
 
 
+@proves(Promise.INTERRUPT, "the lost trial is taken up")
 def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -> None:
     deploy()
     data = dataset(settings.store, frame(NUM_ROWS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tasks.contracts import EpochMetrics, TrainedModel
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.training.config import TrainingConfig
 from tests.distributed.runs import CONFIG, config, train
 

@@ -16,7 +16,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from tasks.contracts import DataSplits, ModelVariant, RegisteredProgram, ValidatedDataset
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.task import (
     convert_to_onnx,
@@ -26,6 +27,7 @@ from tasks.conversion.task import (
 )
 from tasks.settings import PROJECT_ROOT, Settings
 from tests.builders import dataset, splits
+from tests.promises import Promise, proves
 from tests.unit.conversion.programs import SmallNetwork, exported, registered
 
 QUICK = ConversionConfig(batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50)
@@ -63,6 +65,7 @@ def _table(key: str) -> list[dict[str, str]]:
     return rows
 
 
+@proves(Promise.CONVERSION, "measured once; damage is found and mended")
 @pytest.mark.usefixtures("prefect_api")
 def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
     settings: Settings, caplog: pytest.LogCaptureFixture

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.embedded import only_run
-from tasks.errors import ConfigurationError
+from flows import embedded
+from flows.embedded import disk_with_space, only_run
+from tasks.errors import ConfigurationError, StorageError, TransientError, WindowError
 from tasks.settings import PROJECT_ROOT
 
 SECRET = "marker-of-a-secret-90ce"
@@ -105,3 +106,23 @@ def test_a_state_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
             pass
     with only_run(tmp_path):
         assert (tmp_path / "run.lock").read_text() == str(os.getpid())
+
+
+def test_a_disk_without_space_is_what_a_run_is_told_of_whatever_failed_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_into(failure: Exception, least_free_bytes: int) -> None:
+        with monkeypatch.context() as patch, disk_with_space(tmp_path / "home"):
+            patch.setattr(embedded, "LEAST_FREE_BYTES", least_free_bytes)  # what it has by now
+            raise failure
+
+    with pytest.raises(TransientError, match="no answer"):
+        run_into(TransientError("no answer"), 0)
+    with pytest.raises(StorageError, match=r"Free some space.* The run met TransientError: no ans"):
+        run_into(TransientError("no answer"), 1 << 60)
+    with pytest.raises(WindowError, match="is reversed"):  # this has nothing to do with it
+        run_into(WindowError("is reversed"), 1 << 60)
+    monkeypatch.setattr(embedded, "LEAST_FREE_BYTES", 1 << 60)
+    with pytest.raises(StorageError, match="nothing was begun"):
+        run_into(AssertionError("it was begun"), 0)
+    assert not (tmp_path / "home").exists()

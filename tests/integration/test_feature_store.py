@@ -15,13 +15,15 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureTables, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables
 from tasks.errors import ConfigurationError, DataContractError, WindowError
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import features_folder
 from tasks.features.versions import without_pins
 from tasks.settings import PROJECT_ROOT
 from tests.installation import Installation
+from tests.promises import Promise, proves
 from tests.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
@@ -65,6 +67,7 @@ def test_a_snapshot_holds_every_labelled_row_once_and_counts_the_others(
     assert set(rows) >= {*snapshot.columns.categorical, *snapshot.columns.numeric}
 
 
+@proves(Promise.NO_FUTURE, "features before the moment are unchanged")
 def test_outcomes_after_a_moment_change_no_feature_before_it(
     shared: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> None:
@@ -105,6 +108,7 @@ def test_outcomes_after_a_moment_change_no_feature_before_it(
     assert not spoilt_rows["weather__temp"].equals(honest_rows["weather__temp"])
 
 
+@proves(Promise.NO_FUTURE, "shifted times show in the features")
 def test_a_feature_changes_when_its_event_times_are_shifted(
     shared: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> None:
@@ -181,6 +185,7 @@ def test_a_removed_online_store_is_filled_again_with_all_of_history(fresh: Insta
     assert fresh.materialize(tables, days(9, 1)) == once
 
 
+@proves(Promise.BAD_DATE, "a sentence; nothing touched")
 def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
     fresh: Installation,
 ) -> None:

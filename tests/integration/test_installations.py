@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import FeatureTables
+from tasks.contracts.data import FeatureTables
 from tasks.errors import ConfigurationError, TransientError
 from tasks.features.store import apply_definitions, open_store
 from tests.installation import Installation

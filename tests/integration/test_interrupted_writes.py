@@ -26,6 +26,7 @@ from tasks.features.online_store import NewerWinsSqliteOnlineStore
 from tasks.settings import PROJECT_ROOT
 from tests.feature_views import repo_config
 from tests.processes import wait_until
+from tests.promises import Promise, proves
 from tests.services import redis_server
 from tests.version_writer import FEATURES, NUM_KEYS, versioned_config, versioned_view, write_version
 
@@ -174,6 +175,7 @@ def all_versions(target: tuple[str, str]) -> set[int]:
     return {value.int64_val for _, values in answers for value in values.values()}
 
 
+@proves(Promise.INTERRUPT, "no reader saw half an entity; the next write completes")
 def test_readers_see_whole_entities_whenever_the_writer_is_killed(
     target: tuple[str, str], writers: tuple[Writer, Writer]
 ) -> None:

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 import torch
 
-from tasks.contracts import category_code
+from tasks.contracts.data import category_code
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.onnx_export import MODEL_FILE, export_onnx
 from tasks.conversion.program import load_program

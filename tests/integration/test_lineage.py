@@ -10,7 +10,7 @@ import pytest
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.errors import DataContractError
 from tasks.lineage.journal import Journal
 from tasks.lineage.task import RECORDED, record_conversion

@@ -21,12 +21,24 @@ import torch
 import yaml
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
-from tasks.contracts import Artifact, RunRecord
+from tasks.contracts.base import Artifact
+from tasks.contracts.evaluation import PairedComparison
+from tasks.contracts.run import RunRecord
+from tasks.governor.decision import Action
+from tasks.governor.ledger import Ledger
+from tasks.governor.records import ClaimState
 from tasks.lineage.journal import Journal
 from tasks.lineage.trace import trace
-from tasks.settings import PROJECT_ROOT, ArtifactStore, digest_of
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
+from tasks.registry.model_folder import read_version
+from tasks.settings import PROJECT_ROOT, ArtifactStore, Settings, digest_of
 from tests.integration.test_embedded import processes_of
+from tests.miscalibrated import spoil_champion
+from tests.prefect_platform import PrefectApi
+from tests.promises import Promise, proves
 from tests.repository import SmallRepository, days
+from tests.unit.governor.builders import FREE, shifted
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -47,6 +59,7 @@ def loop_repository(folder: Path) -> SmallRepository:
             "test": test.model_dump(mode="json"),
         },
         "current": test.model_dump(mode="json"),
+        "recalibration": {"holdout_days": 9},
         "training": {"max_epochs": 6, "hidden_sizes": [32], "num_bins": 8},
         "promotion": {
             "min_auc": 0.55,
@@ -85,9 +98,9 @@ class Loop:
             text=True,
         )
 
-    def run(self, *words: str) -> tuple[int, str]:
+    def run(self, *words: str, limit_s: float = 600) -> tuple[int, str]:
         with self.start(*words) as process:
-            said, _ = process.communicate(timeout=600)
+            said, _ = process.communicate(timeout=limit_s)
         return process.returncode, said
 
     @property
@@ -161,6 +174,7 @@ def test_reported_parity_can_be_recomputed_from_the_stored_models(loop: Loop) ->
     assert np.abs(found - expected).max() <= max(2 * variant.parity_max, 1e-6)
 
 
+@proves(Promise.TRACED, "each digest is that of its file")
 def test_every_digest_in_the_report_is_that_of_the_artifact(loop: Loop) -> None:
     record = loop.record
     for artifact in (
@@ -185,6 +199,7 @@ def test_no_row_vanishes_between_the_raw_file_and_the_training_set(loop: Loop) -
     assert counted == len(flights)
 
 
+@proves(Promise.TRACED, "prediction to raw files, by digests alone")
 def test_a_prediction_is_traced_back_to_the_raw_files_by_digests(loop: Loop) -> None:
     record = loop.record
     landed = record.refresh.rows.landed.tables
@@ -254,6 +269,7 @@ def test_a_removed_artifact_is_made_again_and_nothing_else(loop: Loop) -> None:
     assert again.evaluation.predictions == before.evaluation.predictions
 
 
+@proves(Promise.INTERRUPT, "the rerun resumes and completes")
 def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpoint(
     loop: Loop, tmp_path: Path
 ) -> None:
@@ -282,6 +298,7 @@ def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpo
         described.write_text(original)
 
 
+@proves(Promise.SENTENCE, "exit code 2 and a sentence; no file was made")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -301,6 +318,7 @@ def test_a_wrong_window_is_refused_before_anything_is_touched(
     assert not (tmp_path / "home").exists()
 
 
+@proves(Promise.BAD_DATE, "exit code 2 and a sentence; nothing published")
 def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
     tmp_path: Path,
 ) -> None:
@@ -315,3 +333,80 @@ def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
     assert "Traceback" not in said
     assert not (loop.home / "feature_tables").exists()
     assert not (loop.home / "feast").exists()
+
+
+def test_the_governor_recalibrates_a_champion_whose_scores_are_wrong_and_it_is_promoted(
+    loop: Loop, prefect_api: PrefectApi
+) -> None:
+    spoilt = spoil_champion(loop.record, loop.home, loop.repository.path)
+    window = days(14, 17)  # the later nine of these days judge
+    ledger = Ledger(f"sqlite:///{loop.home / 'operation' / 'operation.db'}")
+    seen = shifted(0, version=spoilt.version).model_copy(update={"window": window})
+    verdict = ledger.store_verdict(spoilt.name, "flights", seen, FREE)
+    environment = prefect_api.command_environment(
+        FALAJ_HOME=str(loop.home), FALAJ_FEATURE_REPO=str(loop.repository.path)
+    )
+    command = [sys.executable, "-m", "tests.miscalibrated", verdict.verdict_id]
+    done = subprocess.run(
+        command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+
+    (claim,) = ledger.claims(ClaimState.ENDED)
+    assert claim.end is not None
+    assert (claim.order.action, claim.end.state) == (Action.RECALIBRATE, "completed"), done.stderr
+    made = champion_of(loop.home, spoilt.name)
+    manifest = read_version(made).manifest
+    assert made.number == spoilt.version + 1
+    assert manifest is not None
+    assert manifest.calibration is not None
+    assert manifest.calibration.source == spoilt
+    assert manifest.splits.train == loop.record.model.splits.train
+
+    (comparison,) = (c for c in manifest.evaluation.comparisons if c.against != "yardstick")
+    assert isinstance(comparison, PairedComparison)
+    assert comparison.log_loss_difference is not None
+    assert comparison.log_loss_difference.high < 0
+    assert comparison.brier_difference.high < 0
+    assert abs(comparison.auc_difference.value) < 1e-4
+
+    # What is served is one map of the network's own logit, in PyTorch and in ONNX.
+    columns = loop.record.model.columns
+    rows = pd.read_parquet(loop.path(loop.record.dataset.snapshot.data)).tail(500)
+    categorical, numeric = columns.model_inputs(rows)
+    inputs = torch.from_numpy(categorical), torch.from_numpy(numeric)
+    with torch.inference_mode():
+        own = torch.export.load(loop.path(loop.record.model.program)).module()(*inputs).double()
+        new = torch.export.load(made.folder / "program.pt2").module()(*inputs).numpy()
+    whole = manifest.calibration.whole_map
+    expected = torch.sigmoid(whole.slope * torch.logit(own) + whole.intercept).numpy()
+    assert np.abs(new - expected).max() < 1e-6
+    (file,) = made.folder.glob("variants/onnx-fp32-*/model.onnx")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"categorical": categorical, "numeric": numeric})
+    assert np.abs(found - new).max() < 1e-5
+
+
+def test_a_repeated_recalibration_finds_its_version_and_a_short_window_is_refused(
+    loop: Loop,
+) -> None:
+    window = days(14, 17)
+    moments = [f"{moment:%Y-%m-%dT%H:%MZ}" for moment in (window.start, window.end)]
+    name = loop.record.version.name
+    before = champion_of(loop.home, name)
+    code, said = loop.run("recalibrate", *moments)
+    assert code == 0, said
+    assert f"{name} version {before.number} is the champion" in said
+    assert "Map       slope" in said
+    assert champion_of(loop.home, name).number == before.number
+    code, said = loop.run("recalibrate", f"{days(25, 6).start:%Y-%m-%dT%H:%MZ}", moments[1])
+    assert code == 2, said
+    assert "has no day before the 9 that judge a new map" in said
+    assert "Traceback" not in said
+
+
+def champion_of(home: Path, name: str) -> RegisteredVersion:
+    settings = Settings.from_environment({"FALAJ_HOME": str(home)})
+    found = Registry(RegistryLocation.of(settings)).by_alias(name, CHAMPION)
+    assert found is not None
+    return found

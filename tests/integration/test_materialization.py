@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureTables, MaterializedView, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.errors import FeatureStoreError, WindowError
 from tasks.features.config import MaterializationConfig
 from tasks.features.ledger import online_views, read_ledger, write_ledger
@@ -20,6 +21,7 @@ from tasks.features.online_store import NewerWinsSqliteOnlineStore
 from tasks.features.store import apply_definitions, open_store
 from tasks.features.store_mark import read_mark, write_mark
 from tests.installation import Installation
+from tests.promises import Promise, proves
 from tests.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
@@ -85,6 +87,7 @@ def test_rows_that_arrive_late_are_written_within_the_overlap(
     assert weather_online(installation) == pytest.approx(expected, rel=1e-6)
 
 
+@proves(Promise.BAD_DATE, "a sentence; nothing touched")
 def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
     refreshed: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> None:

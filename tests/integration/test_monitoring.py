@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact
 from prefect.testing.utilities import prefect_test_harness
 
-from tasks.contracts import FeatureMonitoring, FeatureTables
+from tasks.contracts.data import FeatureMonitoring, FeatureTables
 from tasks.monitoring.alerts import read_alerts
 from tasks.monitoring.task import monitor_features
 from tasks.settings import Settings

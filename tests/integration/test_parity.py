@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.parity_check import parity_check_flow
-from tasks.contracts import FeatureTables
+from tasks.contracts.data import FeatureTables
 from tasks.errors import ArtifactError, FeatureStoreError
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig, ViewPolicy
 from tasks.features.parity import check_parity

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureTables
+from tasks.contracts.data import FeatureTables
 from tasks.features.audit import AuditTrail
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import features_folder
@@ -22,6 +22,7 @@ from tasks.settings import PROJECT_ROOT
 from tests.installation import Installation
 from tests.processes import wait_until
 from tests.profiles import Servers, choose_server, choose_spark, servers
+from tests.promises import Promise, proves
 from tests.repository import SmallRepository, days
 
 pytestmark = [
@@ -58,6 +59,7 @@ def installation(
     return Installation(tmp_path / "home", repository)
 
 
+@proves(Promise.SAME_FEATURES, "equal values in every profile")
 def test_online_and_offline_give_the_same_values_at_the_same_moment(
     installation: Installation,
 ) -> None:

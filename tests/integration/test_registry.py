@@ -7,10 +7,18 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.client.schemas.objects import Artifact
+from prefect.runtime import flow_run
 
-from tasks.contracts import ModelVersionRef, PromotionDecision, StartingPoint
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.release import PromotionDecision
+from tasks.contracts.training import StartingPoint
 from tasks.errors import RegistryError
 from tasks.registry import pictures
 from tasks.registry import task as registry_tasks
@@ -21,6 +29,8 @@ from tasks.registry.model_folder import read_version
 from tasks.registry.programs import fetch_champion, fetch_program, find_rival, find_start
 from tasks.registry.variants import attach_variants
 from tasks.settings import digest_of
+from tests.prefect_platform import PrefectApi
+from tests.promises import Promise, proves
 from tests.unit.registry import builders
 from tests.unit.registry.builders import CONFIG, World, comparison
 
@@ -374,6 +384,7 @@ def edit_variants(world: World, ref: ModelVersionRef) -> None:
     path.write_text(path.read_text().replace('"kept": false', '"kept": true'))
 
 
+@proves(Promise.VALIDATED, "the gate is closed, the champion stays")
 @pytest.mark.parametrize("tamper", [lose_program, lose_snapshot, damage_predictions, edit_variants])
 def test_evidence_that_is_gone_or_was_tampered_with_closes_the_gate(
     world: World, tamper: Callable[[World, ModelVersionRef], None]
@@ -400,27 +411,42 @@ def test_a_candidate_without_variants_is_not_promoted(world: World) -> None:
 # Tasks
 
 
-def test_the_tasks_find_their_registry_in_the_environment_and_show_the_gates(
-    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_tasks_find_their_registry_in_the_environment_and_show_what_they_did(
+    tmp_path: Path,
+    migrated: Path,
+    prefect_api: PrefectApi,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     (tmp_path / "mlflow").mkdir()
     shutil.copyfile(migrated, tmp_path / "mlflow" / "mlflow.db")
-    shown: dict[str, Any] = {}
-    monkeypatch.setattr(registry_tasks, "create_table_artifact", shown.update)
     world = World.at(tmp_path)
     model, report = world.model(), builders.evaluation(world.store, world.model())
 
-    assert registry_tasks.find_rival.fn(model, CONFIG) is None
-    ref = registry_tasks.register_candidate.fn(model, report, world.dataset, CONFIG, "abc1234")
-    made = builders.variants(world.store, ref.program_sha256)
-    assert registry_tasks.attach_variants.fn(ref, made) == ref
-    decision = registry_tasks.promote_candidate.fn(
-        ref, report, world.dataset, made, PromotionConfig()
-    )
+    @flow(name="registry-tasks")
+    def release() -> tuple[UUID, ModelVersionRef, PromotionDecision]:
+        assert registry_tasks.find_rival(model, CONFIG) is None
+        ref = registry_tasks.register_candidate(model, report, world.dataset, CONFIG, "abc1234")
+        made = builders.variants(world.store, ref.program_sha256)
+        assert registry_tasks.attach_variants(ref, made) == ref
+        decision = registry_tasks.promote_candidate(
+            ref, report, world.dataset, made, PromotionConfig()
+        )
+        assert registry_tasks.fetch_version(ref).version == ref
+        return flow_run.id, ref, decision
 
+    with prefect_api.in_process():
+        run_id, ref, decision = release()
+        shown = artifacts_of(run_id)
     assert decision.promoted
-    assert registry_tasks.fetch_version.fn(ref).version == ref
-    assert registry_tasks.fetch_champion.fn(CONFIG).version == ref
-    assert shown["key"] == "promotion-gates"
-    assert [row["gate"] for row in shown["table"]] == [g.name for g in decision.gates]
+    assert fetch_champion(NAME, world.location, world.store).version == ref
+    assert f"version {ref.version}" in str(shown["registered-model"].description)
+    rows = json.loads(str(shown["promotion-gates"].data))
+    assert [row["gate"] for row in rows] == [gate.name for gate in decision.gates]
+
+
+def artifacts_of(run_id: UUID) -> dict[str, Artifact]:
+    wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=wanted)
+    return {str(artifact.key): artifact for artifact in found}

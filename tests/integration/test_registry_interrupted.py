@@ -14,7 +14,14 @@ from sqlalchemy import Engine, event
 from tasks.errors import RegistryError, TransientError
 from tasks.registry import pictures
 from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
-from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
+from tasks.registry.mlflow_registry import (
+    CANDIDATE,
+    CHAMPION,
+    DECISION_SHA_TAG,
+    DECISION_TAG,
+    PREVIOUS_TAG,
+    Registry,
+)
 from tasks.registry.model_folder import read_version
 from tests.unit.registry import builders, crashes
 from tests.unit.registry.builders import CONFIG, World
@@ -159,6 +166,19 @@ def test_promoting_killed_at_any_step_leaves_the_alias_and_then_completes(
 
     assert world.promoted().promoted
     assert alias(world, CHAMPION) == 1
+
+
+def test_promoting_killed_after_the_move_has_moved_it_with_its_evidence(
+    world: World, processes: Any
+) -> None:
+    killed(processes, crashes.move_and_die, world.store.root.parent)
+    assert alias(world, CHAMPION) == 1
+    moved = Registry(world.location).version(NAME, 1)
+    assert {DECISION_TAG, DECISION_SHA_TAG, PREVIOUS_TAG} <= moved.tags.keys()
+
+    assert world.promoted().promoted
+    assert alias(world, CHAMPION) == 1
+    assert Registry(world.location).version(NAME, 1).tags == moved.tags
 
 
 def test_two_processes_registering_at_once_make_one_version_of_each_model(

@@ -19,7 +19,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.testing.utilities import prefect_test_harness
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.reporting.files import write_report
 from tasks.reporting.task import publish_report, show_pictures
 from tasks.settings import ArtifactStore, Settings

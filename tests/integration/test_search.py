@@ -17,7 +17,8 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.config import PipelineConfig
 from flows.search import run_trials, with_best_trial
-from tasks.contracts import StudyRecord, ValidatedDataset
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.training import StudyRecord
 from tasks.registry.connection import RegistryLocation, load_mlflow
 from tasks.registry.task import end_study
 from tasks.reporting.task import publish_search
@@ -50,7 +51,8 @@ SEARCH = {
 
 def use_case(**search: Any) -> PipelineConfig:
     """The use case of the repository with the windows and the small training of the builders."""
-    described = yaml.safe_load((PROJECT_ROOT / "feature_repo" / "use_case.yaml").read_text())
+    use_case = PROJECT_ROOT / "feature_repo" / "flights" / "use_case.yaml"
+    described = yaml.safe_load(use_case.read_text())
     described |= {
         "window": YEAR.model_dump(mode="json"),
         "splits": splits().model_dump(mode="json"),

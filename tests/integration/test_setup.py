@@ -78,7 +78,8 @@ def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None
     done = make(checkout, tools)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
     tests = "test drills test-cluster test-keras test-horovod"
-    assert listed == set(f"help setup run {tests} bench lint format lock clean".split())
+    platform = "up down status doctor"
+    assert listed == set(f"help setup run {platform} {tests} bench lint format lock clean".split())
     assert done.returncode == 0
 
 

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import Artifact, TaskRun
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from tasks.contracts import (
+from tasks.contracts.data import (
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
@@ -40,6 +40,7 @@ from tasks.validation.task import (
     validate_training_set,
 )
 from tests.builders import dataset
+from tests.promises import Promise, proves
 from tests.repository import SmallRepository, days, vouched
 from tests.unit.validation.tables import (
     REPO,
@@ -153,6 +154,7 @@ def test_a_removed_result_is_made_again(settings: Settings) -> None:
     assert settings.store.holds(again.validations[0].result)
 
 
+@proves(Promise.VALIDATED, "the flow ends at the refused table; nothing after it ran")
 def test_a_refused_table_stops_the_flow_at_once_and_is_shown(settings: Settings) -> None:
     landed = LandedRows(
         window=WEEK, tables=(store_table(settings.store, people().assign(age=200.0)),)

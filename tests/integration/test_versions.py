@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 from feast import FeatureStore
 
-from tasks.contracts import FeatureSnapshot, FeatureTables, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureSnapshot, FeatureTables
 from tasks.errors import ArtifactError, ConfigurationError, FeatureStoreError
 from tasks.features.config import MaterializationConfig
 from tasks.features.earlier_versions import write_earlier_versions

@@ -50,3 +50,21 @@ def test_a_trail_without_its_newest_line_is_shown_and_refused_after_later_acts(
     assert ": one" in said.out
     assert ": three" in said.out
     assert "line 2 does not follow the line before it" in said.err
+
+
+def test_the_trail_of_another_use_case_says_where_answers_to_promotions_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repo, home = tmp_path / "repo", tmp_path / "home"
+    repo.mkdir()
+    (repo / "use_case.yaml").write_text("name: other\n")
+    own = AuditTrail(home / "use_cases" / "other" / "audit")
+    own.append("push", outcome="ok", subject={"view": "trend"})
+    arguments = ["--home", str(home), "--repo", str(repo), "audit"]
+    assert main(arguments) == 0
+    assert "Answers" not in capsys.readouterr().out
+    AuditTrail(home / "audit").append("answer-promotion", outcome="approve", subject={})
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert ": trend" in said
+    assert f"of every use case, stand in {home / 'audit'}" in said

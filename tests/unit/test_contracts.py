@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts import (
+from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.data import (
     DataSplits,
     FeatureTables,
     MaterializedView,
     TableRef,
-    TimeWindow,
     ValidatedDataset,
     category_code,
 )
@@ -114,3 +114,18 @@ def test_values_of_an_earlier_release_are_still_read() -> None:
         {"name": "v", "watermark": "2013-01-01T00:00:00Z", "num_entities": 1}
     )
     assert (view.version, view.definition, view.table) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("max_epochs", "Max epochs"),
+        ("wait_s", "Wait, s"),
+        ("timeout_h", "Timeout, hours"),
+        ("min_auc_drop", "Min AUC drop"),
+        ("ssh_port", "SSH port"),
+        ("s", "S"),
+    ],
+)
+def test_a_field_is_labelled_in_words_with_its_unit(name: str, title: str) -> None:
+    assert field_title(name, None) == title

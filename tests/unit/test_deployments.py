@@ -1,44 +1,16 @@
 from __future__ import annotations
 
-import importlib
-import inspect
 from typing import Any
 
 import pytest
-import yaml
-from prefect import Flow
 
 from flows.config import read_pipeline_config
 from tasks.errors import ConfigurationError
 from tasks.settings import PROJECT_ROOT
 
-PREFECT_FILE = yaml.safe_load((PROJECT_ROOT / "prefect.yaml").read_text())
-
-
-@pytest.mark.parametrize("deployment", PREFECT_FILE["deployments"], ids=lambda d: d["entrypoint"])
-def test_every_deployment_names_a_flow_that_can_be_imported(deployment: dict[str, Any]) -> None:
-    module, _, name = deployment["entrypoint"].rpartition(".")
-    flow = getattr(importlib.import_module(module), name)
-    assert isinstance(flow, Flow)
-    assert inspect.getdoc(flow.fn)
-    assert deployment["work_pool"]["name"] == "cpu"
-
-
-def test_nothing_is_pulled_so_no_path_of_a_machine_is_recorded() -> None:
-    assert PREFECT_FILE["pull"] == []
-
-
-def test_every_flow_is_deployed() -> None:
-    entry_points = {d["entrypoint"] for d in PREFECT_FILE["deployments"]}
-    files = {file.stem for file in (PROJECT_ROOT / "flows").glob("*.py")}
-    stages = {"feature_refresh", "training", "conversion", "promotion", "drift_check", "pipeline"}
-    stages |= {"parity_check", "search", "trial"}
-    assert stages <= files
-    assert entry_points == {f"flows.{stage}.{stage}_flow" for stage in stages}
-
 
 def test_the_use_case_of_the_repository_is_valid() -> None:
-    config = read_pipeline_config(PROJECT_ROOT / "feature_repo")
+    config = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
     assert config.name == "flights"
     assert config.window.contains(config.splits.test)
 
@@ -55,7 +27,7 @@ def test_the_use_case_of_the_repository_is_valid() -> None:
 def test_a_wrong_use_case_is_refused_with_the_place(
     tmp_path: Any, old: str, new: str, sentence: str
 ) -> None:
-    text = (PROJECT_ROOT / "feature_repo" / "use_case.yaml").read_text()
+    text = (PROJECT_ROOT / "feature_repo" / "flights" / "use_case.yaml").read_text()
     assert old in text
     (tmp_path / "use_case.yaml").write_text(text.replace(old, new))
     with pytest.raises(ConfigurationError, match=sentence):

@@ -41,7 +41,7 @@ def test_the_exit_code_says_whether_online_equals_offline(
     differing: int,
     code: int,
 ) -> None:
-    config = read_pipeline_config(PROJECT_ROOT / "feature_repo")
+    config = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
 
     def run(options: Any, settings: Any) -> list[str]:
         return command._COMMANDS[options.command](config, None, settings)

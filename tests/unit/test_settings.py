@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import Artifact, Contract
-from tasks.errors import ArtifactError, StorageError, refused_writes_explained
+from tasks.contracts.base import Artifact, Contract
+from tasks.errors import (
+    ArtifactError,
+    ConfigurationError,
+    StorageError,
+    refused_writes_explained,
+)
 from tasks.settings import (
+    DEFAULT_FEATURE_REPO,
     PROJECT_ROOT,
     ArtifactStore,
     Settings,
@@ -22,6 +28,7 @@ from tasks.settings import (
     named_artifacts,
     write_atomically,
 )
+from tests.promises import Promise, proves
 
 
 class Note(Contract):
@@ -85,6 +92,7 @@ def test_a_failed_build_leaves_nothing(store: ArtifactStore) -> None:
     assert not list((store.root / "notes").iterdir())
 
 
+@proves(Promise.INTERRUPT, "nothing half built is visible")
 def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
     store: ArtifactStore, tmp_path: Path
 ) -> None:
@@ -172,3 +180,54 @@ def test_a_folder_that_cannot_be_made_is_a_refused_write(tmp_path: Path, below: 
     for home in (tmp_path / "file" / below, Path("/proc/none") / below):
         with pytest.raises(StorageError, match="refused a write"), refused_writes_explained(home):
             home.mkdir(parents=True, exist_ok=True)
+
+
+def test_use_cases_side_by_side_keep_their_feature_state_apart(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    default, of_a_copy, other = (
+        Settings(home=tmp_path, feature_repo=repo)
+        for repo in (
+            PROJECT_ROOT / DEFAULT_FEATURE_REPO,
+            repository_of(copy, f"name: {DEFAULT_FEATURE_REPO.name}"),
+            repository_of(tmp_path / "elsewhere", "name: other\nquestion: none"),
+        )
+    )
+    assert default.features_home == of_a_copy.features_home == tmp_path
+    assert other.features_home == tmp_path / "use_cases" / "other"
+    assert default.reports == tmp_path / "reports"
+    assert other.reports == tmp_path / "use_cases" / "other" / "reports"
+    assert other.store == default.store
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "does not exist; name a feature repository"),
+        ("name: [", "is no YAML"),
+        ("- name", "names the use case None"),
+        ("name: ../../elsewhere", "it names a folder too"),
+        ("name: 7", "names the use case 7"),
+    ],
+)
+def test_a_repository_that_names_no_use_case_has_no_state(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
+    settings = Settings(home=tmp_path, feature_repo=repository_of(tmp_path / "repo", text))
+    with pytest.raises(ConfigurationError, match=words):
+        _ = settings.features_home
+
+
+def repository_of(folder: Path, text: str | None) -> Path:
+    folder.mkdir()
+    if text is not None:
+        (folder / "use_case.yaml").write_text(text)
+    return folder
+
+
+def test_operation_has_a_database_in_the_state_folder_or_a_shared_one(tmp_path: Path) -> None:
+    own = Settings.from_environment({"FALAJ_HOME": str(tmp_path)})
+    assert own.operation_url == f"sqlite:///{tmp_path.resolve()}/operation/operation.db"
+    address = "postgresql://falaj:hunter2@host/falaj"
+    shared = Settings.from_environment({"FALAJ_DATABASE_URL": address})
+    assert shared.operation_url == address
+    assert "hunter2" not in repr(shared)

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.contracts.base import field_title
+
 MIB = 1 << 20
 GIB = 1 << 30
 BUCKET_PATTERN = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -16,7 +18,7 @@ BUCKET_PATTERN = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 class CheckpointConfig(BaseModel):
     """Checkpoints of one training run; says how it is carried out, not what it computes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     uri: str = Field(
         default="",

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.contracts.base import field_title
+
 ReadingMode = Literal["memory", "stream"]
 
 # Fields that say how rows are read, not which rows a step holds: both modes give equal batches.
@@ -15,7 +17,7 @@ EXECUTION_FIELDS = frozenset({"mode", "memory_share", "prefetch_pools", "reader_
 class ReadingConfig(BaseModel):
     """Where rows are held while training, how far ahead they are read, how they are shuffled."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     mode: Literal["auto", "memory", "stream"] = Field(
         default="auto",

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts import DatasetSchema, TimeWindow, category_code
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, category_code
 from tasks.errors import DataContractError
 from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array
 
@@ -71,13 +72,17 @@ class RowFacts:
 
     Args:
         num_rows: rows.
-        num_positive: rows with label 1.
+        num_positive: rows with label 1; 0 where the label is a number.
+        label_mean: mean of the labels.
+        label_squares: squared distances from it, summed.
         category_counts: per categorical column, rows of each category that is not missing.
         num_missing: per numeric column, rows without a value.
     """
 
     num_rows: int = 0
     num_positive: int = 0
+    label_mean: float = 0.0
+    label_squares: float = 0.0
     category_counts: dict[str, Counter[str]] = field(default_factory=dict)
     num_missing: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -85,10 +90,15 @@ class RowFacts:
     def none_of(cls, columns: DatasetSchema) -> RowFacts:
         """Facts of no rows."""
         counts: dict[str, Counter[str]] = {name: Counter() for name in columns.categorical}
-        return cls(0, 0, counts, np.zeros(len(columns.numeric), dtype=np.int64))
+        return cls(0, 0, 0.0, 0.0, counts, np.zeros(len(columns.numeric), dtype=np.int64))
 
     def add(self, other: RowFacts) -> None:
-        """Count another shard's rows too."""
+        """Count another shard's rows too (Chan, Golub and LeVeque, 1979)."""
+        gap, share = other.label_mean - self.label_mean, 0.0
+        if other.num_rows:
+            share = other.num_rows / (self.num_rows + other.num_rows)
+        self.label_mean += gap * share
+        self.label_squares += other.label_squares + gap**2 * share * self.num_rows
         self.num_rows += other.num_rows
         self.num_positive += other.num_positive
         self.num_missing = self.num_missing + other.num_missing
@@ -215,7 +225,8 @@ class SnapshotFile:
             group comes in several parts.
 
         Raises:
-            DataContractError: the row group is damaged, or a label is neither 0 nor 1.
+            DataContractError: the row group is damaged, or a label is neither 0 nor 1, or no number
+                where it should be one.
         """
         owners, begin = dealt.owners(), 0
         for table in self._tables(group):
@@ -266,9 +277,12 @@ class SnapshotFile:
 
     def _facts(self, words: Int32Array, categories: list[Column], rows: Int64Array) -> RowFacts:
         names = self.columns.categorical
+        labels = self.layout.labels(words)[rows].astype(np.float64)
         return RowFacts(
             num_rows=len(rows),
-            num_positive=int(self.layout.labels(words)[rows].sum()),
+            num_positive=0 if self._is_number else int(labels.sum()),
+            label_mean=float(labels.mean()),
+            label_squares=float(((labels - labels.mean()) ** 2).sum()),
             category_counts={
                 name: column.counts(rows) for name, column in zip(names, categories, strict=True)
             },
@@ -276,16 +290,22 @@ class SnapshotFile:
         )
 
     def _check_labels(self, labels: Float32Array, kept: Int64Array, group: int, begin: int) -> None:
-        wrong = kept[~np.isin(labels[kept], (0.0, 1.0))]
+        fits = np.isfinite(labels[kept]) if self._is_number else np.isin(labels[kept], (0.0, 1.0))
+        wrong = kept[~fits]
         if len(wrong):
             # Ids are decoded for this sentence alone: they are the largest column.
             name = self.columns.row_id
             ids = self._file.read_row_group(group, columns=[name], use_threads=False).column(name)
             raise DataContractError(
-                f"{len(wrong)} of {len(kept)} rows have a label that is neither 0 nor 1; the first "
+                f"{len(wrong)} of {len(kept)} rows have a label that is "
+                f"{'no number' if self._is_number else 'neither 0 nor 1'}; the first "
                 f"is {labels[wrong[0]]:g} in column {self.columns.label!r}, where {name} is "
                 f"{ids[begin + int(wrong[0])].as_py()}. Leave unlabelled rows out of the snapshot"
             )
+
+    @property
+    def _is_number(self) -> bool:
+        return self.columns.task == "regression"
 
     def _may_overlap(self, group: int, window: TimeWindow) -> bool:
         """False where the row group's statistics rule out that any row lies in the window."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import cast
 
 import numpy as np
 
-from tasks.contracts import DatasetSchema
+from tasks.contracts.data import DatasetSchema
+from tasks.errors import DataContractError
 from tasks.training.data.decode import RowFacts, RowLayout
 from tasks.training.data.order import merged_ranges
-from tasks.training.data.preprocess import Float32Array, Preprocessing, fit_preprocessing
+from tasks.training.data.preprocess import (
+    MAX_MAGNITUDE,
+    Float32Array,
+    LabelScale,
+    Preprocessing,
+    fit_preprocessing,
+)
 from tasks.training.data.store import ShardStore
 from tasks.training.run_directory import TrainingJob
 from tasks.training.strategies.base import Exchange
@@ -42,7 +50,7 @@ def fit_on_all_ranks(
         speaks: False on a rank whose rows another one brings: they share a replica.
 
     Raises:
-        DataContractError: two categories of one column share a code.
+        DataContractError: two categories of one column share a code, or all labels are equal.
     """
     columns, config = job.columns, job.config
     facts = total_facts(store, columns) if speaks else RowFacts.none_of(columns)
@@ -52,6 +60,7 @@ def fit_on_all_ranks(
     for counts in of_ranks:
         for name, of_rank in counts.items():
             merged[name].update(of_rank)
+    labels = fit_labels(facts, job, exchange) if columns.task == "regression" else None
     totals = exchange.sum(np.append(facts.num_missing, facts.num_rows).astype(np.float64))
     return fit_preprocessing(
         columns,
@@ -60,7 +69,38 @@ def fit_on_all_ranks(
         [bool(0 < missing < totals[-1]) for missing in totals[:-1]],
         min_category_rows=config.min_category_rows,
         num_bins=config.num_bins,
+        labels=labels,
     )
+
+
+def fit_labels(facts: RowFacts, job: TrainingJob, exchange: Exchange) -> LabelScale:
+    """Mean and standard deviation of all ranks' labels. Collective.
+
+    Args:
+        facts: of the rows that this rank brings.
+        job: column and window, for people.
+        exchange: all ranks.
+
+    Raises:
+        DataContractError: all labels are equal, or too large for 32-bit floats.
+    """
+    num_rows, mean, squares = label_moments(facts, exchange)
+    deviation = float(np.float32(math.sqrt(squares / num_rows)))
+    if not 0 < deviation < MAX_MAGNITUDE or abs(mean) >= MAX_MAGNITUDE:
+        raise DataContractError(
+            f"label {job.columns.label!r} has mean {mean:g} and standard deviation {deviation:g} "
+            f"in {num_rows} training rows of {job.splits.train}; expected numbers that differ, "
+            f"below {MAX_MAGNITUDE:g}. Mend the query of the training set"
+        )
+    return LabelScale(mean=float(np.float32(mean)), deviation=deviation)
+
+
+def label_moments(facts: RowFacts, exchange: Exchange) -> tuple[int, float, float]:
+    """Rows of all ranks, the mean of their labels and the squared distances from it. Collective."""
+    num_rows, total = exchange.sum(np.array([facts.num_rows, facts.num_rows * facts.label_mean]))
+    mean = float(total / max(num_rows, 1))
+    own = facts.label_squares + facts.num_rows * (facts.label_mean - mean) ** 2
+    return int(num_rows), mean, float(exchange.sum(np.array([own]))[0])
 
 
 def sample_numbers(

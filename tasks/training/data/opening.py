@@ -10,11 +10,11 @@ from typing import cast
 import numpy as np
 import psutil
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import DataContractError
 from tasks.training.data.config import ReadingMode
-from tasks.training.data.decode import SnapshotFile
-from tasks.training.data.fitting import fit_on_all_ranks, total_facts
+from tasks.training.data.decode import RowFacts, SnapshotFile
+from tasks.training.data.fitting import fit_on_all_ranks, label_moments, total_facts
 from tasks.training.data.memory import MemoryRows
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.data.source import RowSource, Shuffle, Sources
@@ -180,14 +180,29 @@ def _check_labels(
     exchange: Exchange,
     speaks: bool,
 ) -> int:
-    """Rows of a window over all ranks; refuse a window without both labels. Collective."""
-    facts = total_facts(store, job.columns)
-    own = [facts.num_rows, facts.num_positive] if speaks else [0, 0]
+    """Rows of a window over all ranks; refuse a window whose labels are all equal. Collective."""
+    facts = total_facts(store, job.columns) if speaks else RowFacts.none_of(job.columns)
+    if job.columns.task == "regression":
+        return _check_numbers(name, facts, job, window, exchange)
+    own = [facts.num_rows, facts.num_positive]
     num_rows, num_positive = map(int, exchange.sum(np.array(own, dtype=np.float64)))
     if num_positive in (0, num_rows):
         raise DataContractError(
             f"the {name} window {window} has {num_rows} rows, {num_positive} of them with label 1; "
             "expected rows of both labels. Widen the window or build the snapshot again"
+        )
+    return num_rows
+
+
+def _check_numbers(
+    name: str, facts: RowFacts, job: TrainingJob, window: TimeWindow, exchange: Exchange
+) -> int:
+    num_rows, mean, squares = label_moments(facts, exchange)
+    if squares <= 0:
+        raise DataContractError(
+            f"the {name} window {window} has {num_rows} rows, and label {job.columns.label!r} is "
+            f"{mean:g} in all of them; expected rows with different labels. Widen the window or "
+            "build the snapshot again"
         )
     return num_rows
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasks.contracts import DatasetSchema, category_code
+from tasks.contracts.data import DatasetSchema, category_code
 from tasks.errors import DataContractError
 
 Int32Array = NDArray[np.int32]
@@ -26,6 +26,19 @@ NO_CODE = -1
 
 
 @dataclass(frozen=True)
+class LabelScale:
+    """How a label that is a number is standardised; from the training rows, as 32-bit floats hold.
+
+    Args:
+        mean: of the labels.
+        deviation: their standard deviation, above 0.
+    """
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
 class Preprocessing:
     """Everything that turns raw columns into network inputs; becomes buffers of the exported model.
 
@@ -33,11 +46,13 @@ class Preprocessing:
         vocabularies: per categorical column, the known `category_code`s, increasing.
         edges: per numeric column, increasing bin edges; empty where the column is constant.
         flagged: positions of the numeric columns that get a missing indicator.
+        labels: how predictions become labels again; None where the label is 0 or 1.
     """
 
     vocabularies: tuple[Int32Array, ...]
     edges: tuple[Float32Array, ...]
     flagged: tuple[int, ...]
+    labels: LabelScale | None = None
 
     def category_positions(self, codes: Int32Array) -> Int64Array:
         """Position of each code in its column's vocabulary; unknown is the vocabulary's length.
@@ -62,6 +77,7 @@ class Preprocessing:
             "vocabularies": [torch.from_numpy(codes) for codes in self.vocabularies],
             "edges": [torch.from_numpy(edges) for edges in self.edges],
             "flagged": list(self.flagged),
+            **({"labels": [self.labels.mean, self.labels.deviation]} if self.labels else {}),
         }
 
 
@@ -73,6 +89,7 @@ def fit_preprocessing(
     *,
     min_category_rows: int,
     num_bins: int,
+    labels: LabelScale | None = None,
 ) -> Preprocessing:
     """Fit vocabularies and bins on what was seen in the training rows.
 
@@ -83,6 +100,7 @@ def fit_preprocessing(
         has_missing: per numeric column, whether some but not all training rows lack a value.
         min_category_rows: rarer categories are treated like ones never seen.
         num_bins: at most this many bins for each number.
+        labels: how a label that is a number is standardised.
 
     Raises:
         DataContractError: two categories of one column share a code, or no column varies.
@@ -97,6 +115,7 @@ def fit_preprocessing(
             for position in range(len(columns.numeric))
         ),
         flagged=tuple(position for position, missing in enumerate(has_missing) if missing),
+        labels=labels,
     )
     if not (fitted.flagged or any(map(len, (*fitted.vocabularies, *fitted.edges)))):
         raise DataContractError(

@@ -28,7 +28,7 @@ class RowSource(Protocol):
 
     `Batch.inputs` is (positions, numeric): int64 (rows, categorical columns) from
     `Preprocessing.category_positions`, and float32 (rows, numeric columns), NaN for missing.
-    `Batch.labels` is float32 (rows,), 0 or 1.
+    `Batch.labels` is float32 (rows,): 0 or 1, or the number of a regression.
     """
 
     @property

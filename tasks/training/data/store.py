@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import StorageError, TransientError, refused_writes_explained
 from tasks.settings import content_key, write_atomically
 from tasks.training.data.decode import RowFacts, SnapshotFile
@@ -29,7 +29,7 @@ from tasks.training.data.preprocess import Int32Array, Int64Array
 
 LOGGER = logging.getLogger(__name__)
 # Part of the name of the folder of decoded rows: another layout never meets old files.
-FILE_FORMAT = 1
+FILE_FORMAT = 2
 
 OnProgress = Callable[[], None]
 OnRows = Callable[[int, Int32Array, RowFacts], None]
@@ -304,6 +304,8 @@ def _facts_to_json(facts: RowFacts) -> str:
         {
             "num_rows": facts.num_rows,
             "num_positive": facts.num_positive,
+            "label_mean": facts.label_mean,
+            "label_squares": facts.label_squares,
             "category_counts": facts.category_counts,
             "num_missing": facts.num_missing.tolist(),
         }
@@ -315,6 +317,8 @@ def _facts_from_json(text: str) -> RowFacts:
     return RowFacts(
         num_rows=values["num_rows"],
         num_positive=values["num_positive"],
+        label_mean=values["label_mean"],
+        label_squares=values["label_squares"],
         category_counts={name: Counter(of) for name, of in values["category_counts"].items()},
         num_missing=np.array(values["num_missing"], dtype=np.int64),
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
-from tasks.contracts import Contract
+from tasks.contracts.base import Contract
 
 MAX_LINE_BYTES = 1 << 20
 

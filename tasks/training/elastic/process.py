@@ -24,6 +24,7 @@ NUM_LAST_LINES = 5
 # What a rank has of its host's environment; everything else there may be a secret.
 INHERITED_VARIABLES = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
+    "FALAJ_LEASE",
 )  # fmt: skip
 GRACE_S = 5.0
 SSH_EXIT_CODE = 255

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from tasks.contracts import Contract
+from tasks.contracts.base import Contract
 
 EventKind = Literal["lost", "left", "straggler", "recovered", "discovery", "waiting"]
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.contracts.base import field_title
+
 AUTO: Literal["auto"] = "auto"
 Auto = Literal["auto"]
 
@@ -13,7 +15,7 @@ Auto = Literal["auto"]
 class LaunchConfig(BaseModel):
     """Number of ranks and threads of a run on one host; says nothing of what is computed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     ranks: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
         default=AUTO,

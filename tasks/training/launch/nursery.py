@@ -23,9 +23,11 @@ from typing import IO, Self
 from tasks.settings import PROJECT_ROOT
 from tasks.training.launch import guard, warm
 
-# Everything else in the driver's environment may be a secret and stays there.
+# Everything else in the driver's environment may be a secret and stays there. FALAJ_LEASE tells
+# under which lease a process runs, so that devices are not given on while it still does.
 ALLOWED_VARIABLES = (
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
+    "FALAJ_LEASE",
 )  # fmt: skip
 GRACE_S = 5.0
 # A guard gives its ranks the grace, then kills; what is not gone by then, it will not end.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import PositiveFloat, PositiveInt, ValidationError
 
-from tasks.contracts import Contract
+from tasks.contracts.base import Contract
 from tasks.settings import code_digest, content_key, write_atomically
 from tasks.training.launch.config import LaunchConfig
 from tasks.training.launch.host import Host, busy_share

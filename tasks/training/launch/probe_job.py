@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from tasks.contracts import Contract
+from tasks.contracts.base import Contract
 from tasks.training.config import TrainingConfig
 from tasks.training.strategies.config import StrategyConfig
 

@@ -8,13 +8,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
+from tasks.contracts.base import field_title
+
 MAX_GRID_POINTS = 10_000
 Plain = bool | int | float | str
 
 
 class _Frozen(BaseModel):
     # The input is kept out of error texts: somebody may have written a secret where a name goes.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        field_title_generator=field_title,
+    )
 
 
 class FloatRange(_Frozen):

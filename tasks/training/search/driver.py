@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tasks.contracts import TrialRecord
+from tasks.contracts.training import TrialRecord
 from tasks.errors import TrainingError, TransientError
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.study import Proposal, Study

@@ -6,11 +6,11 @@ was cut off and run again proposes what an unbroken one would have (one trial at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from tasks.contracts import EpochMetrics, SearchedField, StudyRecord, TrialRecord
+from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
 from tasks.settings import content_key
 from tasks.training.search.config import Choices, SearchConfig
 from tasks.training.search.space import Point, distributions, grid_point, told
@@ -113,7 +113,7 @@ class Study:
                 self._copy_outcome(trial.number, twin)
 
     def report(self, number: int, epoch: EpochMetrics) -> bool:
-        """Keep an epoch's validation AUC; True where the trial is not worth going on.
+        """Keep an epoch's quality; True where the trial is not worth going on.
 
         A trial that is taken up again reports its earlier epochs again: they are kept once. In its
         last epoch no trial is ended, since nothing would be saved.
@@ -122,18 +122,16 @@ class Study:
         with explained(self._storage):
             trial = self._open_trial(number)
             if step not in self._frozen(number).intermediate_values:
-                trial.report(epoch.validation_auc, step)
+                trial.report(epoch.quality, step)
             return step < self._max_epochs and trial.should_prune()
 
     def complete(self, number: int, epochs: Sequence[EpochMetrics], seconds: float) -> None:
-        """End a trial that was trained whole; its value is the best validation AUC."""
+        """End a trial that was trained whole; its value is its best quality."""
         for epoch in epochs:
             self.report(number, epoch)
         self._keep(number, epochs, seconds, "")
         with explained(self._storage):
-            self._study.tell(
-                number, max(epoch.validation_auc for epoch in epochs), skip_if_finished=True
-            )
+            self._study.tell(number, max(epoch.quality for epoch in epochs), skip_if_finished=True)
 
     def prune(
         self, number: int, epochs: Sequence[EpochMetrics], seconds: float, reason: str
@@ -187,11 +185,12 @@ class Study:
         """The study as it stands."""
         config = self._config
         trials = self.trials()
-        complete = [t for t in trials if t.state == "complete" and t.auc is not None]
-        best = max(complete, key=lambda t: (cast(float, t.auc), -t.number), default=None)
+        complete = [t for t in trials if t.state == "complete" and t.quality is not None]
+        best = max(complete, key=lambda t: (cast(float, t.quality), -t.number), default=None)
         return StudyRecord(
             study=self.name,
             use_case=use_case,
+            task="regression" if any(t.r2 is not None for t in trials) else "classification",
             fields=searched_fields(config),
             trials=trials,
             best=None if best is None else best.number,
@@ -204,7 +203,7 @@ class Study:
         )
 
     def _importance(self) -> dict[str, float]:
-        """Share of each field in the variance of the AUC (Hutter et al., 2014)."""
+        """Share of each field in the variance of the quality (Hutter et al., 2014)."""
         from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
         complete = self._trials("COMPLETE")
@@ -274,6 +273,10 @@ def _repeats(trial: FrozenTrial) -> int | None:
     return None if number is None else int(number)
 
 
+def _best(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
 def record_of(trial: FrozenTrial, fields: Sequence[str]) -> TrialRecord:
     """A finished trial as it travels, its point in the order of `fields`."""
     states = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
@@ -283,7 +286,8 @@ def record_of(trial: FrozenTrial, fields: Sequence[str]) -> TrialRecord:
             "number": trial.number,
             "state": states[trial.state.name],
             "point": {name: trial.params[name] for name in fields},
-            "auc": max((epoch.validation_auc for epoch in epochs), default=None),
+            "auc": _best(epoch.validation_auc for epoch in epochs),
+            "r2": _best(epoch.validation_r2 for epoch in epochs),
             "epochs": epochs,
             "seconds": trial.user_attrs.get(SECONDS, 0.0),
             "reason": trial.user_attrs.get(REASON, ""),

@@ -9,7 +9,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from tasks.contracts import DataSplits, TrialRecord, ValidatedDataset
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.training import TrialRecord
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
 from tasks.training.search.trial import TrialOrder

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from tasks.contracts import Contract, DataSplits, EpochMetrics, TrainedModel, ValidatedDataset
+from tasks.contracts.base import Contract
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.errors import TrainingError, refused_writes_explained
 from tasks.settings import code_digest, content_key
 from tasks.training.config import TrainingConfig
@@ -129,8 +131,8 @@ def _spent(epochs: list[EpochMetrics], started: float) -> float:
 
 
 def _why(order: TrialOrder, epochs: list[EpochMetrics]) -> str:
-    best = max(epoch.validation_auc for epoch in epochs)
+    best = max(epoch.quality for epoch in epochs)
     return (
         f"rule {order.search.pruner.rule} after epoch {epochs[-1].epoch + 1} of "
-        f"{order.base.max_epochs}: best validation AUC so far {best:.4f}"
+        f"{order.base.max_epochs}: best validation {epochs[-1].quality_name} so far {best:.4f}"
     )

@@ -6,6 +6,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.contracts.base import field_title
+
 StrategyName = Literal["horovod", "ddp", "fsdp", "tensor-parallel", "pipeline-parallel"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "powersgd", "topk"]
@@ -17,7 +19,7 @@ WHOLE_REPLICA = ("horovod", "ddp")
 class StrategyConfig(BaseModel):
     """Engine, precision and exchange of gradients; recorded with the run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     name: StrategyName = Field(
         default="horovod",

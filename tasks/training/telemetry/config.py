@@ -7,6 +7,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tasks.contracts.base import field_title
+
 
 class TelemetryConfig(BaseModel):
     """Sampling, profile, prices and export of one training run; changes nothing that it computes.
@@ -14,7 +16,7 @@ class TelemetryConfig(BaseModel):
     Except with `apply_suggestions`, and then the run says which settings it took over.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     sample_every_s: float = Field(
         default=1.0, ge=0.1, le=60, description="Seconds between two looks at the ranks."

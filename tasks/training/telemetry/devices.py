@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pynvml  # type: ignore[import-untyped]
 
-from tasks.contracts import DeviceTelemetry
+from tasks.contracts.telemetry import DeviceTelemetry
 from tasks.training.telemetry.energy import EnergyCounter, PowerIntegral
 from tasks.training.telemetry.running import Running
 

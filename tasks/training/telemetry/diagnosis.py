@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.contracts import Diagnosis, Finding, HostTelemetry, RankTelemetry, Setting
+from tasks.contracts.telemetry import Diagnosis, Finding, HostTelemetry, RankTelemetry, Setting
 from tasks.training.telemetry.step_clock import STEP_PHASES, WARM_UP_STEPS
 from tasks.training.telemetry.trace import ExchangeStages, ProfileSummary
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.contracts import DeviceTelemetry, EnergyUse, RunCost
+from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse, RunCost
 from tasks.training.telemetry.config import TelemetryConfig
 
 POWERCAP = Path("/sys/class/powercap")

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import psutil
 
-from tasks.contracts import HostTelemetry
+from tasks.contracts.telemetry import HostTelemetry
 from tasks.training.telemetry.running import Running
 
 LOOPBACK = "lo"

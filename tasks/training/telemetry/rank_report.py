@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.contracts import RankTelemetry
+from tasks.contracts.telemetry import RankTelemetry
 from tasks.training.telemetry.processes import RankProcesses
 from tasks.training.telemetry.step_clock import STEP_PHASES, ClockReading
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.contracts import TrainingTelemetry
+from tasks.contracts.telemetry import TrainingTelemetry
 from tasks.training.telemetry.diagnosis import JobFacts, diagnose
 from tasks.training.telemetry.profiler import TIMELINE, read_profiles
 from tasks.training.telemetry.sampler import TelemetrySampler

@@ -20,7 +20,8 @@ from typing import Self
 from prometheus_client import CollectorRegistry
 from pydantic import NonNegativeFloat, PositiveInt, ValidationError
 
-from tasks.contracts import Contract, TrainingTelemetry
+from tasks.contracts.base import Contract
+from tasks.contracts.telemetry import TrainingTelemetry
 from tasks.errors import StorageError
 from tasks.settings import write_atomically
 from tasks.training.telemetry.config import TelemetryConfig

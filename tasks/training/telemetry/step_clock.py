@@ -19,7 +19,8 @@ from typing import Literal, Self, get_args
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from tasks.contracts import Contract, PhaseTime
+from tasks.contracts.base import Contract
+from tasks.contracts.telemetry import PhaseTime
 from tasks.errors import StorageError, refused_writes_explained
 
 Phase = Literal["data", "compute", "exchange", "validate", "checkpoint"]

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tasks.contracts import Contract, Diagnosis, Setting
+from tasks.contracts.base import Contract
+from tasks.contracts.telemetry import Diagnosis, Setting
 from tasks.settings import content_key, write_atomically
 
 LOGGER = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from tasks.contracts import Contract
+from tasks.contracts.base import Contract
 
 OperationKind = Literal["matmul", "optimizer", "move", "allocate", "exchange"]
 OPERATION_KINDS: tuple[OperationKind, ...] = get_args(OperationKind)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import BuiltVariant, RegisteredProgram, ValidatedDataset
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.onnx_export import build_onnx
 from tasks.conversion.openvino_export import build_openvino

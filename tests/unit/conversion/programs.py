@@ -9,13 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tasks.contracts import (
-    DatasetSchema,
-    ModelVersionRef,
-    RegisteredProgram,
-    ValidatedDataset,
-    category_code,
-)
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import DatasetSchema, ValidatedDataset, category_code
+from tasks.contracts.release import RegisteredProgram
 from tasks.settings import ArtifactStore, StagedFolder, content_key, digest_of
 from tests.builders import COLUMNS
 

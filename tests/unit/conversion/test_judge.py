@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.contracts import BuiltVariant, Metric, ModelVariant, VariantLatency
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import BuiltVariant, ModelVariant, VariantLatency
 from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.judge import (
     EAGER,
     Examined,
-    auc_failure,
     best_variant,
     decide,
     judge_variants,
+    quality_failure,
 )
 from tasks.conversion.latency import Timing
 from tasks.conversion.onnx_export import build_onnx
@@ -20,6 +21,7 @@ from tasks.conversion.parity import ScoreGap
 from tasks.conversion.variants import FORM
 from tasks.errors import ArtifactError, ConfigurationError, DataContractError
 from tests.builders import COLUMNS, dataset, frame, month, splits
+from tests.promises import Promise, proves
 from tests.unit.conversion.conftest import Case
 from tests.unit.conversion.programs import (
     NotANumber,
@@ -46,7 +48,7 @@ def _examined(name: str, failure: str | None = None) -> Examined:
         name=name, format=form.format, precision=form.precision, files=None, settings={}
     )
     gap = ScoreGap(largest=1e-7, mean=1e-8, num_rows=100)
-    return Examined(built, failure, rows=gap, edges=gap, auc_change=NO_CHANGE)
+    return Examined(built, failure, rows=gap, edges=gap, change=NO_CHANGE)
 
 
 def _decided(case: Case, times_ms: dict[str, tuple[float, float]]) -> dict[str, ModelVariant]:
@@ -120,7 +122,7 @@ def test_a_form_that_failed_keeps_its_sentence(case: Case) -> None:
 @pytest.mark.parametrize(("low", "fails"), [(-0.0009, False), (-0.001, False), (-0.0011, True)])
 def test_auc_is_judged_by_the_lower_end_of_its_interval(low: float, fails: bool) -> None:
     bound = QualityBound(max_gap=0.1, mean_gap=0.1, auc_drop=0.001)
-    failure = auc_failure(Metric(value=-0.0005, low=low, high=0.0), bound)
+    failure = quality_failure(Metric(value=-0.0005, low=low, high=0.0), bound)
     assert (failure is not None) == fails
     if failure:
         assert "AUC changes by -0.00050 (-0.00110 to +0.00000)" in failure
@@ -152,6 +154,7 @@ def test_judging_leaves_the_threads_of_pytorch_as_they_were(case: Case) -> None:
     assert torch.get_num_threads() == 2
 
 
+@proves(Promise.CONVERSION, "the wrong form is dropped with its reason")
 @pytest.mark.parametrize(
     ("network", "sentence"),
     [

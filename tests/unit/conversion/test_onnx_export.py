@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from tasks.contracts import ValidatedDataset
+from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.onnx_export import MODEL_FILE, build_onnx
 from tasks.conversion.parity import score_gap

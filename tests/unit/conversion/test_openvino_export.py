@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from tasks.contracts import ValidatedDataset
+from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.onnx_export import MODEL_FILE, build_onnx
 from tasks.conversion.openvino_export import build_openvino, read_ir, save_ir

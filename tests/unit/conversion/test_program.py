@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.contracts import DatasetSchema
+from tasks.contracts.data import DatasetSchema
 from tasks.conversion.program import check_inputs, load_program
 from tasks.errors import ArtifactError, ConversionError
 from tests.builders import COLUMNS

@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.contracts import RegisteredProgram, TimeWindow, ValidatedDataset
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.openvino_export import read_ir
 from tasks.conversion.parity import score_gap

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.contracts import DriftReport, DriftVerdict, ValidatedDataset
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.drift import DriftReport, DriftVerdict
 from tasks.drift.compare import compare_windows
 from tasks.drift.config import DriftConfig
 from tasks.errors import DataContractError, WindowError

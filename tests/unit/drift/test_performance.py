@@ -3,9 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.contracts import DriftVerdict, FeatureDrift, Metric
+from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import Metric
 from tasks.drift.config import DriftConfig
-from tasks.drift.performance import PerformanceChange, unpaired_difference
+from tasks.drift.performance import (
+    ClassificationChange,
+    PerformanceChange,
+    unpaired_difference,
+)
 from tasks.drift.verdict import decide
 
 CONFIG = DriftConfig(min_auc_drop=0.02, min_excess_rise=0.02)
@@ -30,7 +35,7 @@ def change(auc: float, excess: float, spread: float = 0.01) -> PerformanceChange
     auc_change, excess_change = (
         Metric(value=value, low=value - spread, high=value + spread) for value in (auc, excess)
     )
-    return PerformanceChange(auc_change, excess_change)
+    return ClassificationChange(auc_change, excess_change)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.contracts import Metric, MetricSet, ScoredWindow, TimeWindow, ValidatedDataset
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import Metric, MetricSet, ScoredWindow
 from tasks.drift.histograms import Histogram, count_categories, count_numbers
 from tasks.drift.statistics import Change, draw_blocks, measure_changes
 from tasks.drift.window import WindowColumns

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tasks.contracts import RegisteredProgram, TrainedModel, ValidatedDataset, Yardstick
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import Yardstick
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import TrainedModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.evaluation.yardstick import score_yardstick
 from tasks.settings import ArtifactStore

@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tasks.contracts import (
-    Artifact,
-    ModelVersionRef,
-    RegisteredProgram,
-    TrainedModel,
-    ValidatedDataset,
-)
+from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import TrainedModel
 from tasks.settings import ArtifactStore, StagedFolder, content_key
 from tests.builders import COLUMNS, splits
 

@@ -137,3 +137,17 @@ def test_what_is_too_small_to_judge_is_said_with_counts(
     times = START + (np.arange(num_rows) % num_days) * DAY
     seen = too_few(labels, times, CONFIG)
     assert (seen is None) if reason is None else (seen is not None and seen.startswith(reason))
+
+
+def test_two_models_are_compared_by_every_error_on_the_same_draws() -> None:
+    labels, scores, times = rows_by_day(0, 40, 0.3)
+    logit = np.log(scores / (1 - scores))
+    worse = 1 / (1 + np.exp(-(0.3 * logit + 1.5)))
+    config = EvaluationConfig(replicates=200)
+    ours, theirs = (measure(labels, s, times, config) for s in (scores, worse))
+    difference = ours.minus(theirs, "other")
+    assert difference.auc_difference.value == pytest.approx(0, abs=1e-9)
+    for name in ("brier", "log_loss", "calibration_error"):
+        found = getattr(difference, f"{name}_difference")
+        assert found.value == pytest.approx(ours.metric(name).value - theirs.metric(name).value)
+        assert found.low < found.value < found.high < 0

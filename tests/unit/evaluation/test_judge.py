@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
-from tasks.contracts import DataSplits, EvaluationReport
+from tasks.contracts.data import DataSplits
+from tasks.contracts.evaluation import EvaluationReport
 from tasks.errors import DataContractError
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.yardstick import score_yardstick

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.contracts import Artifact
+from tasks.contracts.base import Artifact
 from tasks.errors import ArtifactError, DataContractError
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.settings import ArtifactStore, StagedFolder

@@ -32,6 +32,7 @@ from tests.asof import (
     view_of,
     write_rows,
 )
+from tests.promises import Promise, proves
 
 MINUTES = st.integers(0, 60).map(lambda n: n * 10)  # coarse, so that times meet
 KEYS = st.sampled_from(["a", "b", None])
@@ -304,6 +305,7 @@ def test_on_demand_features_are_computed_and_saved_with_the_others(tmp_path: Pat
     assert listed(pd.read_parquet(tmp_path / "out.parquet")["twice"]) == [4.0, None]
 
 
+@proves(Promise.NO_FUTURE, "values of later are not seen")
 def test_shifting_event_times_later_hides_the_values(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:

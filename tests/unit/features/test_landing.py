@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import ConfigurationError, DataContractError, StorageError, WindowError
+from tasks.features.config import FeatureConfig
 from tasks.features.landing import land_raw_rows
 from tasks.settings import ArtifactStore
 from tests.repository import SmallRepository, days
@@ -164,3 +166,60 @@ def test_a_window_of_a_mistyped_year_is_refused_before_anything_is_touched(
     with pytest.raises(WindowError, match="longer than 20 years; check the years"):
         land_raw_rows(window, repository.config, repository.path, store)
     assert not store.root.exists()
+
+
+def in_zone(repository: SmallRepository, zone: str) -> FeatureConfig:
+    """The configuration with a zone for the times of `weather` that have none."""
+    tables = [
+        {**table.model_dump(), **({"time_zone": zone} if table.name == "weather" else {})}
+        for table in repository.config.raw_tables
+    ]
+    return FeatureConfig(**{**repository.config.model_dump(), "raw_tables": tables})
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_times_without_a_zone_get_the_one_that_is_declared(
+    repository: SmallRepository, store: ArtifactStore, as_text: bool
+) -> None:
+    weather = repository.read("weather")
+    moments = pd.to_datetime(weather["time_hour"])
+    local = moments.dt.tz_convert("America/New_York").dt.tz_localize(None)
+    config = in_zone(repository, "America/New_York")
+    if as_text:
+        repository.write("weather", weather.assign(time_hour=local.astype(str)))
+    else:
+        known = weather.replace("NA", None).assign(time_hour=local)
+        known.to_parquet(repository.path / "raw" / "weather.parquet")
+        tables = [
+            {**t.model_dump(), "uri": t.uri.replace("weather.csv", "weather.parquet")}
+            for t in config.raw_tables
+        ]
+        config = FeatureConfig(**{**config.model_dump(), "raw_tables": tables})
+    landed = land_raw_rows(days(0, 3), config, repository.path, store)
+    table = next(t for t in landed.tables if t.name == "weather")
+    seen = pd.read_parquet(store.path(table.artifact))["time_hour"].dt.tz_convert("UTC")
+    assert sorted(seen) == sorted(moments)
+
+
+def test_a_time_that_names_its_zone_keeps_it(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    config = in_zone(repository, "Asia/Muscat")
+    landed = land_raw_rows(days(0, 3), config, repository.path, store)
+    weather = next(t for t in landed.tables if t.name == "weather")
+    assert weather.num_rows == land(repository, store)["weather"]
+
+
+def test_what_is_no_time_in_any_zone_is_named(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    weather = repository.read("weather")
+    weather.loc[3, "time_hour"] = "soon"
+    repository.write("weather", weather)
+    with pytest.raises(DataContractError, match=r"time_hour has 1 value\(s\) .* such as 'soon'"):
+        land_raw_rows(days(0, 3), in_zone(repository, "UTC"), repository.path, store)
+
+
+def test_a_zone_that_does_not_exist_is_refused(repository: SmallRepository) -> None:
+    with pytest.raises(ValidationError, match="there is no time zone 'Mars/Olympus'"):
+        in_zone(repository, "Mars/Olympus")

@@ -11,6 +11,7 @@ from tasks.errors import ConfigurationError
 from tasks.features.profile import profile_file, read_profile
 from tasks.settings import PROJECT_ROOT
 
+FLIGHTS = PROJECT_ROOT / "feature_repo" / "flights"
 REDIS = "127.0.0.1:6379"
 REGISTRY = "postgresql+psycopg://feast:secret@127.0.0.1/feast"
 ENVIRONMENT = {"FALAJ_REDIS": REDIS, "FALAJ_REGISTRY_URL": REGISTRY}
@@ -20,8 +21,8 @@ ENVIRONMENT = {"FALAJ_REDIS": REDIS, "FALAJ_REGISTRY_URL": REGISTRY}
 def repo(tmp_path: Path) -> Path:
     """The profiles of the project, in a folder to spoil."""
     folder = tmp_path / "feature_repo"
-    shutil.copytree(PROJECT_ROOT / "feature_repo" / "profiles", folder / "profiles")
-    shutil.copy(PROJECT_ROOT / "feature_repo" / "feature_store.yaml", folder)
+    shutil.copytree(FLIGHTS / "profiles", folder / "profiles")
+    shutil.copy(FLIGHTS / "feature_store.yaml", folder)
     return folder
 
 

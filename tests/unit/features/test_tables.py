@@ -6,7 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureTables, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables
 from tasks.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.features.landing import land_raw_rows
 from tasks.features.tables import (

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tasks.contracts import RunRecord, TablePin, TrainingResult
+from tasks.contracts.data import TablePin
+from tasks.contracts.release import TrainingResult
+from tasks.contracts.run import RunRecord
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.events import FlowRun, step_events
 from tasks.lineage.steps import Query, Step, conversion_steps, refresh_steps, training_steps

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openlineage.client.event_v2 import RunState
 
-from tasks.contracts import TrainingResult
+from tasks.contracts.release import TrainingResult
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.events import flow_event, run_id
 from tasks.lineage.steps import Node, Step, conversion_steps, refresh_steps, training_steps

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.errors import ArtifactError
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.journal import Journal

@@ -6,7 +6,7 @@ import multiprocessing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.monitoring.alerts import FILE, AlertEvent, alert, append_alerts, read_alerts
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.contracts import FeatureMonitoring, FeatureTables, TableRef, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureMonitoring, FeatureTables, TableRef
 from tasks.errors import DataContractError
 from tasks.monitoring.alerts import read_alerts
 from tasks.monitoring.config import MonitoringConfig

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks.contracts import (
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import (
     CurvePoint,
-    EpochMetrics,
     EvaluationReport,
     Metric,
     MetricSet,
-    ModelVariant,
-    ModelVersionRef,
     PairedComparison,
-    PromotionDecision,
     SliceMetrics,
-    TrainedModel,
-    ValidatedDataset,
 )
+from tasks.contracts.release import ModelVariant, PromotionDecision
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.registry.connection import RegistryLocation

@@ -8,7 +8,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import NoReturn
 
-from tasks.registry import model_folder, pictures, variants
+from tasks.registry import model_folder, pictures, promotion, variants
 from tasks.registry.mlflow_registry import Registry
 from tests.unit.registry import builders
 
@@ -64,6 +64,15 @@ def promote_and_die(home: Path, step: str) -> None:
     ref, report = world.register()
     made = world.attach(ref)
     setattr(*PROMOTE_STEPS[step], die)
+    world.promote(ref, report, made)
+
+
+def move_and_die(home: Path) -> None:
+    """Promote, and die when the alias has moved and nobody has been told."""
+    world = world_at(home)
+    ref, report = world.register()
+    made = world.attach(ref)
+    promotion._log = die
     world.promote(ref, report, made)
 
 

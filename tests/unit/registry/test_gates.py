@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts import EvaluationReport, Metric, ModelVersionRef
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.calibration import Calibration, MapFit, ScoreMap
+from tasks.contracts.evaluation import EvaluationReport, Metric
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import GATES, Evidence, judge
 from tasks.registry.model_folder import list_variants
@@ -289,3 +291,37 @@ def test_the_worst_of_all_slices_decides(good: Evidence, aucs: list[float]) -> N
 def test_a_floor_above_the_ceiling_is_rejected_with_the_fix() -> None:
     with pytest.raises(ValidationError, match="lower the floor or raise the ceiling"):
         PromotionConfig(min_auc=0.9, max_plausible_auc=0.8)
+
+
+def test_a_recalibrated_champion_is_better_by_its_error_for_its_ranking_is_the_same(
+    good: Evidence,
+) -> None:
+    assert good.champion is not None
+    assert good.record.manifest is not None
+    fit = MapFit(
+        map=ScoreMap(slope=1.1, intercept=0.2),
+        slope_error=0.1,
+        intercept_error=0.1,
+        window=shared.month(7),
+        num_rows=1000,
+    )
+    made = Calibration(source=good.champion, fit=fit, whole_map=fit.map)
+    better = PromotionConfig(champion_rule="better")
+    same = Metric(value=0.0, low=-1e-6, high=1e-6)
+
+    def judged(source: ModelVersionRef | None, brier: Metric) -> dict[str, str]:
+        calibration = made.model_copy(update={"source": source}) if source else None
+        manifest = good.record.manifest.model_copy(update={"calibration": calibration})
+        against = good.evaluation.comparisons[CHAMPION_COMPARISON].model_copy(
+            update={"auc_difference": same, "brier_difference": brier}
+        )
+        comparisons = (good.evaluation.comparisons[0], against)
+        evaluation = good.evaluation.model_copy(update={"comparisons": comparisons})
+        record = replace(good.record, manifest=manifest)
+        return closed(replace(good, record=record, evaluation=evaluation), better)
+
+    other = good.champion.model_copy(update={"version": 7})
+    assert judged(good.champion, builders.metric(-0.02)) == {}
+    assert "Brier score surely lower" in judged(good.champion, builders.metric(-0.005))["champion"]
+    assert "champion" in judged(None, builders.metric(-0.02))
+    assert "champion" in judged(other, builders.metric(-0.02))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import TrainedModel
+from tasks.contracts.training import TrainedModel
 from tasks.errors import ArtifactError, RegistryError, StorageError
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,

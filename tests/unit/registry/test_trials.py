@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.contracts import EpochMetrics, StudyRecord, TrialRecord
+from tasks.contracts.training import EpochMetrics, StudyRecord, TrialRecord
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, load_mlflow
 from tasks.registry.mlflow_registry import Registry

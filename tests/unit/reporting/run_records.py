@@ -9,44 +9,36 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tasks.contracts import (
-    Artifact,
-    Contract,
-    CurvePoint,
+from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.data import (
     DatasetSchema,
     DataSplits,
-    DriftReport,
-    DriftVerdict,
-    EpochMetrics,
-    EvaluationReport,
     ExcludedRows,
-    FeatureDrift,
     FeatureRefresh,
     FeatureSnapshot,
     FeatureTables,
-    GateResult,
     LandedRows,
     MaterializedView,
-    Metric,
-    MetricSet,
-    ModelVariant,
-    ModelVersionRef,
-    PairedComparison,
-    PromotionDecision,
-    RunRecord,
-    SliceMetrics,
     SnapshotPins,
     SourceFile,
-    StageTime,
     TableRef,
-    TimeWindow,
-    TrainedModel,
     ValidatedDataset,
     ValidatedRows,
     ValidationResult,
-    VariantLatency,
     ViewPin,
 )
+from tasks.contracts.drift import DriftReport, DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import (
+    CurvePoint,
+    EvaluationReport,
+    Metric,
+    MetricSet,
+    PairedComparison,
+    SliceMetrics,
+)
+from tasks.contracts.release import GateResult, ModelVariant, PromotionDecision, VariantLatency
+from tasks.contracts.run import RunRecord, StageTime
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.settings import ArtifactStore, StagedFolder
 
 YEAR = TimeWindow(start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 1, tzinfo=UTC))

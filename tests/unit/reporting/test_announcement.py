@@ -21,6 +21,9 @@ def test_the_announcement_gives_verdicts_figures_and_the_place(tmp_path: Path) -
     text = announcement(record, files)
     for words in ("Promoted: version 3", "Drift: watch", "0.752", "report.html", "report.json"):
         assert words in text.replace("&#95;", "_"), words
+    assert "](http" not in text
+    linked = announcement(record, files, "http://127.0.0.1:5000/reports")
+    assert f"[The report](http://127.0.0.1:5000/reports/{record.run_id}/report.html)" in linked
 
 
 def test_names_out_of_the_data_are_neither_markdown_nor_html(tmp_path: Path) -> None:

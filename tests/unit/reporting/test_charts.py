@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from tasks.contracts import CurvePoint, StageTime
+from tasks.contracts.evaluation import CurvePoint
+from tasks.contracts.run import StageTime
 from tasks.reporting.axes import Linear, Logarithmic, domain, powers_around, round_up, tick_step
 from tasks.reporting.charts import (
     Mark,

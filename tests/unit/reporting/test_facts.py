@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tasks.contracts import DriftVerdict, Metric, RunRecord
+from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import Approval
+from tasks.contracts.run import RunRecord
 from tasks.reporting import facts
 from tasks.settings import ArtifactStore
 from tests.unit.reporting.run_records import metrics, run_record
@@ -128,6 +132,15 @@ def test_the_run_can_be_repeated_only_as_far_as_the_code_is_known(record: RunRec
     assert facts.rerun_told(unknown) == "make run"
 
 
+def test_the_run_of_another_use_case_is_repeated_with_its_feature_repository(
+    record: RunRecord,
+) -> None:
+    other = record.model_copy(update={"use_case": "other"})
+    assert "# FALAJ_FEATURE_REPO names the use case's" in facts.rerun_told(other)
+    assert (facts.repo_told(record), facts.repo_told(other)) == ("", "--repo REPOSITORY ")
+    assert not any("not wholly named" in sentence for sentence in facts.limits(other))
+
+
 def test_limits_name_what_was_not_measured(record: RunRecord) -> None:
     drift = record.drift.model_copy(update={"current_performance": None})
     report = record.evaluation.model_copy(update={"comparisons": ()})
@@ -150,3 +163,24 @@ def test_a_test_window_that_training_reached_into_is_not_called_unseen(record: R
     report = record.evaluation.model_copy(update={"window": record.model.splits.validation})
     told = facts.judging_told(record.model_copy(update={"evaluation": report}))
     assert "not all later than what training saw" in told
+
+
+@pytest.mark.parametrize(
+    ("state", "headline"),
+    [
+        ("waiting", "waits for a person's approval until 2026-11-24 12:00 UTC"),
+        ("rejected", "was rejected by Ana"),
+        ("timed_out", "nobody answered before 2026-11-24 12:00 UTC"),
+    ],
+)
+def test_a_candidate_that_lacks_a_persons_consent_is_not_called_refused(
+    record: RunRecord, state: str, headline: str
+) -> None:
+    gates = tuple(g.model_copy(update={"passed": True}) for g in record.promotion.gates)
+    asked = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    approval = Approval.model_validate(
+        {"state": state, "asked": asked, "deadline": asked + timedelta(days=3), "approver": "Ana"}
+    )
+    verdict = promotion(record, gates=gates, promoted=False, approval=approval)
+    assert headline in verdict.headline
+    assert verdict.tone == "care"

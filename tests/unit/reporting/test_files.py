@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.errors import ConfigurationError, StorageError
 from tasks.reporting import files as files_module
 from tasks.reporting.checks import checks, stored_artifacts
@@ -117,6 +118,18 @@ def test_writing_twice_changes_nothing(store: ArtifactStore, reports: Path) -> N
     assert write_report(record, store, reports) == first
     assert {p: p.read_bytes() for p in reports.rglob("*") if p.is_file()} == before
     assert sorted(p.name for p in reports.iterdir()) == [record.run_id, "latest"]
+
+
+def test_the_page_finds_the_data_docs_from_wherever_its_reports_lie(
+    store: ArtifactStore, reports: Path
+) -> None:
+    home, record = store.root.parent, run_record(store)
+    (home / "data_docs" / "current").mkdir(parents=True)
+    (home / "data_docs" / "current" / "index.html").touch()
+    for folder in (home / "reports", home / "use_cases" / "other" / "reports"):
+        page = write_report(record, store, folder).page_path
+        (link,) = re.findall(r'href="([^"]*index.html)"', page.read_text())
+        assert (page.parent / link).is_file()
 
 
 def test_latest_leads_to_the_run_that_started_last(store: ArtifactStore, reports: Path) -> None:

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import (
-    FeatureMonitoring,
-    MonitoredFeature,
-    MonitoredPeriod,
-    MonitoredView,
-    RunRecord,
-)
+from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
+from tasks.contracts.run import RunRecord
 from tasks.reporting.monitoring import feature_multiples, view_multiples
 from tasks.settings import ArtifactStore
 from tests.unit.reporting.run_records import EVIL, run_record, window

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import RunRecord
+from tasks.contracts.run import RunRecord
 from tasks.reporting.checks import stored_artifacts
 from tasks.reporting.page import prose, render_page
 from tasks.settings import ArtifactStore
@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
 
 def rendered(record: RunRecord, store: ArtifactStore) -> tuple[str, Page]:
-    text = render_page(record, stored_artifacts(record, store))
+    text = render_page(record, stored_artifacts(record, store), DATA_DOCS)
     return text, Page(text)
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contracts import Metric, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.evaluation import Metric
 from tasks.reporting import quantities as q
 
 ANY_NUMBER = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))

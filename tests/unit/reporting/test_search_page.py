@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.contracts import EpochMetrics, SearchedField, StudyRecord, TrialRecord
+from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
 from tasks.reporting.search_charts import FieldScale, spoken
 from tasks.reporting.search_page import gallery, render_search_page, write_search_page
 from tasks.reporting.svg import as_data_url

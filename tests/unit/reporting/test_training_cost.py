@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import (
+from tasks.contracts.run import RunRecord
+from tasks.contracts.telemetry import (
     DeviceTelemetry,
     Diagnosis,
     EnergyUse,
@@ -16,7 +17,6 @@ from tasks.contracts import (
     PhaseTime,
     RankTelemetry,
     RunCost,
-    RunRecord,
     TrainingTelemetry,
 )
 from tasks.reporting.training_cost import MOST_RANKS, cost_told, money, phases_chart, shown_ranks

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tasks.contracts import category_code
+from tasks.contracts.data import category_code
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import Float32Array, Preprocessing, fit_edges
 from tasks.training.model import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts import EpochMetrics
+from tasks.contracts.training import EpochMetrics
 from tasks.errors import StorageError, TransientError
 from tasks.training import run_directory
 from tasks.training.config import TrainingConfig

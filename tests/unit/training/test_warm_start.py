@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.contracts import DatasetSchema, category_code
+from tasks.contracts.data import DatasetSchema, category_code
 from tasks.errors import ArtifactError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import Preprocessing

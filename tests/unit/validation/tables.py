@@ -12,11 +12,12 @@ from zipfile import ZipFile
 import duckdb
 import pandas as pd
 
-from tasks.contracts import TableRef, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import TableRef
 from tasks.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
 from tasks.validation.suites import Rule, Suite
 
-REPO = PROJECT_ROOT / "feature_repo"
+REPO = PROJECT_ROOT / "feature_repo" / "flights"
 WEEK = TimeWindow(
     start=datetime(2013, 3, 4, 5, tzinfo=UTC), end=datetime(2013, 3, 11, 5, tzinfo=UTC)
 )

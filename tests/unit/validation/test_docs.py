@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,29 @@ def test_pages_that_time_does_not_allow_wait_and_finished_ones_are_kept(
 
     assert (kept.num_pages, kept.num_waiting) == (2, 0)
     assert len(list((home / "data_docs").glob("site-*"))) == 1
+
+
+def test_a_result_that_a_later_release_kept_again_has_one_page(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    validated(store)
+    first, *_ = (store.root / "validations").iterdir()
+    shutil.copytree(first, first.with_name("of-a-later-release"))
+    for _ in range(2):
+        assert build_site(store, tmp_path / "home", budget_s=60).num_pages == 2
+
+
+def test_runs_that_end_at_one_time_do_not_take_each_others_site_away(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    validated(store)
+    home = tmp_path / "home"
+    build_site(store, home, budget_s=60)
+    with ThreadPoolExecutor(8) as runs:
+        sites = list(runs.map(lambda _: build_site(store, home, budget_s=60), range(80)))
+    assert {site.num_pages for site in sites} == {2}
+    assert len(list((home / "data_docs").glob("site-*"))) == 1
+    assert (home / "data_docs" / "current" / "index.html").is_file()
 
 
 def test_a_result_of_another_release_has_no_page(store: ArtifactStore, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 import duckdb
 import pytest
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.validation.blessed import DAYS as BLESSED_DAYS
 from tasks.validation.diagnosis import diagnose
 from tasks.validation.expectations import compile_suite

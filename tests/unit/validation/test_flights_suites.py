@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from tasks.contracts import TableRef
+from tasks.contracts.data import TableRef
 from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
 from tasks.validation.expectations import compile_suite

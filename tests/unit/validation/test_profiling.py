@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.contracts import TimeWindow
+from tasks.contracts.base import TimeWindow
 from tasks.errors import ConfigurationError, DataContractError
 from tasks.settings import ArtifactStore
 from tasks.validation.blessed import Blessed, faults_in

@@ -11,12 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts import (
-    FeatureTables,
-    LandedRows,
-    TableRef,
-    ValidationResult,
-)
+from tasks.contracts.data import FeatureTables, LandedRows, TableRef, ValidationResult
 from tasks.errors import ArtifactError, ConfigurationError, DataContractError, StorageError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome

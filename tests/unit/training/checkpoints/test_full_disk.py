@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.settings import PROJECT_ROOT
+from tests.promises import Promise, proves
 
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
 
@@ -23,6 +24,7 @@ def can_mount() -> bool:
     return subprocess.run([*NAMESPACE, *mount], capture_output=True).returncode == 0
 
 
+@proves(Promise.FULL_DISK, "a sentence; the newest checkpoint is whole")
 def test_a_disk_that_fills_up_costs_only_the_checkpoint_that_did_not_fit(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("a disk of 4 MiB needs root and a mount namespace")

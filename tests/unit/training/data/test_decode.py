@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.contracts import DatasetSchema, TimeWindow
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema
 from tasks.errors import DataContractError
 from tasks.training.data.decode import BLOCKS_PER_SHARD, SnapshotFile, deal_blocks
 from tasks.training.data.store import MemoryStore

@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tasks.contracts import StudyRecord
+from tasks.contracts.training import StudyRecord
 from tasks.errors import (
     ConfigurationError,
     StorageError,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.contracts import Artifact, EpochMetrics, StudyRecord, TrainedModel
+from tasks.contracts.base import Artifact
+from tasks.contracts.training import EpochMetrics, StudyRecord, TrainedModel
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.driver import Driver

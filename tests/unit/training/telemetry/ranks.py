@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.contracts import HostTelemetry, PhaseTime, RankTelemetry
+from tasks.contracts.telemetry import HostTelemetry, PhaseTime, RankTelemetry
 from tasks.training.telemetry.diagnosis import JobFacts
 from tasks.training.telemetry.step_clock import PHASES, WARM_UP_STEPS
 

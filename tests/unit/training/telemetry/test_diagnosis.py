@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contracts import Diagnosis, Finding
+from tasks.contracts.telemetry import Diagnosis, Finding
 from tasks.training.telemetry.diagnosis import LARGEST_BATCH, diagnose
 from tasks.training.telemetry.trace import ExchangeStages, ProfileSummary
 from tests.unit.training.telemetry.ranks import HOST, JOB, rank

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contracts import DeviceTelemetry, EnergyUse
+from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.energy import (
     EnergyCounter,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tasks.contracts import PhaseTime
+from tasks.contracts.telemetry import PhaseTime
 from tasks.errors import ConfigurationError
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.devices import ALL, DeviceSample

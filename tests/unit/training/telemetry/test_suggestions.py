@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.contracts import Diagnosis, Finding, Setting
+from tasks.contracts.telemetry import Diagnosis, Finding, Setting
 from tasks.training.config import TrainingConfig
 from tasks.training.telemetry.suggestions import (
     APPLIED_FIELDS,

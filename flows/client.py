@@ -1,0 +1,122 @@
+"""How a command finds the platform that runs on a state folder.
+
+Reads files only, and imports nothing of Prefect: what it returns must be in the environment before
+Prefect is imported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+from tasks.errors import ConfigurationError
+from tasks.settings import PROJECT_ROOT
+
+PLATFORM = "platform"
+ASK_AGAIN_CODES = "500"
+"""The server answers so while its database or its Redis is away. By itself Prefect's client asks
+again only when the server is away or busy, so a restart of PostgreSQL would end every run that says
+something just then. What is asked may be asked twice: runs are made with idempotency keys."""
+
+
+def platform_folder(home: Path) -> Path:
+    """Folder of the platform's own state under a state folder."""
+    return home / PLATFORM
+
+
+def is_running(home: Path) -> bool:
+    """True while a supervisor lives: it holds a lock that the kernel frees when it dies."""
+    try:
+        lock = (platform_folder(home) / "lock").open("rb")
+    except FileNotFoundError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def platform_environment(home: Path) -> dict[str, str] | None:
+    """What Prefect reads in a command that is to use the platform of this state folder.
+
+    Args:
+        home: the state folder, as in `Settings.home`.
+
+    Returns:
+        Address, password and folders of Prefect; None where no platform runs, or where its server
+        has not answered yet.
+
+    Raises:
+        ConfigurationError: a file of the platform was changed and says nothing any more.
+    """
+    if not is_running(home):
+        return None
+    folder = platform_folder(home)
+    try:
+        endpoint = json.loads((folder / "endpoint.json").read_text())
+        api_url, ui_url = str(endpoint["api_url"]), endpoint.get("ui_url")
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError) as exc:
+        raise ConfigurationError(
+            f"{folder / 'endpoint.json'} does not say where the platform answers ({exc!r}); "
+            "restart the platform: make down, make up"
+        ) from exc
+    return client_settings(home, api_url, read_password(folder), ui_url)
+
+
+def running_platform(home: Path) -> dict[str, str]:
+    """As `platform_environment`, for a command that was asked to use the platform.
+
+    Raises:
+        ConfigurationError: none runs on this state folder, or its server has not answered yet.
+    """
+    environment = platform_environment(home)
+    if environment is None:
+        raise ConfigurationError(
+            f"no platform is ready on {home}; start it with make up, look with make status, or "
+            "run the command without --on-platform"
+        )
+    return environment
+
+
+def read_password(folder: Path) -> str | None:
+    """The line `user:password` of a platform; None where it has none."""
+    try:
+        return (folder / "secret").read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def client_settings(
+    home: Path, api_url: str, password: str | None, ui_url: str | None = None
+) -> dict[str, str]:
+    """The settings of every client of a platform: commands, workers and the runs they start.
+
+    Args:
+        home: the state folder.
+        api_url: address that ends in `/api`.
+        password: the line `user:password`; None: the server asks for none.
+        ui_url: what links to the UI begin with; None: the API's address.
+    """
+    prefect = platform_folder(home) / "prefect"
+    settings = {
+        "FALAJ_HOME": str(home),
+        "PREFECT_HOME": str(prefect),
+        "PREFECT_API_URL": api_url,
+        "PREFECT_LOCAL_STORAGE_PATH": str(prefect / "results"),
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": ASK_AGAIN_CODES,
+        "PREFECT_LOGGING_SETTINGS_PATH": str(PROJECT_ROOT / "infra" / "prefect" / "logging.yml"),
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",
+        "PREFECT_CLI_PROMPT": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    if ui_url:
+        settings["PREFECT_UI_URL"] = ui_url
+    if password:
+        settings["PREFECT_API_AUTH_STRING"] = password
+    return settings

@@ -1,0 +1,145 @@
+"""Windows of scheduled runs: a schedule says when, the use case's clock says which window."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+from typing import TYPE_CHECKING, Annotated
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.data import DataSplits
+from tasks.errors import WindowError
+
+if TYPE_CHECKING:
+    from flows.config import PipelineConfig
+
+
+def _is_a_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise ValueError(
+            f"{name!r} is no time zone; expected such as UTC or America/New_York"
+        ) from exc
+    return name
+
+
+class ClockConfig(BaseModel):
+    """What time it is for a use case, and how long its scheduled windows are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    replay_year: int | None = Field(
+        default=None,
+        ge=1970,
+        le=2200,
+        description="Year of recorded data that is played back: the clock shows today's date and "
+        "time in that year, again each year. None: the data is live.",
+    )
+    time_zone: Annotated[str, AfterValidator(_is_a_zone)] = Field(
+        default="UTC", description="Where the use case's days begin."
+    )
+    label_hours: float = Field(
+        default=0.0,
+        ge=0,
+        le=24 * 366,
+        description="The label of a moment is known so many hours later: windows of drift checks "
+        "and trainings end before the days that wait for theirs.",
+    )
+    refresh_hours: int = Field(
+        default=48,
+        ge=1,
+        le=24 * 366,
+        description="A scheduled refresh reaches back so many hours from the newest complete one: "
+        "late rows and hours in which nothing ran are taken up by the next.",
+    )
+    drift_days: int = Field(
+        default=28,
+        ge=1,
+        le=3660,
+        description="Complete days that a scheduled drift check looks at.",
+    )
+    min_train_days: int = Field(
+        default=28, ge=1, le=3660, description="With fewer days, a rolled training is refused."
+    )
+    validation_days: int = Field(
+        default=28, ge=1, le=3660, description="Validation window of a rolled training, days."
+    )
+    test_days: int = Field(
+        default=28, ge=1, le=3660, description="Test window of a rolled training, days."
+    )
+
+    def shows(self, moment: datetime) -> datetime:
+        """The use case's time at a moment of the real world, UTC.
+
+        In a year without it, February 29 is shown as the 28th.
+        """
+        moment = moment.astimezone(UTC)
+        if self.replay_year is None:
+            return moment
+        try:
+            return moment.replace(year=self.replay_year)
+        except ValueError:
+            return moment.replace(year=self.replay_year, day=28)
+
+    def newest_hours(self, moment: datetime) -> TimeWindow:
+        """The newest `refresh_hours` whole hours."""
+        end = self.shows(moment).replace(minute=0, second=0, microsecond=0)
+        return TimeWindow(start=end - timedelta(hours=self.refresh_hours), end=end)
+
+    def newest_days(self, moment: datetime) -> TimeWindow:
+        """The newest `drift_days` whole days, in the use case's zone, whose labels are known."""
+        return TimeWindow(start=self.day_before(moment, self.drift_days), end=self.day(moment))
+
+    def newest_labelled(self, moment: datetime) -> TimeWindow:
+        """As many days as `drift_days`, up to the newest whole hour whose labels are known."""
+        settled = self.shows(moment) - timedelta(hours=self.label_hours)
+        end = settled.replace(minute=0, second=0, microsecond=0)
+        return TimeWindow(start=end - timedelta(days=self.drift_days), end=end)
+
+    def day(self, moment: datetime) -> datetime:
+        """Begin of the first day that is not complete, UTC."""
+        return self.day_before(moment, 0)
+
+    def day_before(self, moment: datetime, num_days: int) -> datetime:
+        """Begin of the day so many days before `day`, UTC; such a day may have 23 or 25 hours."""
+        zone = ZoneInfo(self.time_zone)
+        settled = self.shows(moment) - timedelta(hours=self.label_hours)
+        date = settled.astimezone(zone).date() - timedelta(days=num_days)
+        return datetime.combine(date, time.min, zone).astimezone(UTC)
+
+
+def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
+    """The use case with its windows moved to the newest complete day; all else is unchanged.
+
+    Training begins where it always did and grows; validation and test are the newest days.
+
+    Raises:
+        WindowError: too few days for training lie before them.
+    """
+    clock = config.clock
+    end = clock.day(moment)
+    test = clock.day_before(moment, clock.test_days)
+    validation = clock.day_before(moment, clock.test_days + clock.validation_days)
+    start = config.splits.train.start
+    if validation - start < timedelta(days=clock.min_train_days):
+        raise WindowError(
+            f"{config.name}: between {start:%Y-%m-%d} and {validation:%Y-%m-%d} lie fewer than "
+            f"{clock.min_train_days} days to train on; expected at least that many before "
+            f"{clock.validation_days} days of validation and {clock.test_days} of test that end at "
+            f"{end:%Y-%m-%d}. Wait for more data, or shorten them under `clock`. Nothing was run"
+        )
+    splits = DataSplits(
+        train=TimeWindow(start=start, end=validation),
+        validation=TimeWindow(start=validation, end=test),
+        test=TimeWindow(start=test, end=end),
+    )
+    return config.model_copy(
+        update={
+            "window": TimeWindow(start=config.window.start, end=end),
+            "splits": splits,
+            "current": clock.newest_days(moment),
+        }
+    )

@@ -1,0 +1,54 @@
+"""Decide: answer a drift verdict - nothing, retrain, recalibrate or roll back - and do it, once."""
+
+from __future__ import annotations
+
+from prefect import flow, runtime
+
+from flows.starting import FlowStarter, can_recalibrate, deployments_of
+from flows.whereabouts import FOUND
+from tasks.governor.records import Answer, Mode
+from tasks.governor.task import answer_verdict, read_verdict, settle_verdicts
+from tasks.registry.task import find_standing
+from tasks.settings import Settings
+
+
+def decision_run_name() -> str:
+    """Name of a run: the beginning of the verdict's digest."""
+    return f"decide-{str(runtime.flow_run.parameters.get('verdict_id'))[:12]}"
+
+
+@flow(
+    name="decision",
+    flow_run_name=decision_run_name,
+    persist_result=True,
+    result_serializer="json",
+    **FOUND,
+)
+def decision_flow(verdict_id: str, mode: Mode = "act") -> Answer:
+    """Answer one verdict, and all of its model that were stored before it and have no answer.
+
+    Args:
+        verdict_id: As the event `falaj.drift.judged` names it.
+        mode: `decide_only` records what would be done, and does nothing.
+
+    Raises:
+        DataContractError: there is no such verdict.
+        ConfigurationError: nothing on this platform retrains its use case; the claim stays, and
+            the sweep tries again.
+    """
+    verdict = read_verdict(verdict_id)
+    recalibrates = can_recalibrate(verdict.use_case)
+    answer = answer_verdict(verdict, find_standing(verdict.model), mode, recalibrates)
+    FlowStarter(Settings.from_environment()).start_all(answer.orders)
+    return answer
+
+
+def advise_on_drift(model: str, use_case: str) -> Answer | None:
+    """Record what the governor would do about the newest verdicts of a model, and do nothing.
+
+    For a flow that has just checked drift and ends there, such as the loop of `make run`. Where the
+    governor is deployed it answers itself, and advice here would only take its question away: None.
+    """
+    if deployments_of(decision_flow.name):
+        return None
+    return settle_verdicts(model, use_case, find_standing(model), "decide_only")

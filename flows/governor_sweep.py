@@ -1,0 +1,30 @@
+"""Sweep: answer verdicts whose event was lost, start what a killed process left, note ends."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.starting import FlowStarter, can_recalibrate
+from flows.whereabouts import FOUND
+from tasks.governor.records import Answer
+from tasks.governor.task import find_unsettled, settle_verdicts
+from tasks.registry.task import find_standing
+from tasks.settings import Settings
+
+
+@flow(name="governor-sweep", persist_result=True, result_serializer="json", **FOUND)
+def governor_sweep_flow() -> list[Answer]:
+    """Bring the governor's table and the world together; nothing happens where both agree.
+
+    Runs that ended are noted first, so that what waited for them is decided with that known.
+    """
+    starter = FlowStarter(Settings.from_environment())
+    starter.note_ends()
+    answers = [
+        settle_verdicts(
+            model, use_case, find_standing(model), recalibrates=can_recalibrate(use_case)
+        )
+        for model, use_case in find_unsettled()
+    ]
+    starter.start_left()
+    return answers

@@ -1,0 +1,93 @@
+"""Recalibrate: the champion's network, a new map of its scores, and the way of every candidate."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from flows.conversion import conversion_flow
+from flows.promotion import promotion_flow
+from flows.provenance import code_commit
+from flows.whereabouts import RECORDED
+from flows.windows import days_or_newest, recalibration_run_name
+from tasks.calibration.task import fit_score_map, weigh_recalibration
+from tasks.calibration.windows import calibration_splits, split_window
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DataSplits
+from tasks.contracts.release import RecalibrationResult
+from tasks.conversion.task import map_program
+from tasks.evaluation.task import fit_yardstick, judge_candidate, score_model_window
+from tasks.features.task import build_training_set
+from tasks.lineage.task import record_recalibration
+from tasks.registry.task import find_calibration_source, find_rival, register_candidate
+from tasks.settings import Settings
+from tasks.validation.suites import read_suite
+from tasks.validation.task import validate_training_set
+
+
+@flow(
+    name="recalibration",
+    flow_run_name=recalibration_run_name,
+    persist_result=True,
+    result_serializer="json",
+    **RECORDED,
+)
+def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> RecalibrationResult:
+    """Map the champion's scores anew on a window's labels; what does not help is not registered.
+
+    A map keeps the order of all scores, so this mends scores that promise too much or too little
+    and no ranking. It is fitted to the first part of the window and judged on the later one.
+
+    Args:
+        window: days whose labels are known, later than those the champion was trained on; its
+            features must have been refreshed. None: the newest complete days, as the use case's
+            clock says.
+        config: the use case.
+
+    Raises:
+        WindowError: the window is too short, or holds rows that the network was trained on.
+        RegistryError: there is no champion.
+    """
+    window = days_or_newest(window, config)
+    fit_window, holdout = split_window(window, config.recalibration)
+    source = find_calibration_source(fit_window, holdout, config.registry)
+    splits = calibration_splits(source.splits.train, fit_window, holdout)
+    config = with_splits(config, splits)
+    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
+    snapshot = build_training_set(config.window, config.features)
+    dataset = validate_training_set(snapshot, suite)
+
+    scored = score_model_window(source.program, dataset, fit_window, config.evaluation)
+    outcome = fit_score_map(scored, snapshot.columns, config.recalibration)
+    version_before = source.program.version
+    if outcome.fit is None:
+        return RecalibrationResult(source=version_before, fit=outcome, refusal=outcome.refusal)
+    model = map_program(source, outcome, dataset, splits)
+    rival = find_rival(model, config.registry)
+    yardstick = fit_yardstick(dataset, splits, config.yardstick)
+    evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation)
+    refusal = weigh_recalibration(model, evaluation)
+    result = RecalibrationResult(
+        source=version_before, fit=outcome, refusal=refusal, evaluation=evaluation
+    )
+    if refusal:
+        return result
+    commit = code_commit()
+    version = register_candidate(model, evaluation, dataset, config.registry, commit)
+    entities, staging = config.features.training_set.sql, config.staging_queries
+    record_recalibration(
+        version_before, version, model, dataset, evaluation, entities, staging, commit,
+        return_state=True,
+    )  # fmt: skip
+    variants = conversion_flow(version, dataset, config)
+    decision = promotion_flow(version, evaluation, dataset, variants, config)
+    return result.model_copy(
+        update={"version": version, "variants": variants, "promotion": decision}
+    )
+
+
+def with_splits(config: PipelineConfig, splits: DataSplits) -> PipelineConfig:
+    """The use case with these splits, on rows up to the end of the last of them."""
+    start = min(config.window.start, splits.train.start)
+    window = TimeWindow(start=start, end=splits.test.end)
+    return config.model_copy(update={"window": window, "splits": splits})

@@ -1,0 +1,74 @@
+"""`python -m flows.recovery_watch`: look for lost runs all the time, cheaply, and repair at once.
+
+A scheduled sweep alone would cost a process each time, so it can be rare only. This one looks every
+few seconds from one small process, and runs the flow `recovery-sweep` when there is something to be
+done, so that every repair is seen in the Prefect UI. It ends on SIGTERM, and looks again after the
+server was away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+from flows.recovery_facts import slot_facts
+from flows.recovery_sweep import find_repairs, recovery_sweep_flow
+from tasks.errors import TransientError
+from tasks.recovery.config import RecoveryConfig
+
+LOOK_EVERY_S = 15.0
+logger = logging.getLogger("tasks.recovery.watch")
+
+
+def watch(config: RecoveryConfig, every_s: float, stop: threading.Event) -> None:
+    """Look and repair until `stop` is set."""
+    told: set[str] = set()
+    while not stop.is_set():
+        try:
+            _look(config, told)
+        except (httpx.HTTPError, PrefectHTTPStatusError, TransientError) as exc:
+            logger.warning("the Prefect API does not answer (%s); looking again", exc)
+        stop.wait(every_s)
+
+
+def _look(config: RecoveryConfig, told: set[str]) -> None:
+    """One look; what can only be told of is told once."""
+    with get_client(sync_client=True) as client:
+        repairs = find_repairs(client, config)
+        leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
+    new = [r for r in repairs if r.action != "report" or r.run not in told]
+    told.update(r.run for r in repairs if r.action == "report")
+    if new or leaking:
+        recovery_sweep_flow(config)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Watch until a signal ends it; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.recovery_watch", description=__doc__)
+    parser.add_argument("--every", type=float, default=LOOK_EVERY_S, help="seconds between looks")
+    parser.add_argument("--config", type=Path, help="JSON file with limits (default: built in)")
+    options = parser.parse_args(arguments)
+    config = RecoveryConfig()
+    if options.config:
+        config = RecoveryConfig.model_validate_json(options.config.read_text())
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    # A sweep takes a moment, and the thread of heartbeats would delay its end by a second.
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        watch(config, options.every, stop)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

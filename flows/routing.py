@@ -1,0 +1,384 @@
+"""Stages on work pools: choose the place by rule, start its deployment, wait, take the result.
+
+The run that a stage was given to is found again by its idempotency key, made of the loop's run, the
+stage and its parameters, and counted up after each run that gave nothing. So a loop that is retried
+takes up the run that an earlier attempt of it started, and none is started twice.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect import runtime, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterIdempotencyKey,
+)
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.deployments import run_deployment
+from prefect.exceptions import PrefectHTTPStatusError, TerminationSignal
+from prefect.logging import get_run_logger
+from prefect.states import Cancelled, Cancelling
+from prefect.tasks import Task
+from prefect.utilities.urls import url_for
+
+import tasks.errors
+from flows.places import Places
+from flows.stage_results import read_plain
+from tasks.contracts.run import StageRoute
+from tasks.errors import FalajError, StageError, StageLostError
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
+from tasks.routing.choice import Choice, choose
+from tasks.routing.config import RoutingConfig, StageName
+from tasks.settings import PROJECT_ROOT, content_key
+
+QUICK_POLL_S, POLL_S = 0.5, 2.0
+QUICK_FOR_S = 60.0
+LOG_EVERY_S = 60.0
+ERROR_TOLD = re.compile(r"(?:^|: )(?P<kind>\w+Error): (?P<sentence>.*)\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class StageOrder:
+    """One stage to be run on a work pool.
+
+    Attributes:
+        stage: name of the stage.
+        flow_name: Prefect's name of its flow.
+        parameters: the flow's arguments as plain JSON.
+        routing: where stages may run.
+        use_case: name of the use case.
+        suffix: what the use case's deployments have after the class, such as `-houses`.
+    """
+
+    stage: StageName
+    flow_name: str
+    parameters: dict[str, Any]
+    routing: RoutingConfig
+    use_case: str
+    suffix: str
+
+    @property
+    def digest(self) -> str:
+        """Twelve digits that stand for the parameters, and for the code that reads the results."""
+        return content_key(self.parameters, _reader_digest())[:12]
+
+    def key(self, attempt: int) -> str:
+        """Idempotency key of the attempt-th run for this stage of the current loop."""
+        return f"{runtime.flow_run.id}:{self.stage.replace(' ', '-')}:{self.digest}:{attempt}"
+
+
+@cache
+def _reader_digest() -> str:
+    """A result that was written for other contracts is not taken up: its stage runs again."""
+    return content_key(*sorted((PROJECT_ROOT / "tasks" / "contracts").glob("*.py")), Path(__file__))
+
+
+def cut_off(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Start a stage's run again after it was cut off; its own failures stand at once."""
+    return isinstance(state.result(raise_on_failure=False), StageLostError)
+
+
+def _cache_key(context: TaskRunContext, arguments: dict[str, Any]) -> str:
+    """A stage that this loop has finished is finished for all later attempts of the loop."""
+    return f"stage-{arguments['order'].key(0)}"
+
+
+@task(
+    name="run-stage",
+    task_run_name="{order.stage}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=cut_off,
+    persist_result=True,
+    result_serializer="json",
+    cache_key_fn=_cache_key,
+)
+def run_stage(order: StageOrder) -> dict[str, Any]:
+    """Run one stage on a work pool; returns its `route` and its flow's `result` as plain JSON.
+
+    Safe to retry: a run that still goes on is taken up, and finished steps of a lost one are kept.
+
+    Raises:
+        StageError: no worker took it in time, or its run was cancelled. Not retried.
+        StageLostError: its run was cut off. Retried.
+        FalajError: the failure of the stage itself, with its own sentence. Not retried.
+    """
+    try:
+        with get_client(sync_client=True) as client:
+            places = Places(client, order.flow_name, order.suffix, order.use_case)
+            stage = _Stage(order, client, places)
+            with stage.cancelled_with_this_run():
+                run, route = stage.run()
+    except httpx.HTTPError as exc:
+        if not is_api_away(exc):
+            raise
+        raise StageLostError(
+            f"stage {order.stage}: the Prefect API went away ({exc}); trying again takes up what "
+            "was started"
+        ) from exc
+    _check_completed(run, order.stage)
+    return {"route": route.model_dump(mode="json"), "result": read_plain(run)}
+
+
+class _Stage:
+    """One stage while it is being placed and watched.
+
+    Args:
+        order: what to run.
+        client: of the API.
+        places: reads deployments and pools.
+    """
+
+    def __init__(self, order: StageOrder, client: SyncPrefectClient, places: Places) -> None:
+        self._order, self._client, self._places = order, client, places
+        self._log = get_run_logger()
+        self._run: FlowRun | None = None
+
+    def run(self) -> tuple[FlowRun, StageRoute]:
+        """Take up the stage's living or finished run, or choose a place and start one."""
+        attempt, self._run = self._last_run()
+        route = self._taken_up(self._run) if self._run else self._start(self._chosen(0), attempt)
+        max_untaken_s = self._order.routing.of(self._order.stage).wait_s
+        while True:
+            assert self._run is not None
+            ended, untaken_s = self._follow(self._run, route.pool, max_untaken_s)
+            if untaken_s is None:
+                return ended, route
+            # Its pool lost its last worker before it began: back to the rule, which knows more now.
+            if route.rule == "fall back":
+                raise StageError(
+                    f"stage {self._order.stage}: {route.taken} had no worker for {untaken_s:.0f} s "
+                    "before the run began; start one and retry, finished stages are kept"
+                )
+            attempt += 1
+            route = self._start(self._chosen(untaken_s), attempt)
+
+    @contextmanager
+    def cancelled_with_this_run(self) -> Iterator[None]:
+        """Cancel the stage's run at once when this run is cancelled, not when it is only stopped.
+
+        The server's own way to do it looks every 20 s.
+        """
+        try:
+            yield
+        except TerminationSignal:
+            own = self._client.read_flow_run(UUID(str(runtime.flow_run.id)))
+            stopping = own.state is not None and (
+                own.state.is_cancelling() or own.state.is_cancelled()
+            )
+            if stopping and self._run is not None:
+                message = f"The loop {own.name} was cancelled."
+                self._client.set_flow_run_state(self._run.id, Cancelling(message=message))
+            raise
+
+    def _last_run(self) -> tuple[int, FlowRun | None]:
+        """Number of the next attempt, and the run of this stage that goes on or is completed."""
+        attempt = 0
+        while True:
+            wanted = FlowRunFilterIdempotencyKey(any_=[self._order.key(attempt)])
+            found = self._client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(idempotency_key=wanted)
+            )
+            if not found:
+                return attempt, None
+            state = found[0].state
+            if state is None or not state.is_final() or state.is_completed():
+                return attempt, found[0]
+            attempt += 1
+
+    def _chosen(self, offline_s: float) -> Choice:
+        """Ask the rule until it names a place.
+
+        Raises:
+            StageError: it names none.
+        """
+        order, began, told = self._order, time.monotonic(), float("-inf")
+        rule = order.routing.of(order.stage)
+        second = [p for p in order.routing.burst.pools if p.hardware_class == rule.hardware_class]
+        while True:
+            waited_s = offline_s + time.monotonic() - began
+            wanted = self._places.look(rule.hardware_class, rule.hardware_class)
+            others = [self._places.look(name, name) for name in rule.fall_back]
+            burst = [(p, self._places.look(p.name, p.hardware_class)) for p in second]
+            choice = choose(rule, wanted, others, order.routing.burst, burst, waited_s)
+            if choice.place is not None:
+                return choice
+            if not choice.wait:
+                raise StageError(f"stage {order.stage} was not run: {choice.reason}")
+            if time.monotonic() - told >= LOG_EVERY_S:
+                told = time.monotonic()
+                self._log.warning("stage %s waits: %s", order.stage, choice.reason)
+            time.sleep(POLL_S)
+
+    def _start(self, choice: Choice, attempt: int) -> StageRoute:
+        """Start the deployment of the chosen place, and show where."""
+        place, order = choice.place, self._order
+        assert place is not None
+        parameters = on_class(order.parameters, place.hardware_class)
+        run: FlowRun = run_deployment(  # type: ignore[assignment]  # not awaited: no event loop
+            place.deployment,
+            parameters=parameters,
+            idempotency_key=order.key(attempt),
+            as_subflow=True,
+            timeout=0,
+        )
+        self._run = run
+        route = StageRoute(
+            wanted=order.routing.of(order.stage).hardware_class,
+            taken=place.deployment,
+            pool=place.pool,
+            rule=choice.rule,
+            reason=choice.reason,
+            refused=choice.refused,
+            flow_run=str(run.id),
+        )
+        level = self._log.info if choice.rule == "wanted class" else self._log.warning
+        level("stage %s goes to %s (%s): %s", order.stage, route.taken, route.rule, route.reason)
+        _show(order.stage, run, route)
+        return route
+
+    def _taken_up(self, run: FlowRun) -> StageRoute:
+        return StageRoute(
+            wanted=self._order.routing.of(self._order.stage).hardware_class,
+            taken=self._places.name_of(run),
+            pool=self._places.pool_of(run),
+            rule="taken up again",
+            reason="an earlier attempt of this loop had started it",
+            flow_run=str(run.id),
+        )
+
+    def _seen(self, run: UUID) -> FlowRun:
+        """The run as it is now; waits for a server that is away, however long that takes."""
+        while True:
+            try:
+                return self._client.read_flow_run(run)
+            except httpx.HTTPError as exc:  # after about a minute of Prefect's own attempts
+                if not is_api_away(exc):
+                    raise
+                self._log.warning("the Prefect API is away (%s); still waiting", exc)
+                time.sleep(POLL_S)
+
+    def _follow(
+        self, run: FlowRun, pool: str | None, max_untaken_s: float
+    ) -> tuple[FlowRun, float | None]:
+        """Wait for the end of a run, or until no worker was there to take it for too long.
+
+        Returns:
+            The run; and for how many seconds no worker was online, where it was given up.
+        """
+        began, said = time.monotonic(), ""
+        last_online = last_told = began
+        while True:
+            run = self._seen(run.id)
+            state, now = run.state, time.monotonic()
+            if state is None or state.is_final():
+                return run, None
+            if state.name != said:
+                said = state.name or ""
+                self._log.info("stage %s: run %s is %s", self._order.stage, run.name, said)
+            if not state.is_scheduled() or pool is None or self._places.num_online(pool):
+                last_online = now
+            untaken_s = now - last_online
+            if untaken_s and now - last_told >= LOG_EVERY_S:
+                last_told = now
+                self._log.warning(
+                    "stage %s waits: no worker of work pool %r is online to take %s, for %.0f s of "
+                    "at most %.0f s",
+                    self._order.stage,
+                    pool,
+                    run.name,
+                    untaken_s,
+                    max_untaken_s,
+                )
+            if untaken_s > max_untaken_s:
+                message = "No worker was online to take it; the loop goes on by its rule."
+                self._client.set_flow_run_state(run.id, Cancelled(message=message))
+                return run, untaken_s
+            time.sleep(QUICK_POLL_S if now - began < QUICK_FOR_S else POLL_S)
+
+
+def on_class(parameters: dict[str, Any], hardware_class: str) -> dict[str, Any]:
+    """Parameters as the class needs them: training that fell back to `cpu` computes on the CPU."""
+    config = parameters.get("config", {})
+    training = config.get("training", {})
+    if hardware_class != "cpu" or training.get("device") != "cuda":
+        return parameters
+    return {**parameters, "config": {**config, "training": {**training, "device": "cpu"}}}
+
+
+def _check_completed(run: FlowRun, stage: str) -> None:
+    """Raise what the stage's run ended with.
+
+    Raises:
+        StageError, StageLostError, FalajError: see `run_stage`.
+    """
+    state = run.state
+    if state is not None and state.is_completed():
+        return
+    where = f"run {run.name}, {url_for(run) or run.id}"
+    message = (state.message if state else None) or "it left no message"
+    if state is not None and state.is_crashed():
+        raise StageLostError(f"stage {stage} was cut off: {message} ({where})")
+    if state is not None and state.is_cancelled():
+        raise StageError(
+            f"stage {stage} was cancelled: {message} ({where}). Finished stages are kept; retry "
+            "the loop to go on"
+        )
+    raise child_error(message, where)
+
+
+def child_error(message: str, where: str) -> FalajError:
+    """The error that a state's message tells of, as our own kind where it is one.
+
+    A run that failed because the Prefect API was away is as good as cut off.
+    """
+    told = ERROR_TOLD.search(message)
+    if told is None:
+        return StageError(f"{message} ({where})")
+    kind = getattr(tasks.errors, told["kind"], None)
+    if isinstance(kind, type) and issubclass(kind, FalajError):
+        return kind(f"{told['sentence']} ({where})")
+    if _says_api_was_away(told["kind"], told["sentence"]):
+        return StageLostError(f"the Prefect API was away: {told['sentence']} ({where})")
+    return StageError(f"{message} ({where})")
+
+
+def _says_api_was_away(kind: str, sentence: str) -> bool:
+    """As `is_api_away`, of an error of which only the name and the sentence are known."""
+    if kind == PrefectHTTPStatusError.__name__:
+        return sentence.startswith("Server error")
+    named = getattr(httpx, kind, None)
+    return isinstance(named, type) and issubclass(named, httpx.TransportError)
+
+
+def _show(stage: str, run: FlowRun, route: StageRoute) -> None:
+    """A note of the choice in the UI, with a link to the run."""
+    link = f"[{run.name}]({url_for(run)})" if url_for(run) else f"`{run.name}`"
+    rows: Sequence[tuple[str, str]] = (
+        ("run", link),
+        ("deployment", f"`{route.taken}` on work pool `{route.pool}`"),
+        ("wanted class", route.wanted),
+        ("rule", f"{route.rule}: {route.reason}"),
+        *(("not taken", sentence) for sentence in route.refused),
+    )
+    table = "\n".join(f"| {name} | {text} |" for name, text in rows)
+    create_markdown_artifact(
+        f"| | |\n|---|---|\n{table}\n",
+        key=f"stage-{stage.replace(' ', '-')}",
+        description=f"Where stage {stage} went, {datetime.now(UTC):%F %R} UTC",
+    )

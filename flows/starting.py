@@ -1,0 +1,288 @@
+"""How the governor's orders become runs: by deployment on a platform, in process without one.
+
+Rule: where a deployment of the flow (`pipeline` to retrain, `recalibration` to recalibrate) has the
+order's use case, it is started, with the episode as its idempotency key, so that a second start
+gives the same run. Where neither flow has a deployment, it runs in this process. Where only the
+loop has one, nothing here recalibrates, and the governor is told so before it decides. Rolling back
+moves an alias, always in this process.
+
+Platforms that share a database of operation have servers of their own, which know nothing of each
+other's keys and runs: a claim is reserved for one of them, and only that one learns how it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from uuid import UUID
+
+import httpx
+from prefect import get_client, runtime
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_run_logger
+
+from flows.clock import roll
+from flows.config import PipelineConfig, read_pipeline_config
+from flows.windows import moment_of_run
+from tasks.errors import ConfigurationError, RegistryError, TransientError
+from tasks.governor.acting import LOST, note_ends, start_claimed
+from tasks.governor.decision import Action
+from tasks.governor.ledger import Ledger
+from tasks.governor.records import ClaimState, Order, RunEnd, StartedAction
+from tasks.recovery.processes import boot_id, started_at
+from tasks.registry.task import roll_back
+from tasks.settings import Settings
+
+PIPELINE, RECALIBRATION = "pipeline", "recalibration"
+COORDINATOR, QUEUE = "coordinator", "retrain"
+TAG = "falaj:governor"
+MAX_DEPLOYMENTS = 200
+
+
+class FlowStarter:
+    """Starts what the governor ordered, and learns how it ended.
+
+    Args:
+        settings: of this installation; names the governor's database.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ledger = Ledger(settings.operation_url)
+
+    def start_all(self, orders: Sequence[Order]) -> None:
+        """Start what was claimed; a failed start is noted, and raised after the others."""
+        start_claimed(self._ledger, orders, self)
+
+    def start_left(self) -> None:
+        """Start all claims that nobody has started: those of killed processes."""
+        left = self._ledger.claims(ClaimState.CLAIMED)
+        self.start_all([claim.order for claim in left])
+
+    def note_ends(self) -> int:
+        """Note the end of each run that has ended; returns how many that were."""
+        return note_ends(self._ledger, self)
+
+    def start(self, order: Order) -> StartedAction | None:
+        """Start one action; see `tasks.governor.acting.Starter`."""
+        if order.action is Action.ROLL_BACK:
+            return self._roll_back(order)
+        deployment = deployment_for(_flow_for(order), order.use_case)
+        if deployment is None:
+            return self._run_here(order)
+        place = _place_of(order, deployment)
+        if not self._ledger.reserve(order.episode_id, place):
+            return None
+        return StartedAction(
+            kind="deployment", run_id=str(_run_there(order, deployment)), place=place
+        )
+
+    def end(self, order: Order, started: StartedAction) -> RunEnd | None:
+        """How a run ended; see `tasks.governor.acting.Starter`."""
+        if started.kind == "in_process":
+            return None if _may_live(started.place) else RunEnd(state=LOST, seconds=None)
+        with _answering_api(), get_client(sync_client=True) as client:
+            try:
+                run = client.read_flow_run(UUID(started.run_id))
+            except ObjectNotFound:
+                here = _has_deployment(client, started.place)
+                return RunEnd(state="deleted", seconds=None) if here else None
+        if run.state is None or not run.state.is_final():
+            return None
+        state = run.state.type.value.lower()
+        return RunEnd(state=state, seconds=run.total_run_time.total_seconds())
+
+    def _roll_back(self, order: Order) -> StartedAction:
+        """Move the alias back; what the registry refuses is the end of it, and is kept."""
+        here = _this_process()
+        state, trouble = "completed", None
+        try:
+            roll_back(order.model, order.version, order.reason, order.episode_id)
+        except RegistryError as exc:
+            state, trouble = "refused", str(exc)
+            get_run_logger().error("%s", exc)
+        self._ledger.mark_started(order.episode_id, here)
+        self._ledger.mark_ended(order.episode_id, RunEnd(state=state, seconds=None), trouble)
+        return here
+
+    def _run_here(self, order: Order) -> StartedAction | None:
+        """Run the flow in this process; the sweep takes it up again should it be killed."""
+        config = read_pipeline_config(self._settings.feature_repo)
+        if config.name != order.use_case:
+            raise ConfigurationError(
+                f"{order.action} of {order.model}, use case {order.use_case!r}: neither a "
+                f"deployment of {_flow_for(order)!r} does that nor the feature repository here, "
+                f"which is of {config.name!r}; deploy it, or set FALAJ_FEATURE_REPO. Its claim "
+                "stays"
+            )
+        here = _this_process()
+        if not self._ledger.mark_started(order.episode_id, here):
+            return None  # another process took it in between
+        began = time.monotonic()
+        state = _call(order, config)
+        end = RunEnd(state=state.type.value.lower(), seconds=time.monotonic() - began)
+        self._ledger.mark_ended(order.episode_id, end, state.message)
+        return here
+
+
+def _flow_for(order: Order) -> str:
+    return RECALIBRATION if order.action is Action.RECALIBRATE else PIPELINE
+
+
+def _call(order: Order, config: PipelineConfig) -> State[Any]:
+    """Run the loop on the newest days, or recalibrate on the window that was judged."""
+    if order.action is Action.RECALIBRATE:
+        from flows.recalibration import recalibration_flow
+
+        return recalibration_flow(order.evidence.window, config, return_state=True)
+    from flows.pipeline import pipeline_flow
+
+    return pipeline_flow(roll(config, moment_of_run()), return_state=True)
+
+
+def _parameters(order: Order, config: PipelineConfig) -> dict[str, Any]:
+    """The same for a deployment."""
+    if order.action is Action.RECALIBRATE:
+        window = order.evidence.window.model_dump(mode="json")
+        return {"window": window, "config": config.model_dump(mode="json")}
+    return {"config": roll(config, moment_of_run()).model_dump(mode="json")}
+
+
+def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
+    """Start the flow's deployment; the same order gives the same run."""
+    config = PipelineConfig.model_validate(deployment.parameters["config"])
+    run = start_run(
+        deployment,
+        _parameters(order, config),
+        key=order.episode_id,
+        queue=QUEUE if deployment.work_pool_name else None,
+        tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],
+    )
+    return run.id
+
+
+def _place_of(order: Order, deployment: DeploymentResponse) -> str:
+    """Names deployment and platform: an id is that of one server alone, and outlives deploys."""
+    return f"{_flow_for(order)}/{deployment.name} {deployment.id}"
+
+
+def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
+    """True where a place is of this platform; of one that names no id nothing else is known."""
+    _, _, deployment = place.partition(" ")
+    if not deployment:
+        return True
+    try:
+        client.read_deployment(UUID(deployment))
+    except ObjectNotFound:
+        return False
+    return True
+
+
+def start_run(
+    deployment: DeploymentResponse,
+    parameters: dict[str, object],
+    *,
+    key: str,
+    queue: str | None,
+    tags: list[str],
+) -> FlowRun:
+    """Start a run that goes on when this flow has ended; the same key gives the same run.
+
+    Raises:
+        TransientError: the API does not answer.
+    """
+    with _answering_api():
+        started = run_deployment(
+            deployment.id,
+            parameters=parameters,
+            timeout=0,
+            idempotency_key=key,
+            as_subflow=False,
+            work_queue_name=queue,
+            tags=tags,
+        )
+    return cast(FlowRun, started)
+
+
+def deployments_of(flow_name: str) -> list[DeploymentResponse]:
+    """All deployments of a flow.
+
+    Raises:
+        TransientError: the API does not answer.
+    """
+    with _answering_api(), get_client(sync_client=True) as client:
+        return client.read_deployments(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])), limit=MAX_DEPLOYMENTS
+        )
+
+
+def can_recalibrate(use_case: str) -> bool:
+    """True where a recalibration has a deployment of this use case, or all runs in this process.
+
+    Raises:
+        TransientError: the API does not answer.
+    """
+    found = deployments_of(RECALIBRATION)
+    if found:
+        return any(_use_case_of(deployment) == use_case for deployment in found)
+    return not deployments_of(PIPELINE)
+
+
+def deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
+    """The flow's deployment with this use case's configuration; None where the flow has none.
+
+    Raises:
+        ConfigurationError: the flow is deployed, for other use cases alone.
+        TransientError: the API does not answer.
+    """
+    found = deployments_of(flow_name)
+    fitting = [d for d in found if _use_case_of(d) == use_case]
+    if found and not fitting:
+        known = ", ".join(sorted(f"{d.name} ({_use_case_of(d)})" for d in found))
+        raise ConfigurationError(
+            f"no deployment of {flow_name!r} is of use case {use_case!r}; there are {known}. "
+            "Nothing was started, and what asked for it stays; deploy it with python -m "
+            "infra.deploying"
+        )
+    return min(fitting, key=lambda d: (not d.name.startswith(COORDINATOR), d.name), default=None)
+
+
+def _use_case_of(deployment: DeploymentResponse) -> str | None:
+    config = deployment.parameters.get("config")
+    return config.get("name") if isinstance(config, dict) else None
+
+
+def _this_process() -> StartedAction:
+    place = f"{socket.gethostname()} {boot_id()} {os.getpid()} {started_at(os.getpid())}"
+    return StartedAction(kind="in_process", run_id=str(runtime.flow_run.id), place=place)
+
+
+def _may_live(place: str) -> bool:
+    """False where the process is known to be gone: of this host, and not running any more."""
+    host, boot, pid, began = place.split()
+    if host != socket.gethostname():
+        return True
+    return boot == boot_id() and str(started_at(int(pid))) == began
+
+
+@contextmanager
+def _answering_api() -> Iterator[None]:
+    """Turn what the Prefect client raises where the API does not answer into a `TransientError`."""
+    try:
+        yield
+    except ObjectNotFound:
+        raise
+    except httpx.HTTPError as exc:
+        raise TransientError(
+            f"the Prefect API did not answer the governor as expected ({exc}). Nothing was "
+            "started, the claim stays, and the sweep tries again"
+        ) from exc

@@ -1,0 +1,88 @@
+"""Did the new map of the scores help, beyond doubt?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.contracts.data import AUC_NAME, R2_NAME
+from tasks.contracts.evaluation import Comparison, EvaluationReport, Metric, PairedComparison
+
+Rule = Callable[[Metric], bool]
+MAX_RANK_CHANGE = 1e-4
+"""AUC that a rising map may move: scores that 32 bits hold apart may meet, and the reverse."""
+
+
+def why_no_gain(evaluation: EvaluationReport, source: int) -> str | None:
+    """Why the recalibrated model is no better than its source, as a sentence; None where it is.
+
+    Both are judged on the same later rows and the same bootstrap draws. Of a classification log
+    loss, Brier score and calibration error must each be lower by the whole 95 % interval, and the
+    AUC be the same; of a regression the RMSE must be lower and R2 higher.
+
+    Args:
+        evaluation: of the recalibrated model.
+        source: number of the version that it was made from.
+    """
+    against = f"champion:{source}"
+    found = [c for c in evaluation.comparisons if c.against == against]
+    if len(found) != 1:
+        seen = ", ".join(c.against for c in evaluation.comparisons)
+        return (
+            f"version {source} was mapped, and the evaluation compares with {seen}: another "
+            "version became the champion in between. Nothing was registered; check its drift"
+        )
+    wanting = [
+        f"{name} {_shown(change)}"
+        for name, change, is_better in _changes(found[0])
+        if not (change is not None and is_better(change))
+    ]
+    if not wanting:
+        return None
+    return (
+        f"on {evaluation.overall.num_rows:,} rows of {evaluation.window} the new map does not help "
+        f"beyond doubt: {'; '.join(wanting)}. Nothing was registered; retrain if scores stay wrong"
+    )
+
+
+def changes_told(evaluation: EvaluationReport, source: int) -> list[str]:
+    """What the map changed on the rows of an evaluation, a line each."""
+    against = f"champion:{source}"
+    found = [c for c in evaluation.comparisons if c.against == against]
+    return [f"{name} {_shown(change)}" for part in found for name, change in measured_changes(part)]
+
+
+def measured_changes(comparison: Comparison) -> list[tuple[str, Metric | None]]:
+    """Each measure that counts, with its change."""
+    return [(name, change) for name, change, _ in _changes(comparison)]
+
+
+def _changes(comparison: Comparison) -> list[tuple[str, Metric | None, Rule]]:
+    if isinstance(comparison, PairedComparison):
+        return [
+            ("log loss", comparison.log_loss_difference, _is_lower),
+            ("Brier score", comparison.brier_difference, _is_lower),
+            ("calibration error", comparison.calibration_error_difference, _is_lower),
+            (AUC_NAME, comparison.auc_difference, _is_same),
+        ]
+    return [
+        ("RMSE", comparison.rmse_difference, _is_lower),
+        (R2_NAME, comparison.r2_difference, _is_higher),
+    ]
+
+
+def _is_lower(change: Metric) -> bool:
+    return change.high < 0
+
+
+def _is_higher(change: Metric) -> bool:
+    return change.low > 0
+
+
+def _is_same(change: Metric) -> bool:
+    return abs(change.value) <= MAX_RANK_CHANGE
+
+
+def _shown(metric: Metric | None) -> str:
+    if metric is None:
+        return "is not known"
+    return f"changed by {metric.value:+.4f} [{metric.low:+.4f}, {metric.high:+.4f}]"

@@ -1,0 +1,104 @@
+"""What every value that travels is built on: frozen, small, JSON-serializable."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from tasks.errors import WindowError
+
+UNITS = {"s": "s", "ms": "ms", "h": "hours", "mb": "MB"}
+"""Ends of names that say in what a number is counted."""
+
+SPELLED = {
+    **{word: word.upper() for word in ("auc", "r2", "psi", "ks", "ssh", "s3", "sql", "uri", "url")},
+    **{word: word.upper() for word in ("onnx", "fsdp", "mig", "gpu", "id")},
+    **{"gpus": "GPUs", "kwh": "kWh", "powersgd": "PowerSGD", "pytorch": "PyTorch"},
+}
+
+
+def field_title(name: str, _: object) -> str:
+    """Label of a field in a form: its name in words, and its unit: `wait_s` is `Wait, s`.
+
+    Without it, a field that holds a model is labelled with that model's class, so that three
+    windows would all be called `TimeWindow`.
+    """
+    words = name.split("_")
+    unit = UNITS.get(words[-1]) if len(words) > 1 else None
+    text = " ".join(SPELLED.get(word, word) for word in (words[:-1] if unit else words))
+    return f"{text[:1].upper()}{text[1:]}" + (f", {unit}" if unit else "")
+
+
+class Contract(BaseModel):
+    """Base of every value that travels: frozen, and unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+
+class Artifact(Contract):
+    """One file or folder in the artifact store."""
+
+    uri: str = Field(description="`artifact:<kind>/<key>/<path>`, relative to the store's root.")
+    sha256: str = Field(min_length=64, max_length=64, description="Digest of the content.")
+    num_bytes: NonNegativeInt
+
+
+class TimeWindow(Contract):
+    """Half-open window [start, end) in UTC."""
+
+    start: datetime = Field(description="First moment inside the window, with a time zone.")
+    end: datetime = Field(description="First moment after the window, with a time zone.")
+
+    @model_validator(mode="after")
+    def _is_a_window(self) -> Self:
+        for name, moment in (("start", self.start), ("end", self.end)):
+            if moment.tzinfo is None:
+                raise ValueError(
+                    f"window {name} {moment.isoformat()} has no time zone; write it in UTC, for "
+                    f"example {moment.isoformat()}+00:00"
+                )
+        if self.end <= self.start:
+            kind = "empty" if self.end == self.start else "reversed"
+            raise ValueError(
+                f"window [{self.start.isoformat()}, {self.end.isoformat()}) is {kind}; expected "
+                "start before end. Nothing was touched"
+            )
+        object.__setattr__(self, "start", self.start.astimezone(UTC))
+        object.__setattr__(self, "end", self.end.astimezone(UTC))
+        return self
+
+    def check_not_in_future(self, now: datetime) -> None:
+        """Refuse a window that ends after `now`: its data cannot be complete.
+
+        Raises:
+            WindowError: the window ends in the future.
+        """
+        if self.end > now:
+            raise WindowError(
+                f"window {self} ends in the future (now is {now:%Y-%m-%dT%H:%MZ}); expected an end "
+                "at or before now, because later rows do not exist yet. Nothing was touched"
+            )
+
+    def contains(self, other: TimeWindow) -> bool:
+        """True where `other` lies wholly inside this window."""
+        return self.start <= other.start and other.end <= self.end
+
+    def __str__(self) -> str:
+        return f"{self.start:%Y-%m-%dT%H:%MZ} to {self.end:%Y-%m-%dT%H:%MZ}"
+
+    @property
+    def slug(self) -> str:
+        """Short form for names, such as `20130101-20140101`."""
+        return f"{self.start:%Y%m%d}-{self.end:%Y%m%d}"
+
+
+class ModelVersionRef(Contract):
+    """One version in the model registry."""
+
+    name: str = Field(description="Registered model.")
+    version: PositiveInt = Field(description="Its number, counted from 1.")
+    run_id: str = Field(description="MLflow run that made it.")
+    program_sha256: str = Field(description="Digest of the exported program.")
+    snapshot_sha256: str = Field(description="Digest of the rows it was trained on.")

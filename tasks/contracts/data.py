@@ -1,0 +1,337 @@
+"""Values about data: what landed, what was checked, which rows a model is trained on."""
+
+from __future__ import annotations
+
+import zlib
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+
+from tasks.contracts.base import Artifact, Contract, TimeWindow
+from tasks.errors import DataContractError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+AUC_NAME = "AUC"
+R2_NAME = "R²"
+
+
+class DataSplits(Contract):
+    """Train, validation and test windows, one after the other in time."""
+
+    train: TimeWindow = Field(description="Rows that the model learns from.")
+    validation: TimeWindow = Field(description="Rows that choose the epoch; later than training.")
+    test: TimeWindow = Field(description="Rows that judge the model; later than all it has seen.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.train.end > self.validation.start or self.validation.end > self.test.start:
+            raise ValueError(
+                f"splits overlap or run backwards: train {self.train}, validation "
+                f"{self.validation}, test {self.test}; expected each to start at or after the end "
+                "of the one before, or the future leaks into the past"
+            )
+        return self
+
+
+TaskKind = Literal["classification", "regression"]
+"""What a model is asked for: the probability of a label that is 0 or 1, or a number itself."""
+
+
+CATEGORY_CODE_MASK = 0x7FFFFFFF
+
+
+def category_code(value: str | None) -> int:
+    """Integer that stands for a category in every exported model: CRC-32 of its UTF-8, 31 bits.
+
+    Any language can compute it, it needs no vocabulary file, and missing (null or empty) is 0. The
+    model itself maps codes to its own vocabulary; a code it has never seen means "unknown".
+    """
+    return zlib.crc32(value.encode()) & CATEGORY_CODE_MASK if value else 0
+
+
+class DatasetSchema(Contract):
+    """Which column of a snapshot is what; the raw input of every exported model format."""
+
+    row_id: str = Field(description="Unique id of a row.")
+    event_time: str = Field(description="Prediction moment, UTC.")
+    label: str = Field(description="0 or 1; for a regression a number.")
+    categorical: tuple[str, ...] = Field(description="String columns, in model input order.")
+    numeric: tuple[str, ...] = Field(description="Number columns, in model input order.")
+    task: TaskKind = "classification"
+    unit: str = Field(default="", description="Of a label that is a number.")
+    baseline: str | None = Field(
+        default=None,
+        description="Number column that is itself the plainest prediction of the label, such as "
+        "its last known value; of a regression only.",
+    )
+
+    def model_inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The two input arrays of every exported model, for the rows of `frame`, in their order.
+
+        Returns:
+            `categorical`: int32, shape (rows, categories), `category_code` of each string.
+            `numeric`: float32, shape (rows, numbers); a missing number is NaN.
+
+        Raises:
+            DataContractError: a column is absent.
+        """
+        missing = [c for c in (*self.categorical, *self.numeric) if c not in frame.columns]
+        if missing:
+            raise DataContractError(
+                f"the data lacks column(s) {', '.join(missing)} that the model takes; it has "
+                f"{len(frame.columns)} columns. Build the data with the model's feature service"
+            )
+        codes = np.empty((len(frame), len(self.categorical)), dtype=np.int32)
+        for position, name in enumerate(self.categorical):
+            values = frame[name].astype("category")
+            table = np.array([category_code(str(v)) for v in values.cat.categories] + [0])
+            codes[:, position] = table[values.cat.codes.to_numpy()]  # null has code -1: the last
+        numbers = np.empty((len(frame), len(self.numeric)), dtype=np.float32)
+        for position, name in enumerate(self.numeric):
+            numbers[:, position] = frame[name].to_numpy(dtype=np.float32, na_value=np.nan)
+        return codes, numbers
+
+
+class SourceFile(Contract):
+    """The file outside from which a raw table was read."""
+
+    uri: str = Field(description="As the feature repository names it.")
+    sha256: str = Field(min_length=64, max_length=64)
+    num_bytes: NonNegativeInt
+
+
+class TableRef(Contract):
+    """One table written for a window."""
+
+    name: str
+    artifact: Artifact
+    num_rows: NonNegativeInt
+    source: SourceFile | None = Field(default=None, description="Of a landed table only.")
+
+
+class LandedRows(Contract):
+    """Raw rows of one window, copied as they came into typed Parquet, not yet trusted."""
+
+    window: TimeWindow
+    tables: tuple[TableRef, ...]
+
+
+class ValidationResult(Contract):
+    """Outcome of one expectation suite on one table; the full result is kept."""
+
+    suite: str
+    subject: str = Field(description="Name of the table or snapshot that was checked.")
+    subject_sha256: str = Field(description="Digest of what was checked.")
+    num_rows: NonNegativeInt
+    num_expectations: PositiveInt
+    result: Artifact = Field(description="The full validation result, JSON.")
+    warnings: tuple[str, ...] = Field(
+        default=(), description="Sentence of every expectation that was only warned about."
+    )
+
+
+class ValidatedRows(Contract):
+    """Landed rows with the validation results that vouch for them."""
+
+    landed: LandedRows
+    validations: tuple[ValidationResult, ...]
+
+
+class FeatureTables(Contract):
+    """One version of all raw and feature tables; versions are immutable."""
+
+    version: str = Field(description="Digest of the rows of all tables.")
+    raw: tuple[TableRef, ...]
+    tables: tuple[TableRef, ...]
+    sources: dict[str, str] = Field(
+        description="Each window that went in (`start/end`), and the digest of its rows and rules."
+    )
+    follows: dict[str, str] = Field(
+        default={}, description="Raw table to its digest in the version that this one continues."
+    )
+
+
+class MaterializedView(Contract):
+    """What one feature view holds online after materialization."""
+
+    name: str
+    watermark: datetime = Field(description="Everything before this moment has been written.")
+    num_entities: NonNegativeInt
+    num_written: NonNegativeInt = Field(
+        default=0, description="Entities that got new values in the latest write."
+    )
+    num_kept: NonNegativeInt = Field(
+        default=0, description="Entities that kept values as new or newer in the latest write."
+    )
+    num_converted_by_feast: NonNegativeInt = Field(
+        default=0, description="Values that took Feast's slower way, cell by cell."
+    )
+    version: NonNegativeInt | None = Field(default=None, description="Feast's number of the view.")
+    definition: str | None = Field(default=None, description="Digest of the view's definition.")
+    table: str | None = Field(default=None, description="Feature table that the view reads.")
+
+
+class MonitoredPeriod(Contract):
+    """Some days of one view, or of one of its features, as one point of a picture."""
+
+    start: datetime
+    low: float | None = Field(default=None, description="5th percentile, mean over the days.")
+    median: float | None = None
+    high: float | None = Field(default=None, description="95th percentile, mean over the days.")
+    null_rate: float
+    num_rows: NonNegativeInt
+
+
+class MonitoredFeature(Contract):
+    """Values of one feature over time; the features that moved most come first."""
+
+    view: str
+    feature: str
+    psi: float | None = Field(description="Of the newest window; None where it was not measured.")
+    ks: float | None = None
+    drifted: bool
+    periods: tuple[MonitoredPeriod, ...]
+
+
+class MonitoredView(Contract):
+    """Volume, freshness and nulls of one feature view in the window."""
+
+    view: str
+    num_rows: NonNegativeInt
+    num_features: NonNegativeInt
+    age_hours: float | None = Field(description="Age of the newest row at the window's end.")
+    lag_minutes: float | None = Field(description="Median time from event to store.")
+    null_rate: float = Field(description="Mean over features and days.")
+    highest_psi: float | None = Field(description="Of its features in the newest window.")
+    psi_bound: float | None = Field(description="PSI from which a feature has drifted.")
+    num_alerts: NonNegativeInt
+    periods: tuple[MonitoredPeriod, ...] = Field(description="Nulls and rows of the view.")
+    ages_hours: tuple[float | None, ...] = Field(description="Highest age in each period.")
+
+
+class FeatureMonitoring(Contract):
+    """What the monitoring of features saw in one window."""
+
+    window: TimeWindow
+    baseline: TimeWindow | None = Field(description="None where nothing was judged.")
+    tables_version: str
+    num_statistics: NonNegativeInt = Field(description="Statistics kept of this window.")
+    views: tuple[MonitoredView, ...]
+    features: tuple[MonitoredFeature, ...]
+    alerts: tuple[str, ...] = Field(description="Sentence of every alert of the window.")
+    num_new_alerts: NonNegativeInt = Field(description="Those that nobody was told before.")
+    stale: tuple[str, ...] = Field(
+        default=(), description="Those alerts that say that a view's newest row is too old."
+    )
+
+    @property
+    def newly_stale(self) -> tuple[str, ...]:
+        """What is to be told of stale views; nothing where nothing is new."""
+        return self.stale if self.num_new_alerts else ()
+
+
+class FeatureRefresh(Contract):
+    """Result of `feature_refresh`: feature tables validated, published and materialized."""
+
+    window: TimeWindow
+    rows: ValidatedRows
+    tables: FeatureTables
+    validations: tuple[ValidationResult, ...]
+    views: tuple[MaterializedView, ...]
+    monitoring: FeatureMonitoring | None = Field(
+        default=None, description="None in results of releases that did not monitor."
+    )
+
+
+class ExcludedRows(Contract):
+    """Rows of the entity frame that carry no label, counted by reason: none vanish silently."""
+
+    reason: str
+    num_rows: NonNegativeInt
+
+
+class ViewPin(Contract):
+    """The version of a feature view that a snapshot read, and how far its values reached."""
+
+    version: NonNegativeInt = Field(description="Feast's number: `<view>@v<version>:<feature>`.")
+    definition: str = Field(description="Digest of the definition.")
+    table: str = Field(description="Feature table that the view reads.")
+    last_event: datetime | None = Field(description="Latest event time in the table, UTC.")
+    last_created: datetime | None = Field(description="Latest moment of arrival in the table, UTC.")
+
+
+class TablePin(Contract):
+    """One table as a snapshot read it, wherever in the artifact store its files are kept."""
+
+    name: str
+    group: Literal["raw", "features"]
+    sha256: str
+    num_rows: NonNegativeInt
+
+
+class SnapshotPins(Contract):
+    """Everything that a snapshot was made from, exactly enough to make it again."""
+
+    service_version: PositiveInt
+    service_definition: str = Field(description="Digest of the service's content, views included.")
+    registry: str = Field(description="Digest of all definitions in Feast's registry.")
+    views: dict[str, ViewPin]
+    tables: tuple[TablePin, ...]
+    entity_sql: str = Field(description="Digest of the query that says whom to predict for.")
+    retrieval_sql: str = Field(description="Digest of the point-in-time join.")
+    software: dict[str, str] = Field(description="Versions of what wrote the file.")
+    evidence: Artifact = Field(
+        description="Folder beside the data: the SQL texts and the definitions themselves."
+    )
+
+
+class NumberSummary(Contract):
+    """What some numbers are like."""
+
+    mean: float
+    deviation: NonNegativeFloat = Field(description="Standard deviation.")
+    low: float
+    high: float
+
+
+class FeatureSnapshot(Contract):
+    """A point-in-time training set: one Parquet file, rows in order of event time and row id."""
+
+    data: Artifact
+    num_rows: PositiveInt
+    window: TimeWindow
+    columns: DatasetSchema
+    feature_service: str
+    feature_views: dict[str, str] = Field(description="Feature view name to definition digest.")
+    tables_version: str = Field(description="`FeatureTables.version` that was read.")
+    label_definition: str = Field(description="What a label of 1 means, or the number, in words.")
+    positive_rate: float | None = Field(ge=0, le=1, description="None where the label is a number.")
+    label_summary: NumberSummary | None = Field(
+        default=None, description="Of a label that is a number."
+    )
+    excluded: tuple[ExcludedRows, ...]
+    pins: SnapshotPins | None = Field(
+        default=None, description="None in a snapshot of an earlier release."
+    )
+
+
+class ValidatedDataset(Contract):
+    """A snapshot and the validation result that vouches for it; training takes nothing else."""
+
+    snapshot: FeatureSnapshot
+    validation: ValidationResult
+
+    @model_validator(mode="after")
+    def _result_is_of_this_snapshot(self) -> Self:
+        if self.validation.subject_sha256 != self.snapshot.data.sha256:
+            raise ValueError(
+                f"validation result is of {self.validation.subject_sha256[:12]}, the snapshot is "
+                f"{self.snapshot.data.sha256[:12]}; validate this snapshot before using it"
+            )
+        return self

@@ -1,0 +1,204 @@
+"""Values about how good a model is, alone and beside the champion."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, PositiveInt
+
+from tasks.contracts.base import Artifact, Contract, TimeWindow
+from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits
+
+
+class Metric(Contract):
+    """A number with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class MetricSet(Contract):
+    """Quality of one set of scores on one set of rows, of a classification."""
+
+    primary_name: ClassVar[str] = AUC_NAME
+
+    num_rows: PositiveInt
+    base_rate: float
+    auc: Metric
+    pr_auc: Metric
+    brier: Metric
+    log_loss: Metric
+    calibration_error: Metric
+
+    @property
+    def primary(self) -> Metric:
+        """What models are compared by; more is better."""
+        return self.auc
+
+
+class RegressionMetrics(Contract):
+    """Quality of one set of predictions on one set of rows; errors in the label's unit."""
+
+    primary_name: ClassVar[str] = R2_NAME
+
+    num_rows: PositiveInt
+    unit: str
+    label_mean: float
+    label_deviation: float = Field(description="Standard deviation of the labels.")
+    r2: Metric = Field(description="Share of the labels' variance that is explained; 1 is all.")
+    rmse: Metric = Field(description="Root of the mean squared error.")
+    mae: Metric = Field(description="Mean absolute error.")
+    bias: Metric = Field(description="Mean of prediction minus label.")
+    skill: Metric | None = Field(
+        description="1 minus the mean squared error over that of the baseline, on the rows where "
+        "it is known; above 0 is better than the baseline. None without a baseline."
+    )
+
+    @property
+    def primary(self) -> Metric:
+        """What models are compared by; more is better."""
+        return self.r2
+
+
+Quality = MetricSet | RegressionMetrics
+
+
+class SliceMetrics(Contract):
+    """Quality on the rows where `column` equals `value`."""
+
+    column: str
+    value: str
+    metrics: Quality
+    error_ratio: Metric | None = Field(
+        default=None,
+        description="Of a regression: RMSE over that of the plain prediction which errs least on "
+        "these rows, the yardstick or the baseline where it is known. A plain prediction that errs "
+        "by less than a tolerance counts as erring by that.",
+    )
+
+
+class PairedComparison(Contract):
+    """Candidate minus another model on the same rows, same bootstrap replicates."""
+
+    error_name: ClassVar[str] = "Brier score"
+
+    against: str = Field(description="`champion:<version>` or `yardstick`.")
+    auc_difference: Metric
+    brier_difference: Metric
+    log_loss_difference: Metric | None = Field(
+        default=None, description="Null in records before 2026-11-21, as the next one."
+    )
+    calibration_error_difference: Metric | None = None
+
+    @property
+    def primary(self) -> Metric:
+        """Above 0 the candidate is better."""
+        return self.auc_difference
+
+    @property
+    def error(self) -> Metric:
+        """Below 0 the candidate errs less."""
+        return self.brier_difference
+
+
+class RegressionComparison(Contract):
+    """As `PairedComparison`, of a regression."""
+
+    error_name: ClassVar[str] = "RMSE"
+
+    against: str = Field(description="`champion:<version>`, `yardstick` or `baseline`.")
+    r2_difference: Metric
+    rmse_difference: Metric
+
+    @property
+    def primary(self) -> Metric:
+        """Above 0 the candidate is better."""
+        return self.r2_difference
+
+    @property
+    def error(self) -> Metric:
+        """Below 0 the candidate errs less."""
+        return self.rmse_difference
+
+
+Comparison = PairedComparison | RegressionComparison
+
+
+class ValueBand(Contract):
+    """Labels of the rows whose predictions are about `x`."""
+
+    x: float = Field(description="Mean prediction.")
+    low: float = Field(description="10th percentile of the labels.")
+    mean: float
+    high: float = Field(description="90th percentile.")
+    num_rows: PositiveInt
+
+
+class CurvePoint(Contract):
+    """One point of a curve that the report draws."""
+
+    x: float
+    y: float
+    weight: float = 0.0
+
+
+class Yardstick(Contract):
+    """Scores of a well-known kind of model on the test rows: what the data gives without effort."""
+
+    name: str = Field(description="The kind of model, its library and its size.")
+    snapshot_sha256: str
+    splits: DataSplits
+    scores: Artifact = Field(
+        description="Parquet, in the order of the snapshot: row id, yardstick_score."
+    )
+
+
+class ScoredWindow(Contract):
+    """Scores of one model on all rows of one window, and their quality where labels exist."""
+
+    program_sha256: str
+    snapshot_sha256: str
+    window: TimeWindow
+    num_rows: PositiveInt
+    scores: Artifact = Field(
+        description="Parquet, in the order of the snapshot: row id, event time, label, score."
+    )
+    metrics: Quality | None = Field(description="Of the labelled rows; None where too few.")
+    excess_brier: Metric | None = Field(
+        description="Brier score minus what the scores themselves promise, the mean of p (1 - p): "
+        "above 0 the model errs more than it says, below 0 less."
+    )
+    unjudged: str | None = Field(default=None, description="Why there are no metrics.")
+
+
+class EvaluationReport(Contract):
+    """Judgement of one trained model on the test window."""
+
+    model_sha256: str = Field(description="Digest of the judged program.")
+    snapshot_sha256: str
+    window: TimeWindow
+    overall: Quality
+    slices: tuple[SliceMetrics, ...]
+    skipped_slices: tuple[str, ...] = Field(description="Slices too small to judge, with counts.")
+    yardstick: Quality
+    yardstick_name: str
+    baseline: RegressionMetrics | None = Field(
+        default=None, description="Of the baseline as a model, on the rows where it is known."
+    )
+    baseline_name: str | None = Field(default=None, description="Its column.")
+    comparisons: tuple[Comparison, ...]
+    predictions: Artifact = Field(
+        description="Parquet: row id, event time, label, score, yardstick_score, champion_score."
+    )
+    roc: tuple[CurvePoint, ...] = Field(description="None of a regression, as the next two.")
+    precision_recall: tuple[CurvePoint, ...]
+    calibration: tuple[CurvePoint, ...] = Field(description="x mean score, y rate, weight rows.")
+    observed: tuple[ValueBand, ...] = Field(
+        default=(), description="Labels by prediction, lowest first; of a regression."
+    )
+    residuals: tuple[CurvePoint, ...] = Field(
+        default=(),
+        description="x middle of a class of errors (prediction minus label), y its width, weight "
+        "rows; of a regression. The outermost classes hold all beyond.",
+    )

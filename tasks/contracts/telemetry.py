@@ -1,0 +1,134 @@
+"""Values about what a training cost and where its time went."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from tasks.contracts.base import Contract
+
+
+class PhaseTime(Contract):
+    """What one rank spent in one phase; quantiles are over steps, after the first few."""
+
+    seconds: NonNegativeFloat
+    cpu_s: NonNegativeFloat = Field(
+        description="CPU seconds of the thread that runs the loop: fewer where it waited."
+    )
+    steady_s: NonNegativeFloat = Field(
+        description="Without the first steps, which build what later ones reuse."
+    )
+    steady_cpu_s: NonNegativeFloat
+    p50_s: NonNegativeFloat | None = None
+    p95_s: NonNegativeFloat | None = None
+
+
+class RankTelemetry(Contract):
+    """What one rank of a training run did and took."""
+
+    rank: NonNegativeInt
+    host: str
+    num_steps: NonNegativeInt
+    num_rows: NonNegativeInt
+    rows_per_s: NonNegativeFloat | None = Field(
+        description="While training: without validation, checkpoints and the first steps."
+    )
+    phases: dict[str, PhaseTime] = Field(
+        description="`data`, `compute`, `exchange`, `validate`, `checkpoint` and `other`."
+    )
+    step_p50_s: NonNegativeFloat | None = None
+    step_p95_s: NonNegativeFloat | None = None
+    wire_bytes: NonNegativeInt = Field(description="Given to the network for other ranks.")
+    cpu_s: NonNegativeFloat
+    peak_memory_bytes: NonNegativeInt = Field(description="Resident.")
+    major_faults: NonNegativeInt = Field(description="Pages read back from disk or swap.")
+    preemptions: NonNegativeInt = Field(description="Times that another process took the core.")
+    busy_cores_mean: NonNegativeFloat | None = Field(description="None where never sampled.")
+    busy_cores_max: NonNegativeFloat | None
+    disk_read_bytes: NonNegativeInt | None
+    disk_written_bytes: NonNegativeInt | None
+
+
+class HostTelemetry(Contract):
+    """The driver's host while a training run lasted, everything else on it included."""
+
+    name: str
+    num_cores: PositiveInt
+    memory_bytes: PositiveInt
+    cpu_share_mean: float | None = Field(description="Of all cores; None where never sampled.")
+    cpu_share_max: float | None
+    temperature_max_c: float | None = Field(description="Hottest sensor; None without sensors.")
+    network_sent_bytes: NonNegativeInt = Field(description="All interfaces but loopback.")
+    network_received_bytes: NonNegativeInt
+    loopback_bytes: NonNegativeInt
+    swapped_in_bytes: NonNegativeInt
+
+
+class DeviceTelemetry(Contract):
+    """One accelerator while a training run lasted; None for what its driver does not tell."""
+
+    index: NonNegativeInt
+    name: str
+    utilisation_mean: float | None = Field(description="Share of time with a kernel running.")
+    utilisation_max: float | None
+    peak_memory_bytes: NonNegativeInt | None
+    temperature_max_c: float | None
+    power_mean_w: float | None
+    energy_j: float | None
+
+
+class EnergyUse(Contract):
+    """Joules of a training run, and how they are known; never made up."""
+
+    joules: NonNegativeFloat | None = Field(description="None where nothing could be measured.")
+    known_by: str = Field(description="What was measured or estimated, or why nothing could be.")
+    estimated: bool = Field(default=False, description="True where no meter was read.")
+
+
+class RunCost(Contract):
+    """Money that a training run took, at the prices of the configuration."""
+
+    amount: NonNegativeFloat
+    currency: str
+    energy_part: NonNegativeFloat | None = Field(description="None without energy or its price.")
+    node_part: NonNegativeFloat | None = Field(description="None without a price of node hours.")
+
+
+Setting = bool | int | float | str
+
+
+class Finding(Contract):
+    """One thing that holds a training run back, with its evidence."""
+
+    kind: Literal["input", "communication", "compute", "memory", "imbalance"]
+    share: float = Field(ge=0, le=1, description="Of the ranks' time in training steps.")
+    evidence: str = Field(description="A sentence with the numbers.")
+    advice: str = Field(description="A sentence: what to change, or that nothing can be.")
+    suggestions: dict[str, Setting] = Field(
+        default={}, description="Dotted field of the training configuration to a better value."
+    )
+
+
+class Diagnosis(Contract):
+    """Where the time of a training run goes; the heaviest finding first, none when balanced."""
+
+    summary: str
+    findings: tuple[Finding, ...] = ()
+
+
+class TrainingTelemetry(Contract):
+    """What a training run took: time, memory, network, energy and money."""
+
+    seconds: NonNegativeFloat = Field(description="Wall seconds, all attempts.")
+    num_attempts: PositiveInt
+    num_samples: NonNegativeInt = Field(description="Samples of the last attempt.")
+    ranks: tuple[RankTelemetry, ...] = Field(description="Of the last attempt.")
+    host: HostTelemetry
+    devices: tuple[DeviceTelemetry, ...] = ()
+    energy: EnergyUse
+    cost: RunCost | None = Field(default=None, description="None without a price.")
+    diagnosis: Diagnosis | None = None
+    applied: tuple[str, ...] = Field(
+        default=(), description="Settings that were taken from an earlier diagnosis, in sentences."
+    )

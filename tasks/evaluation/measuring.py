@@ -1,0 +1,57 @@
+"""One entry to the metrics of both kinds of task: rows in, quality with intervals out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from tasks.contracts.data import DatasetSchema
+from tasks.evaluation.bootstrap import Measured, measure, number_days, too_few
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.regression import MeasuredNumbers, measure_numbers
+from tasks.evaluation.rows import utc_times
+
+AnyMeasured = Measured | MeasuredNumbers
+
+
+def measure_rows(
+    rows: pd.DataFrame, columns: DatasetSchema, score: str, config: EvaluationConfig
+) -> AnyMeasured:
+    """All metrics of one model on some labelled rows.
+
+    Args:
+        rows: label, event time, the baseline where there is one, and `score`.
+        columns: names, and the kind of task.
+        score: column of the model's scores.
+        config: replicates, seed and bins.
+    """
+    labels, scores = rows[columns.label].to_numpy(), rows[score].to_numpy()
+    times = utc_times(rows, columns.event_time)
+    if columns.task == "classification":
+        return measure(labels, scores, times, config)
+    baseline = None if columns.baseline is None else rows[columns.baseline].to_numpy(np.float64)
+    return measure_numbers(labels, scores, baseline, times, columns.unit, config)
+
+
+def why_not_judged(
+    rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
+) -> str | None:
+    """Why labelled rows cannot be judged, in words; None where they can."""
+    if rows.empty:
+        return "no label is known"
+    labels, times = rows[columns.label].to_numpy(), utc_times(rows, columns.event_time)
+    if columns.task == "classification":
+        return too_few(labels, times, config)
+    days = number_days(times)[1]
+    if len(rows) < config.min_slice_rows:
+        return f"{len(rows):,} rows, fewer than {config.min_slice_rows:,}"
+    if days < config.min_days:
+        return f"{len(rows):,} rows of {days} UTC day(s), fewer than {config.min_days} days"
+    if np.ptp(labels.astype(np.float64)) == 0:
+        return f"{len(rows):,} rows that all have the label {labels[0]:g}"
+    return None
+
+
+def baseline_columns(columns: DatasetSchema) -> tuple[str, ...]:
+    """The column of the baseline, if there is one."""
+    return () if columns.baseline is None else (columns.baseline,)

@@ -1,0 +1,136 @@
+"""What can be asked for, and by which rules it is given."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from tasks.contracts.base import field_title
+
+# A GPU's time is shared in twentieths: fine enough for people, and each is a row in the table.
+PARTS_PER_GPU = 20
+URGENT, LOWEST = 1, 10
+
+
+class LeaseRequest(BaseModel):
+    """Devices of one host that a piece of work needs at a time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    cores: int = Field(default=0, ge=0, le=4096, description="CPU cores, each for it alone.")
+    gpus: int = Field(default=0, ge=0, le=64, description="GPUs, or slices of GPUs.")
+    gpu_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of each GPU's time, in steps of 0.05; 1: nobody else uses it.",
+    )
+    mig_profile: str | None = Field(
+        default=None,
+        pattern=r"^[0-9]+(c\.[0-9]+)?g\.[0-9]+gb([+.-][a-z.]+)?$",
+        description="Slices of this profile, such as `1g.18gb`, instead of whole GPUs.",
+    )
+    devices: tuple[str, ...] = Field(
+        default=(), description="Only GPUs or slices whose UUID begins with one of these."
+    )
+
+    @field_validator("gpu_share")
+    @classmethod
+    def _in_parts(cls, share: float) -> float:
+        parts = round(share * PARTS_PER_GPU)
+        if parts == 0 or abs(parts - share * PARTS_PER_GPU) > 1e-6:
+            raise ValueError(f"gpu_share={share} is no multiple of {1 / PARTS_PER_GPU}")
+        return share
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not self.cores and not self.gpus:
+            raise ValueError("cores=0 and gpus=0 ask for nothing; ask for one of them at least")
+        if not self.gpus and (self.mig_profile or self.devices):
+            raise ValueError("mig_profile and devices say which GPUs, but gpus=0; set gpus")
+        if self.gpus > 1 and self.mig_profile:
+            raise ValueError(
+                f"gpus={self.gpus} slices {self.mig_profile}: CUDA shows a program one slice at a "
+                "time; ask for one larger slice, or for a lease for each program"
+            )
+        return self
+
+    @property
+    def parts(self) -> int:
+        """Parts of each GPU, of `PARTS_PER_GPU`."""
+        return round(self.gpu_share * PARTS_PER_GPU)
+
+    def __str__(self) -> str:
+        wanted = [f"{self.cores} core(s)"] if self.cores else []
+        if self.gpus:
+            kind = f"slice(s) {self.mig_profile}" if self.mig_profile else "GPU(s)"
+            share = "" if self.gpu_share == 1 else f" at {self.gpu_share:g} of the time"
+            among = f" among {', '.join(self.devices)}" if self.devices else ""
+            wanted.append(f"{self.gpus} {kind}{share}{among}")
+        return " and ".join(wanted)
+
+
+class LeaseConfig(BaseModel):
+    """How long leases hold without a sign of life, and who waits how long."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    ttl_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=86400,
+        description="Seconds after its last sign of life at which a lease is lost to its holder.",
+    )
+    grace_s: float = Field(
+        default=15.0,
+        ge=0,
+        le=3600,
+        description="Seconds from then on in which the holder stops its work, before the devices "
+        "are given to others. A training's guards need up to 11.",
+    )
+    ageing_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=604800,
+        description="Seconds of waiting that weigh as much as one level of priority.",
+    )
+    longest_look_s: float = Field(
+        default=15.0,
+        gt=0,
+        le=60,
+        description="Longest pause in seconds after which one who waits looks again, unasked; who "
+        "is near the front looks sooner, and who is given something is told at once.",
+    )
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two signs of life; three may be missed."""
+        return self.ttl_s / 4
+
+
+class StageLease(BaseModel):
+    """The devices that a stage holds while it works, and how it waits for them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    enabled: bool = Field(
+        default=True,
+        description="Hold a lease. Not needed where something else gives each run devices of its "
+        "own, as Kubernetes does.",
+    )
+    request: LeaseRequest | None = Field(
+        default=None,
+        description="What to hold; none: all cores that the process may use and, for training on "
+        "`cuda`, all whole GPUs. Ask for less to let several trainings share a host.",
+    )
+    priority: int = Field(
+        default=3, ge=URGENT, le=LOWEST, description="Place in the line; 1 is the most urgent."
+    )
+    wait_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=2592000,
+        description="Longest wait in seconds; none: as long as it takes.",
+    )
+    terms: LeaseConfig = LeaseConfig()

@@ -1,0 +1,90 @@
+"""Looking at the processes of this host: who runs a flow run, and ending what it left (Linux)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Set by a worker in the environment of a run's engine, and inherited by all that it starts."""
+ENGINE = "prefect.engine"
+POLL_S = 0.1
+
+
+def boot_id() -> str:
+    """Identity of this host's current boot; another one after a restart."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def started_at(pid: int) -> int | None:
+    """Start of a process in ticks since the boot; None where there is none, or only its zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()  # the name in () may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def processes_by_run() -> dict[str, list[int]]:
+    """Processes of this user's by the flow run in whose environment they were started."""
+    found: dict[str, list[int]] = {}
+    for process in psutil.process_iter():
+        try:
+            run = process.environ().get(RUN_VARIABLE)
+            if run and process.status() != psutil.STATUS_ZOMBIE:
+                found.setdefault(run, []).append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            continue
+    return found
+
+
+def is_engine(pid: int) -> bool:
+    """True for the process that runs a flow run itself, not for what it has forked or started.
+
+    A worker starts it as the leader of a process group of its own.
+    """
+    try:
+        return ENGINE in psutil.Process(pid).cmdline() and os.getpgid(pid) == pid
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
+
+
+def end_processes(run: str, pids: Iterable[int], grace_s: float) -> tuple[int, ...]:
+    """End the processes of a run: SIGTERM, and SIGKILL for those that are left after the grace.
+
+    A process is signalled only while its environment names the run, so that a reused id is spared.
+
+    Returns:
+        Those that were still there in the end.
+    """
+    left = {pid for pid in pids if _is_of(pid, run)}
+    for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        for pid in left:
+            _send(pid, number)
+        deadline = time.monotonic() + limit_s
+        while (left := {pid for pid in left if _is_of(pid, run)}) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    return tuple(sorted(left))
+
+
+def _is_of(pid: int, run: str) -> bool:
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.environ().get(RUN_VARIABLE) == run
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

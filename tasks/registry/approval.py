@@ -1,0 +1,285 @@
+"""A person's consent before the alias `champion` moves: the question, its answer, what is known.
+
+The question holds all that the gates looked at, so that an answer goes through the same gates
+again, days later, on the same evidence. It is a file named by its digest; what became of it is in
+tags of the version. The first answer counts. Nothing here moves an alias: see `promotion`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field, ValidationError
+
+from tasks.contracts.base import Contract, ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import Approval, ModelVariant
+from tasks.errors import RegistryError
+from tasks.registry.config import PromotionConfig
+from tasks.registry.connection import RegistryLocation, exclusive
+from tasks.registry.mlflow_registry import RegisteredVersion, Registry
+from tasks.settings import write_atomically
+
+logger = logging.getLogger(__name__)
+
+STATE_TAG = "approval"
+QUESTION_TAG = "approval_question"  # SHA-256 of the question's file
+ASKED_TAG = "approval_asked"
+DEADLINE_TAG = "approval_deadline"
+ANSWERED_TAG = "approval_answered"
+APPROVER_TAG = "approver"
+COMMENT_TAG = "approval_comment"
+WAITING: Final = "waiting"
+APPROVED: Final = "approved"
+REJECTED: Final = "rejected"
+TIMED_OUT: Final = "timed_out"
+FINAL = frozenset({APPROVED, REJECTED, TIMED_OUT})
+
+
+class Question(Contract):
+    """What a person is asked to agree to: everything that the gates looked at."""
+
+    candidate: ModelVersionRef
+    evaluation: EvaluationReport
+    dataset: ValidatedDataset
+    variants: tuple[ModelVariant, ...]
+    config: PromotionConfig
+
+    @property
+    def text(self) -> str:
+        """Content of the file that keeps it."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 that names it."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+class Answer(Contract):
+    """What one person said."""
+
+    decision: Literal["approve", "reject"]
+    approver: str = Field(min_length=1, max_length=200, pattern=r"\S")
+    comment: str = Field(default="", max_length=2000)
+    given: datetime = Field(description="When it was said, UTC.")
+
+
+def consent(
+    registry: Registry, version: RegisteredVersion, question: Question, now: datetime, *, ask: bool
+) -> Approval | None:
+    """What is known of a person's consent to a candidate; asks where nothing is.
+
+    To be called while the registry is held. A rejection is of the version, whatever the evidence;
+    an approval only of the question that was answered. A question whose time is over is closed.
+
+    Args:
+        registry: open registry.
+        version: the candidate.
+        question: what it is about.
+        now: this moment, UTC.
+        ask: write the question down where it has not been put; False while a gate is closed.
+    """
+    known, same = known_approval(version), version.tags.get(QUESTION_TAG) == question.digest
+    if known is not None and known.state in (REJECTED, TIMED_OUT):
+        return known
+    if known is not None and same:
+        if known.state == WAITING and now >= known.deadline:
+            return _close(registry, version, known)
+        return known
+    return put_question(registry, version, question, now) if ask else None
+
+
+def put_question(
+    registry: Registry, version: RegisteredVersion, question: Question, now: datetime
+) -> Approval:
+    """Write a question down, in place of any earlier one; from now on the version waits.
+
+    Raises:
+        StorageError: the disk refused. Nothing was asked.
+    """
+    deadline = now + timedelta(hours=question.config.approval.timeout_h)
+    write_atomically(_file(registry, version, question.digest), question.text)
+    tags = {
+        QUESTION_TAG: question.digest,
+        ASKED_TAG: now.isoformat(),
+        DEADLINE_TAG: deadline.isoformat(),
+        STATE_TAG: WAITING,  # last: until then the version is as it was
+    }
+    registry.set_tags(version, tags)
+    logger.info("%s waits for a person's approval until %s", version, deadline.isoformat())
+    return Approval(state=WAITING, asked=now, deadline=deadline)
+
+
+def read_question(registry: Registry, version: RegisteredVersion) -> Question:
+    """The question that was last put about a version, its content checked against its digest.
+
+    Raises:
+        RegistryError: none was put, or its file is gone or was changed.
+    """
+    digest = version.tags.get(QUESTION_TAG)
+    if digest is None:
+        raise RegistryError(
+            f"nobody was asked about {version}: a question is put when a promotion finds all gates "
+            "open and `promotion.approval.enabled` is set. Run the promotion first; nothing was "
+            "changed"
+        )
+    file = _file(registry, version, digest)
+    try:
+        question = Question.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValidationError, UnicodeDecodeError) as exc:
+        raise RegistryError(
+            f"the question about {version} cannot be read from {file} ({type(exc).__name__}); run "
+            "the promotion again to put it anew. Nothing was changed"
+        ) from exc
+    if question.digest != digest:
+        raise RegistryError(
+            f"the question about {version} in {file} has SHA-256 {question.digest[:12]}, expected "
+            f"{digest[:12]}: it was changed. Run the promotion again to put it anew. Nothing was "
+            "changed"
+        )
+    return question
+
+
+def reopen_question(name: str, number: int, location: RegistryLocation, now: datetime) -> Question:
+    """Put the last question about a version anew, where it was answered or its time is over.
+
+    Raises:
+        RegistryError: nobody was asked, or the question cannot be read.
+        TransientError: the registry was busy.
+        StorageError: the disk refused. Nothing was asked.
+    """
+    registry = Registry(location)
+    with exclusive(location):
+        version = registry.version(name, number)
+        question, known = read_question(registry, version), known_approval(version)
+        if known is not None and known.state in FINAL:
+            put_question(registry, version, question, now)
+    return question
+
+
+def record_answer(
+    name: str,
+    number: int,
+    answer: Answer,
+    location: RegistryLocation,
+    *,
+    digest: str | None = None,
+    overrule: bool = False,
+) -> Question:
+    """Write down what a person said; returns the question, to be decided on.
+
+    Args:
+        name: registered model.
+        number: version that was asked about.
+        answer: what was said, by whom, when.
+        location: the registry.
+        digest: question that the person saw; None for the one that was put last.
+        overrule: let this answer replace an earlier one, and count after the deadline too; else
+            the first answer stays, and one that comes too late closes the question.
+
+    Raises:
+        RegistryError: nobody was asked, or by now about something else.
+        TransientError: the registry was busy.
+    """
+    registry = Registry(location)
+    with exclusive(location):
+        version = registry.version(name, number)
+        question = read_question(registry, version)
+        if digest not in (None, question.digest):
+            raise RegistryError(
+                f"the answer about {version} is to question {str(digest)[:12]}, and by now another "
+                f"one ({question.digest[:12]}) was put: the evidence or the gates' bounds changed. "
+                "Nothing was changed; answer the newer one"
+            )
+        known = known_approval(version)
+        if known is None or overrule or known.state not in FINAL:
+            too_late = known is not None and answer.given >= known.deadline and not overrule
+            if known is not None and too_late:
+                _close(registry, version, known)
+            else:
+                _write_answer(registry, version, answer)
+    return question
+
+
+def close_question(
+    name: str, number: int, location: RegistryLocation, now: datetime, digest: str
+) -> bool:
+    """Reject a candidate that nobody answered for in time.
+
+    Returns:
+        True where this question is closed by time-out now; False where it was answered, replaced,
+        or still has time.
+
+    Raises:
+        RegistryError: the version is gone.
+        TransientError: the registry was busy.
+    """
+    registry = Registry(location)
+    with exclusive(location):
+        version = registry.version(name, number)
+        known = known_approval(version)
+        if known is None or version.tags.get(QUESTION_TAG) != digest:
+            return False
+        if known.state == WAITING and now >= known.deadline:
+            known = _close(registry, version, known)
+    return known.state == TIMED_OUT
+
+
+def known_approval(version: RegisteredVersion) -> Approval | None:
+    """What the tags of a version say of a person's consent; None where nobody was asked.
+
+    Raises:
+        RegistryError: the tags were edited and make no sense.
+    """
+    tags = version.tags
+    if STATE_TAG not in tags:
+        return None
+    answered = tags.get(STATE_TAG) in (APPROVED, REJECTED)
+    told: Mapping[str, object] = {
+        "state": tags[STATE_TAG],
+        "asked": tags.get(ASKED_TAG),
+        "deadline": tags.get(DEADLINE_TAG),
+    }
+    if answered:  # those of an earlier answer stay when a question is put again
+        told = {
+            **told,
+            "approver": tags.get(APPROVER_TAG),
+            "comment": tags.get(COMMENT_TAG, ""),
+            "answered": tags.get(ANSWERED_TAG),
+        }
+    try:
+        return Approval.model_validate(told)
+    except ValidationError as exc:
+        raise RegistryError(
+            f"the approval tags of {version} were edited and make no sense "
+            f"({', '.join(str(e['loc'][0]) for e in exc.errors())}); remove its tag {STATE_TAG!r} "
+            "and run the promotion again. Nothing was changed"
+        ) from exc
+
+
+def _write_answer(registry: Registry, version: RegisteredVersion, answer: Answer) -> None:
+    tags = {
+        APPROVER_TAG: answer.approver.strip(),
+        COMMENT_TAG: answer.comment.strip(),
+        ANSWERED_TAG: answer.given.isoformat(),
+        STATE_TAG: APPROVED if answer.decision == "approve" else REJECTED,  # last
+    }
+    registry.set_tags(version, tags)
+    logger.info("%s was %s by %s", version, tags[STATE_TAG], tags[APPROVER_TAG])
+
+
+def _close(registry: Registry, version: RegisteredVersion, known: Approval) -> Approval:
+    registry.set_tags(version, {STATE_TAG: TIMED_OUT})
+    logger.warning("%s is rejected: nobody answered before %s", version, known.deadline.isoformat())
+    return known.model_copy(update={"state": TIMED_OUT})
+
+
+def _file(registry: Registry, version: RegisteredVersion, digest: str) -> Path:
+    return registry.run_folder(version.run_id) / "promotion" / f"question-{digest[:12]}.json"

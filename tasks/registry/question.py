@@ -1,0 +1,167 @@
+"""A question about a candidate as a person sees it: what is asked, the pictures, the gates."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from html import escape
+from pathlib import Path
+
+from tasks.contracts.base import Contract
+from tasks.contracts.release import PromotionDecision
+from tasks.errors import RegistryError
+from tasks.registry.approval import WAITING, Answer, read_question, reopen_question
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import Registry
+from tasks.registry.promotion import answer_and_promote, decide_question
+from tasks.settings import ArtifactStore
+
+MAX_PICTURE_BYTES = 200_000
+SHOWN_PICTURES = ("roc-pr", "calibration", "observed", "residuals")
+_SPECIAL = str.maketrans({c: f"&#{ord(c)};" for c in "\\`*_[]|~"})
+
+
+class OpenQuestion(Contract):
+    """A question as it is put to a person; or, where nobody needs to be asked, why not."""
+
+    digest: str
+    decision: PromotionDecision
+    markdown: str
+
+    @property
+    def is_open(self) -> bool:
+        """True where a person is to be asked: all gates are open and nobody has answered yet."""
+        approval = self.decision.approval
+        gates_open = all(gate.passed for gate in self.decision.gates)
+        return approval is not None and approval.state == WAITING and gates_open
+
+
+def open_question(
+    name: str,
+    number: int,
+    location: RegistryLocation,
+    store: ArtifactStore,
+    now: datetime,
+    *,
+    again: bool,
+) -> OpenQuestion:
+    """The question that waits for an answer, with the gates as they are at this moment.
+
+    Args:
+        name: registered model.
+        number: version that was asked about.
+        location: the registry.
+        store: where the evidence lies.
+        now: this moment, UTC.
+        again: ask again about a version that was answered, or whose time is over.
+
+    Raises:
+        RegistryError: nobody was asked, or the question cannot be read.
+        TransientError: the registry was busy.
+        StorageError: the disk refused.
+    """
+    registry = Registry(location)
+    asked = read_question(registry, registry.version(name, number))
+    decision = decide_question(asked, location, store, now)
+    if again and not decision.promoted:
+        asked = reopen_question(name, number, location, now)
+        decision = decide_question(asked, location, store, now)
+    folder = registry.run_folder(asked.candidate.run_id) / "pictures"
+    text = describe(decision, pictures_in(folder))
+    return OpenQuestion(digest=asked.digest, decision=decision, markdown=text)
+
+
+def settle(
+    name: str,
+    number: int,
+    digest: str,
+    answer: Answer | None,
+    location: RegistryLocation,
+    store: ArtifactStore,
+    now: datetime,
+) -> PromotionDecision:
+    """Record an answer and decide; without one, report what was settled elsewhere.
+
+    Raises:
+        RegistryError: by now another question was put, or nothing was settled.
+        TransientError: the registry was busy.
+        StorageError: the disk refused; the alias was not moved.
+    """
+    if answer is not None:
+        return answer_and_promote(name, number, answer, location, store, digest=digest)
+    registry = Registry(location)
+    asked = read_question(registry, registry.version(name, number))
+    decision = decide_question(asked, location, store, now)
+    if decision.approval is not None and decision.approval.state == WAITING:
+        raise RegistryError(
+            f"the run that asks about {name} version {number} was told that the question is "
+            "settled, and it is not. Nothing was changed; approve or reject it with "
+            f"`python -m flows approve {name} {number} --approver NAME`"
+        )
+    return decision
+
+
+def outcome(decision: PromotionDecision) -> str:
+    """What became of a candidate, in a sentence without an end."""
+    ref, approval = decision.candidate, decision.approval
+    subject = f"{ref.name} version {ref.version}"
+    closed = [gate.name for gate in decision.gates if not gate.passed]
+    if decision.promoted:
+        by = f", approved by {approval.approver}" if approval and approval.approver else ""
+        return f"{subject} is the champion{by}"
+    if closed:
+        return f"{subject} was refused by gate {', '.join(closed)}"
+    if approval is None:
+        return f"{subject} was not moved"
+    return {
+        "waiting": f"{subject} waits for a person's approval until "
+        f"{approval.deadline:%Y-%m-%d %H:%M} UTC",
+        "rejected": f"{subject} was rejected by {approval.approver}",
+        "timed_out": f"{subject} was rejected: nobody answered before "
+        f"{approval.deadline:%Y-%m-%d %H:%M} UTC",
+        "approved": f"{subject} was approved by {approval.approver} and not moved",
+    }[approval.state]
+
+
+def describe(decision: PromotionDecision, pictures: dict[str, bytes]) -> str:
+    """The question in Markdown: what is asked, the pictures as data URLs, the gates' table."""
+    ref, before, approval = decision.candidate, decision.previous_champion, decision.approval
+    place = f"takes the place of version {before}" if before else "becomes the first champion"
+    lines = [
+        f"## May {plain(ref.name)} version {ref.version} become the champion?",
+        "",
+        f"If you approve, it {place} after the gates below were asked once more. If you reject "
+        "it, nothing changes and nobody is asked about this version again.",
+        "",
+    ]
+    if approval is not None:
+        lines += [f"**No answer until {approval.deadline:%Y-%m-%d %H:%M} UTC means no.**", ""]
+    for title, content in pictures.items():
+        data = base64.b64encode(content).decode()
+        lines += [f"![{plain(title)}](data:image/png;base64,{data})", ""]
+    return "\n".join([*lines, *gate_table(decision)]) + "\n"
+
+
+def gate_table(decision: PromotionDecision) -> list[str]:
+    """Lines of a Markdown table, one a gate."""
+    rows = [
+        f"| {plain(gate.name)} | {'open' if gate.passed else '**CLOSED**'} | "
+        f"{plain(gate.evidence)} |"
+        for gate in decision.gates
+    ]
+    return ["| gate | state | evidence |", "| --- | --- | --- |", *rows]
+
+
+def pictures_in(folder: Path) -> dict[str, bytes]:
+    """The evaluation's pictures that registration drew, by name; those that are there."""
+    found = {name: folder / f"{name}.png" for name in SHOWN_PICTURES}
+    return {
+        name: file.read_bytes()
+        for name, file in found.items()
+        if file.is_file() and file.stat().st_size <= MAX_PICTURE_BYTES
+    }
+
+
+def plain(text: object) -> str:
+    """Text that neither Markdown nor HTML reads as anything else, on one line."""
+    return escape(" ".join(str(text).split()), quote=False).translate(_SPECIAL)

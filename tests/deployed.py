@@ -1,0 +1,56 @@
+"""Deploying flows on process pools, and looking at their runs, from tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectAlreadyExists
+
+
+def deploy(
+    client: SyncPrefectClient, flow: Flow[..., Any], entrypoint: str, name: str, pool: str
+) -> UUID:
+    """Deploy a flow by its module path on a process pool, which is made where there is none."""
+    try:
+        client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    except ObjectAlreadyExists:
+        pass
+    return client.create_deployment(
+        flow_id=client.create_flow(flow),
+        name=name,
+        work_pool_name=pool,
+        entrypoint=entrypoint,
+        pull_steps=[],
+        parameter_openapi_schema={},
+    )
+
+
+def wait_for_run(
+    client: SyncPrefectClient,
+    run: UUID,
+    condition: Callable[[FlowRun], object],
+    what: str,
+    limit_s: float = 240,
+) -> FlowRun:
+    """Poll a run until `condition` holds.
+
+    Raises:
+        AssertionError: it did not within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    while not condition(seen := client.read_flow_run(run)):
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}; {seen.state!r}"
+        time.sleep(0.2)
+    return seen
+
+
+def is_final(run: FlowRun) -> bool:
+    """True where a run has ended, however."""
+    return run.state is not None and run.state.is_final()

@@ -1,0 +1,53 @@
+"""A training under a lease uses the leased cores, and its processes are known by the lease."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.contracts.training import EpochMetrics
+from tasks.leases.affinity import applied
+from tasks.leases.claims import Grant
+from tasks.leases.process import kin_of_lease
+from tasks.training.config import TrainingConfig
+from tasks.training.launch.host import Host
+from tests.distributed.runs import CONFIG, config, train
+from tests.lease_devices import host
+
+MARK = "test-of-leased-cores"
+LAST = max(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("fork_ranks", [False, True])
+def test_all_processes_of_a_training_stay_on_the_leased_cores(
+    tmp_path: Path, fork_ranks: bool
+) -> None:
+    launch = {**CONFIG.launch.model_dump(), "ranks": 2, "fork_ranks": fork_ranks}
+    seen: dict[int, set[int]] = {}
+
+    def look(_: EpochMetrics) -> None:
+        for pid in kin_of_lease(MARK):
+            try:
+                seen[pid] = os.sched_getaffinity(pid)
+            except ProcessLookupError:  # it has just ended
+                continue
+
+    with applied(Grant(cores=(LAST,)), MARK, host()):
+        model = train(tmp_path, config(launch=launch, max_epochs=2, patience=2), on_epoch=look)
+    assert len(seen) >= 4, "two ranks and their guards"
+    assert set(map(frozenset, seen.values())) == {frozenset({LAST})}
+    assert model.num_ranks == 2
+    assert kin_of_lease(MARK) == []
+
+
+def test_the_number_of_ranks_and_threads_follows_the_leased_cores(tmp_path: Path) -> None:
+    wanted = TrainingConfig.model_validate(
+        {**CONFIG.model_dump(), "launch": {"fork_ranks": False}, "max_epochs": 1, "patience": 1}
+    )
+    with applied(Grant(cores=(LAST,)), MARK, host()):
+        assert Host.of_this_process().num_cores == 1
+        model = train(tmp_path, wanted)
+    assert "1 rank" in model.launch
+    assert "there are no cores to divide" in model.launch

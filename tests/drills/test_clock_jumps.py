@@ -1,0 +1,161 @@
+"""The machine's clock jumps by hours, ahead and back, while things run that go by it."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tasks.governor.config import GovernorConfig
+from tasks.governor.evidence import Evidence
+from tasks.governor.ledger import Ledger
+from tasks.settings import PROJECT_ROOT
+from tests.clocks import Clock, make_clock
+from tests.integration.test_platform import Platform
+from tests.lease_farm import farm, lines_of
+from tests.processes import wait_patiently, wait_until
+from tests.promises import Promise, proves
+from tests.services import free_port
+from tests.unit.governor import builders
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
+
+LIMIT_S = 900
+CAUTIOUS = GovernorConfig(cool_down_hours=6)
+JUMPS = {
+    "ahead": (10,),
+    "back": (-10,),
+    "ahead and right again": (10, 0),
+    "back and right again": (-10, 0),
+    "years ahead and right again": (24 * 365 * 10, 0),
+}
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    folder = tmp_path / "clock"
+    folder.mkdir()
+    return make_clock(folder)
+
+
+class GovernedByClock:
+    """The governor of one model, in processes that go by a clock of their own."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.url, self.runs, self._clock = (
+            f"sqlite:///{folder / 'operation.db'}",
+            folder / "runs",
+            clock,
+        )
+        self.runs.mkdir()
+
+    def judge(self, seen: Evidence) -> None:
+        Ledger(self.url).store_verdict(builders.MODEL, builders.USE_CASE, seen, CAUTIOUS)
+
+    def sweep(self) -> int:
+        """Answer all; returns how many runs there are."""
+        command = [sys.executable, "-m", "tests.integration.governor_process"]
+        subprocess.run(
+            [*command, self.url, str(self.runs), "sweep"],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, **self._clock.environment},
+            check=True,
+        )
+        return len(list(self.runs.iterdir()))
+
+
+@proves(Promise.CLOCK_JUMP, "the second episode waits as long as it should")
+@pytest.mark.parametrize("jumps", JUMPS.values(), ids=JUMPS.keys())
+def test_a_cool_down_holds_whatever_the_clock_says(
+    tmp_path: Path, clock: Clock, jumps: tuple[float, ...]
+) -> None:
+    governor = GovernedByClock(tmp_path, clock)
+    governor.judge(builders.stale(0))
+    assert governor.sweep() == 1
+    governor.judge(builders.stable(1))
+    governor.judge(builders.stale(2))
+    for hours in jumps:
+        clock.jump_to(hours)
+        assert [governor.sweep() for _ in range(2)] == [1, 1]
+
+
+@proves(Promise.CLOCK_JUMP, "no device held by two, no lease lost, nobody waits for ever")
+def test_leases_go_on_while_the_clock_jumps(
+    tmp_path: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: pytest.RecordProperty,
+) -> None:
+    chance, folder, num_jumps = random.Random(3), tmp_path / "farm", 20
+    record_property("trials", num_jumps)
+    with monkeypatch.context() as patch:
+        for name, value in clock.environment.items():
+            patch.setenv(name, value)
+        process = farm(folder, f"sqlite:///{tmp_path / 'operation.db'}")
+        started = process.__enter__()
+    try:
+        wait_until(lambda: lines_of(folder / "journal"), "a first lease", LIMIT_S)
+        for _ in range(num_jumps):
+            clock.jump_to(chance.uniform(-12, 12))
+            served = len(lines_of(folder / "journal"))
+            wait_until(
+                lambda: len(lines_of(folder / "journal")) > served + 20,  # noqa: B023
+                "leases after a jump",
+                LIMIT_S,
+            )
+        (folder / "stop").touch()
+        started.wait(LIMIT_S)
+    finally:
+        process.__exit__(None, None, None)
+    assert not lines_of(folder / "violations")
+    assert not lines_of(folder / "lost")
+
+
+@proves(Promise.CLOCK_JUMP, "schedules go on within minutes; doctor finds no problem")
+def test_schedules_of_a_platform_go_on_after_a_jump(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    platform = Platform(tmp_path / "home", free_port())
+    ports = ("--port", str(platform.port), "--mlflow-port", "0")
+    try:
+        code, said = platform.run("up", *ports, "--deploying", "tests.platform_schedule")
+        assert code == 0, said
+        wait_patiently(lambda: runs(platform, "COMPLETED"), "a first run")
+        for hours in (-3, 0):
+            clock.jump_to(hours)
+            begun, known = time.monotonic(), runs(platform)
+            wait_patiently(
+                lambda: len(runs(platform, "COMPLETED") - known) >= 2,  # noqa: B023
+                f"runs that were planned since the clock is at {hours:+} h",
+            )
+            sys.stdout.write(
+                f"clock at {hours:+} h: two newly planned runs completed after "
+                f"{time.monotonic() - begun:.0f} s\n"
+            )
+        platform.until_well()
+        code, said = platform.run("doctor")
+        assert "PROBLEM" not in said
+    finally:
+        platform.run("down", "--now")
+        for process in platform.processes():
+            process.kill()
+
+
+def runs(platform: Platform, state: str = "%") -> set[str]:
+    """Ids of the scheduled flow's runs in a state, by the database."""
+    with closing(sqlite3.connect(platform.place.prefect / "prefect.db", timeout=60)) as database:
+        found = database.execute(
+            "SELECT run.id FROM flow_run AS run JOIN flow ON flow.id = run.flow_id "
+            "WHERE flow.name = 'each-minute' AND run.state_type LIKE ?",
+            [state],
+        )
+        return {run for (run,) in found}

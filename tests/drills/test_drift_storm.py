@@ -1,0 +1,74 @@
+"""Ten thousand events of one verdict start one retraining, those of two episodes start two.
+
+`FALAJ_VERDICTS` (default 10,000) says how many events there are. The server keeps its events in
+SQLite: one that is busy with such a storm may refuse a run (503), and Prefect does not ask again.
+So what counts is the end: the governor's sweep must have answered what no event could start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from tests.deploys import redeploy
+from tests.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.processes import wait_patiently
+from tests.promises import Promise, proves
+from tests.unit.governor import builders
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
+
+QUIET_S = 60
+NUM_EVENTS = int(os.environ.get("FALAJ_VERDICTS", "10000"))
+
+
+@proves(Promise.DRIFT_BURST, "10,000 events: one run; those of two episodes: two, by plain SQL")
+@proves(Promise.ONE_RETRAINING, "10,000 events: one run; those of two episodes: two, by plain SQL")
+def test_a_storm_of_one_verdict_starts_one_retraining_and_two_episodes_start_two(
+    tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    record_property("trials", NUM_EVENTS)
+    with governed(tmp_path) as platform:
+        begun = time.monotonic()
+        first = platform.judge(builders.stale(0))
+        platform.tell([first] * (NUM_EVENTS // 2))
+        wait_patiently(platform.retrainings, "the first retraining")
+        started_s = time.monotonic() - begun
+        redeploy(platform.plan)  # in the middle of the storm
+        platform.tell([first] * (NUM_EVENTS // 4))
+        assert len(platform.retrainings()) == 1
+
+        platform.judge(builders.stable(1))
+        second = platform.judge(builders.stale(2))
+        platform.tell(list(islice(cycle([first, second]), NUM_EVENTS // 4)))
+        num_known = wait_until_quiet(platform)
+        known_s = time.monotonic() - begun
+        wait_patiently(
+            lambda: len(platform.retrainings()) == 2 and not num_unanswered(platform),
+            "the second retraining, and every verdict answered",
+        )
+        sweeps = platform.num_sweeps()
+        wait_patiently(lambda: platform.num_sweeps() > sweeps + 1, "two more sweeps")
+
+        episodes = acting(platform)
+        assert sorted(key for key, _ in platform.retrainings()) == sorted(episodes)
+        assert len(set(episodes)) == 2
+        assert outcomes(platform) == ["acts", "nothing_to_do", "acts"]
+        sys.stdout.write(
+            f"{NUM_EVENTS:,} events, {num_known:,} of them kept, quiet after {known_s:.0f} s: "
+            f"{len(episodes)} retrainings, the first {started_s:.1f} s after its verdict\n"
+        )
+
+
+def wait_until_quiet(platform: Governed) -> int:
+    """Until the server has taken in what it will; a busy one loses some. Returns how many."""
+    known = -1
+    while (now_known := platform.num_events()) != known:
+        known = now_known
+        time.sleep(QUIET_S)
+    return known

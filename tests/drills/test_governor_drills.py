@@ -1,0 +1,88 @@
+"""The governor when events are lost, and when it is deployed anew in the middle of a cool-down."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.governor.config import GovernorConfig
+from tasks.settings import PROJECT_ROOT
+from tests.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.processes import wait_patiently
+from tests.promises import Promise, proves
+from tests.unit.governor import builders
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
+
+CAUTIOUS = GovernorConfig(cool_down_hours=6)
+
+
+@proves(Promise.LOST_EVENT, "no event anywhere; the scheduled sweep starts one run")
+def test_a_verdict_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path: Path) -> None:
+    with governed(tmp_path, works=False) as platform:
+        judging = subprocess.Popen(
+            [sys.executable, "-m", "tests.judging", str(tmp_path)],
+            cwd=PROJECT_ROOT,
+            env=platform.api.command_environment(**platform.environment),
+        )
+        wait_patiently((tmp_path / "ready").exists, "the check is about to tell")
+    try:  # now the server is gone
+        (tmp_path / "go").touch()
+        wait_patiently(lambda: num_unanswered(platform) == 1, "the verdict is stored")
+    finally:
+        judging.kill()
+        judging.wait()
+    with governed(tmp_path) as platform:
+        wait_patiently(platform.retrainings, "the sweep starts a run")
+        wait_for_sweeps(platform, 2)
+        assert platform.num_events() == 0
+        assert [key for key, _ in platform.retrainings()] == acting(platform)
+        assert outcomes(platform) == ["acts"]
+
+
+@proves(Promise.REDEPLOY, "one run; the second episode waits out its cool-down, then one more")
+def test_a_cool_down_outlives_deploys_and_restarts(tmp_path: Path) -> None:
+    with governed(tmp_path) as platform:
+        first = platform.judge(builders.stale(0), CAUTIOUS)
+        platform.tell([first])
+        wait_patiently(platform.retrainings, "the first retraining")
+        platform.judge(builders.stable(1), CAUTIOUS)
+        again = platform.judge(builders.stale(2), CAUTIOUS)
+        platform.tell([again])
+        wait_patiently(lambda: "cool_down" in outcomes(platform), "it has to wait")
+        before = automations(platform)
+        for _ in range(2):
+            assert " 0 written, 0 differences" in platform.deploy_by_command()
+        assert automations(platform) == before
+        platform.tell([again, first] * 10)
+        wait_for_sweeps(platform, 2)
+    with governed(tmp_path) as platform:  # server and worker anew, and deployed once more
+        platform.tell([again, first] * 10)
+        wait_for_sweeps(platform, 2)
+        assert len(platform.retrainings()) == len(acting(platform)) == 1
+        assert outcomes(platform) == ["acts", "nothing_to_do", "cool_down"]
+
+        let_hours_pass(platform, 7)
+        wait_patiently(lambda: len(platform.retrainings()) == 2, "its turn comes")
+        wait_for_sweeps(platform, 2)
+        assert sorted(key for key, _ in platform.retrainings()) == sorted(acting(platform))
+        assert len(acting(platform)) == 2
+
+
+def automations(platform: Governed) -> list[object]:
+    """All automations as they are stored: with their ids, and when they were last changed."""
+    return platform.prefect("SELECT * FROM automation ORDER BY id")
+
+
+def wait_for_sweeps(platform: Governed, number: int) -> None:
+    """Until the schedule has started so many more sweeps, and they were completed."""
+    before = platform.num_sweeps()
+    wait_patiently(lambda: platform.num_sweeps() >= before + number, "sweeps by schedule")
+
+
+def let_hours_pass(platform: Governed, hours: int) -> None:
+    """Make all claims so much older, as if time had gone by."""
+    platform.operation(f"UPDATE falaj_claim_clocks SET uptime_s = uptime_s - {hours * 3600}")

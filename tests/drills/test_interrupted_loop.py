@@ -1,0 +1,283 @@
+"""A loop in training that is cancelled, evicted, retried from either UI, or has to wait its turn.
+
+On the platform as a user starts it, with the requests that the buttons of Prefect's UIs send.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.accounts import STAGES, Account
+from tests.processes import wait_until
+from tests.promises import Promise, proves
+from tests.whole_platform import (
+    FINAL,
+    RUN,
+    WholePlatform,
+    environment_of,
+    lives,
+    small_use_case,
+    whole_platform,
+)
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
+
+LIMIT_S = 3600
+"""Of each wait; generous, since a busy machine is ten times slower than a quiet one."""
+
+GONE_WITHIN_S = 5
+"""Promise: the processes of a cancelled training are gone after so many seconds."""
+
+ENDED_WITHIN_S = 60
+LONG = {"max_epochs": 400, "patience": 400}
+CANCEL: dict[str, object] = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True}
+"""What the button Cancel of both UIs sends."""
+
+AGAIN = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+RETRY: dict[str, dict[str, object]] = {
+    "V1": {"state": AGAIN, "force": False},
+    "V2": {"state": AGAIN, "force": True},
+}
+"""What the button Retry sends in each UI."""
+
+SHOWN = """
+SELECT flow_run.name, artifact.data, artifact.created
+FROM artifact JOIN flow_run ON flow_run.id = artifact.flow_run_id
+WHERE artifact.key = 'devices' AND flow_run.deployment_id IS NULL ORDER BY artifact.created
+"""
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholePlatform]:
+    with whole_platform(tmp_path_factory.mktemp("interrupted")) as platform:
+        yield platform
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_on(platform: WholePlatform) -> Iterator[None]:
+    """End what a test that failed has left running: one loop at a time has the devices."""
+    yield
+    going_on = {"flow_runs": {"state": {"type": {"not_any_": sorted(FINAL)}}}, "limit": 200}
+    for run in platform.ask("POST", "/flow_runs/filter", going_on):
+        if not run["auto_scheduled"]:
+            platform.ask("POST", f"/flow_runs/{run['id']}/set_state", CANCEL)
+
+
+def tell(sentence: str) -> None:
+    sys.stdout.write(f"\n{sentence}\n")
+    sys.stdout.flush()
+
+
+def state_type(platform: WholePlatform, run: str) -> str:
+    return str(platform.state_of(run)["type"])
+
+
+def in_training(platform: WholePlatform, **training: Any) -> str:
+    """Start a loop on new rows; returns once its ranks have written a checkpoint."""
+    platform.renew_data()
+    platform.until_well()
+    before = set(platform.home.glob("training/*"))
+    loop = platform.start_loop(training=training)
+
+    def has_checkpoint() -> bool:
+        assert state_type(platform, loop) not in FINAL, platform.state_of(loop)
+        new = set(platform.home.glob("training/*")) - before
+        log = "".join(f.read_text() for folder in new for f in folder.glob("**/training.log"))
+        return bool(platform.training("rank")) and "epoch 2:" in log
+
+    wait_until(has_checkpoint, f"ranks that train: {platform.stage_runs(loop)}", LIMIT_S)
+    return loop
+
+
+def of_training(platform: WholePlatform, loop: str) -> list[psutil.Process]:
+    """Guard, ranks, and the engine that started them."""
+    engines = [e for e in platform.engines() if environment_of(e).get(RUN) != loop]
+    return [*engines, *platform.training("guard"), *platform.training("rank")]
+
+
+def seconds_until_gone(processes: list[psutil.Process]) -> float:
+    begun = time.monotonic()
+    wait_until(lambda: not any(map(lives, processes)), "the training's processes are gone", 120)
+    return time.monotonic() - begun
+
+
+def assert_all_ended(platform: WholePlatform) -> None:
+    """Nothing of any run is left: no state that waits, no lease, no slot, no process."""
+    account = Account(platform.home)
+    for look in (account.unfinished, account.leases, account.slots, platform.orphans):
+        wait_until(lambda look=look: not look(), f"{look.__name__}: {look()}", ENDED_WITHIN_S)
+
+
+def assert_completed_once(platform: WholePlatform, loop: str) -> None:
+    """Every stage came to its end once, nothing was built twice, the promotion is whole."""
+    wait_until(lambda: state_type(platform, loop) in FINAL, f"loop {loop} has ended", LIMIT_S)
+    assert platform.state_of(loop)["type"] == "COMPLETED", platform.state_of(loop)
+    account = Account(platform.home)
+    assert account.completions(loop) == dict.fromkeys(STAGES, 1), account.stage_runs(loop)
+    assert not account.repeated_builds()
+    account.champion()
+    assert_all_ended(platform)
+
+
+@proves(Promise.NO_ORPHANS, "cancelled: processes gone in 5 s, no lease, no slot")
+@pytest.mark.parametrize("also_its_stages", [False, True])
+def test_cancel_ends_a_training_within_seconds_and_leaves_nothing(
+    platform: WholePlatform, also_its_stages: bool
+) -> None:
+    loop = in_training(platform, **LONG)
+    processes = of_training(platform, loop)
+    runs = [loop]
+    if also_its_stages:  # the box that the dialog offers
+        runs += [r["id"] for r in platform.stage_runs(loop) if r["state_type"] not in FINAL]
+    begun = time.monotonic()
+    for run in runs:
+        assert platform.ask("POST", f"/flow_runs/{run}/set_state", CANCEL)["status"] == "ACCEPT"
+    gone_s = seconds_until_gone(processes)
+    assert_all_ended(platform)
+    stages = [run["state_name"] for run in platform.stage_runs(loop)]
+    tell(
+        f"cancel ({'with its stages' if also_its_stages else 'the loop alone'}): "
+        f"{len(processes)} processes gone after {gone_s:.1f} s, all runs ended after "
+        f"{time.monotonic() - begun:.1f} s; stages {stages}"
+    )
+    assert state_type(platform, loop) == "CANCELLED"
+    assert stages == ["Completed", "Cancelled"]
+    assert gone_s <= GONE_WITHIN_S
+
+
+@proves(Promise.NO_ORPHANS, "cancelled alone: processes gone in 5 s")
+def test_a_training_that_runs_alone_is_cancelled_as_quickly(platform: WholePlatform) -> None:
+    loop = in_training(platform, **LONG)
+    stage = platform.stage_runs(loop)[-1]["id"]
+    processes = of_training(platform, loop)
+    platform.ask("POST", f"/flow_runs/{stage}/set_state", CANCEL)
+    gone_s = seconds_until_gone(processes)
+    wait_until(lambda: state_type(platform, loop) in FINAL, "the loop has ended", ENDED_WITHIN_S)
+    state = platform.state_of(loop)
+    tell(f"cancel (the stage alone): gone after {gone_s:.1f} s; the loop: {state['message']}")
+    assert state["type"] == "FAILED"
+    assert "was cancelled" in state["message"]
+    assert_all_ended(platform)
+    assert gone_s <= GONE_WITHIN_S
+
+
+def epochs_done(platform: WholePlatform, before: set[Path]) -> list[int]:
+    """Epochs of the newest training, in the order in which its ranks did them."""
+    [folder] = set(platform.home.glob("artifacts/models/*")) - before
+    text = "".join(file.read_text() for file in folder.glob("**/*.log"))
+    return [int(epoch) for epoch in re.findall(r"rank 0 \| DEBUG epoch (\d+): train", text)]
+
+
+@proves(Promise.EVICTION, "completed; no stage and no kept epoch repeated")
+@pytest.mark.parametrize("evicted", ["worker", "process group of the run"])
+def test_a_training_whose_worker_is_evicted_goes_on_and_repeats_nothing(
+    platform: WholePlatform, evicted: str
+) -> None:
+    models = set(platform.home.glob("artifacts/models/*"))
+    loop = in_training(platform, max_epochs=200, patience=200)
+    begun = time.monotonic()
+    if evicted == "worker":
+        worker = platform.service("worker-cpu")
+        assert worker
+        worker.terminate()
+    else:  # as Kubernetes does with what it wants to move
+        engines = [e for e in platform.engines() if environment_of(e)[RUN] != loop]
+        os.killpg(engines[0].pid, signal.SIGTERM)
+    assert_completed_once(platform, loop)
+    told = Account(platform.home).stage_runs(loop)["training"]
+    done = epochs_done(platform, models)
+    tell(
+        f"evicted ({evicted}): completed {time.monotonic() - begun:.0f} s later; runs of the "
+        f"training {told}; {len(done)} epochs done for {len(set(done))}"
+    )
+    assert len(told) == 2
+    assert len(done) - len(set(done)) <= 1, "only the epoch that was cut off is done again"
+
+
+@contextmanager
+def in_the_way(folder: Path) -> Iterator[None]:
+    """A file where a folder of the store should be: no stage can write there."""
+    aside = folder.with_name(f"{folder.name}.aside")
+    if folder.exists():
+        folder.rename(aside)
+    folder.write_text("in the way")
+    try:
+        yield
+    finally:
+        folder.unlink()
+        if aside.exists():
+            aside.rename(folder)
+
+
+@proves(Promise.INTERRUPT, "retried by a click: finished stages are not repeated")
+@pytest.mark.parametrize("ui", RETRY)
+def test_retry_in_the_ui_goes_on_from_the_failed_stage(platform: WholePlatform, ui: str) -> None:
+    platform.renew_data()
+    platform.until_well()
+    with in_the_way(platform.home / "artifacts" / "variants"):
+        loop = platform.start_loop()
+        wait_until(lambda: state_type(platform, loop) in FINAL, "the loop has failed", LIMIT_S)
+        state = platform.state_of(loop)
+        assert state["type"] == "FAILED", state
+        assert Account(platform.home).completions(loop) == {"feature-refresh": 1, "training": 1}
+    reply = platform.ask("POST", f"/flow_runs/{loop}/set_state", RETRY[ui])
+    assert reply["status"] == "ACCEPT", reply
+    wait_until(lambda: platform.state_of(loop)["run_count"] == 2, "the second attempt", LIMIT_S)
+    assert_completed_once(platform, loop)
+    runs = Account(platform.home).stage_runs(loop)
+    tell(f"retry in UI {ui}: failed with {state['message']!r}; then {runs}")
+    assert {stage: len(states) for stage, states in runs.items()} == {
+        **dict.fromkeys(STAGES, 1),
+        "conversion": 2,
+    }
+
+
+@proves(Promise.NO_FALLBACK, "the second waits for its devices and says so")
+def test_two_trainings_on_one_host_take_their_turns_and_say_so(
+    platform: WholePlatform, tmp_path: Path
+) -> None:
+    loop = in_training(platform, max_epochs=800, patience=800)
+    other = small_use_case(tmp_path, registry={"model_name": "other"}, training={"seed": 7})
+    second = WholePlatform(platform.home, other, {"FALAJ_FEATURE_REPO": str(other.path)})
+    said: list[tuple[int, str]] = []
+    thread = threading.Thread(
+        target=lambda: said.append(second.run("flows", "--on-platform", "train"))
+    )
+    thread.start()
+    assert state_type(platform, loop) == "RUNNING"
+    thread.join(LIMIT_S)
+    ((code, told),) = said
+    assert code == 0, told
+    wait_until(lambda: state_type(platform, loop) in FINAL, "the loop has ended", LIMIT_S)
+    assert state_type(platform, loop) == "COMPLETED"
+    first = platform.stage_runs(loop)[1]["name"]
+    name, waited_s, notes = turn_of_the_second(platform)
+    tell(f"second training {name}: waited {waited_s:.1f} s; artifact `devices`: {notes}")
+    assert [note.split()[0] for note in notes] == ["Waits", "Holds"]
+    assert first in notes[0], "the artifact says who holds"
+    assert_all_ended(platform)
+
+
+def turn_of_the_second(platform: WholePlatform) -> tuple[str, float, list[str]]:
+    """Name of the training that no deployment started, how long it waited, and what it showed."""
+    database = platform.home / "platform" / "prefect" / "prefect.db"
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(SHOWN).fetchall()
+    first, last = (datetime.fromisoformat(str(row[2])) for row in (rows[0], rows[-1]))
+    notes = [str(json.loads(row[1])) for row in rows]
+    return str(rows[0][0]), (last - first).total_seconds(), notes

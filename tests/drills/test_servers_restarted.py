@@ -1,0 +1,165 @@
+"""PostgreSQL and Redis are stopped, or killed, and started again while a loop runs on them.
+
+The platform's profile `server`. Redis keeps nothing on disk here, so it comes back empty.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import psutil
+import psycopg
+import pytest
+
+from infra.platform.config import DATABASE_URL, REDIS_URL
+from tests.accounts import STAGES, Account
+from tests.processes import wait_until
+from tests.promises import Promise, proves
+from tests.services import postgres_server, postgres_with_trigrams, redis_server
+from tests.whole_platform import FINAL, WholePlatform, whole_platform
+
+PROGRAMS = postgres_with_trigrams()
+pytestmark = [
+    pytest.mark.drill,
+    pytest.mark.timeout(0),
+    pytest.mark.skipif(PROGRAMS is None, reason="no PostgreSQL with pg_trgm is installed here"),
+]
+
+LIMIT_S = 3600
+"""Of each wait; generous, since a busy machine is ten times slower than a quiet one."""
+
+AWAY_S = 8.0
+ENDED_WITHIN_S = 60
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass
+class Server:
+    """A process that can be ended and started again, with the same data, at the same address."""
+
+    command: tuple[str, ...]
+    pid: int
+
+    def restart(self, number: signal.Signals, away_s: float) -> None:
+        """End it with a signal, leave it away for a while, and start it again."""
+        process = psutil.Process(self.pid)
+        folder, user, group = process.cwd(), process.uids().real, process.gids().real
+        family = [process, *process.children(recursive=True)]
+        process.send_signal(number)
+        psutil.wait_procs(family, 60)
+        time.sleep(away_s)
+        again = subprocess.Popen(
+            self.command,
+            cwd=folder,
+            user=user,
+            group=group,
+            extra_groups=[],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,
+        )
+        STARTED.append(again)
+        self.pid = again.pid
+
+
+@dataclass
+class Servers:
+    """Where both are, and a hand on each."""
+
+    uri: str
+    redis_url: str
+    postgresql: Server
+    redis: Server
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    folder = tmp_path_factory.mktemp("servers")
+    with ExitStack() as stack:
+        uri = stack.enter_context(postgres_server(folder, PROGRAMS))
+        redis = stack.enter_context(redis_server(folder))
+        stack.callback(end_started)
+        with psycopg.connect(uri) as connection:
+            postmaster = psutil.Process(connection.info.backend_pid).parent()
+        assert postmaster
+        yield Servers(
+            uri,
+            f"redis://127.0.0.1:{redis.port}/0",
+            Server(tuple(postmaster.cmdline()), postmaster.pid),
+            Server(redis.command, redis.pid),
+        )
+
+
+def end_started() -> None:
+    for process in STARTED:
+        process.kill()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> Iterator[WholePlatform]:
+    addresses = {DATABASE_URL: servers.uri, REDIS_URL: servers.redis_url}
+    folder = tmp_path_factory.mktemp("on-servers")
+    with whole_platform(folder, "--profile", "server", environment=addresses) as platform:
+        yield platform
+
+
+def answers(uri: str) -> bool:
+    try:
+        psycopg.connect(uri, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+@proves(Promise.INTERRUPT, "databases restarted: completed, no stage repeated")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_loop_goes_on_when_postgresql_and_redis_are_restarted_under_it(
+    platform: WholePlatform, servers: Servers, number: signal.Signals
+) -> None:
+    account = Account(platform.home, servers.uri)
+    platform.renew_data()
+    platform.until_well()
+    begun = time.monotonic()
+    loop = platform.start_loop(training={"max_epochs": 60, "patience": 60})
+
+    def stage_goes_on(name: str) -> bool:
+        return account.stage_runs(loop).get(name) == ["Running"]
+
+    def restart(server: Server) -> None:
+        server.restart(number, AWAY_S)
+        wait_until(lambda: answers(servers.uri), "PostgreSQL answers", 60)
+
+    wait_until(lambda: stage_goes_on("feature-refresh"), "the refresh", LIMIT_S)
+    restart(servers.postgresql)
+    wait_until(lambda: stage_goes_on("training"), "the training", LIMIT_S)
+    restart(servers.redis)
+    restart(servers.postgresql)
+
+    wait_until(lambda: platform.state_of(loop)["type"] in FINAL, "the loop has ended", LIMIT_S)
+    state = platform.state_of(loop)
+    sys.stdout.write(
+        f"\nPostgreSQL twice and Redis once away for {AWAY_S:.0f} s ({number.name}): "
+        f"{state['type']} after {time.monotonic() - begun:.0f} s, attempts {state['run_count']}, "
+        f"stages {account.stage_runs(loop)}\n"
+    )
+    assert state["type"] == "COMPLETED", state
+    assert account.completions(loop) == dict.fromkeys(STAGES, 1)
+    assert not account.repeated_builds()
+    account.champion()
+    for look in (account.unfinished, account.leases, account.slots, platform.orphans):
+        wait_until(lambda look=look: not look(), f"{look.__name__}: {look()}", ENDED_WITHIN_S)
+    platform.until_well()

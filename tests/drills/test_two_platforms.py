@@ -1,0 +1,142 @@
+"""Two platforms - servers and state folders of their own - on one database of operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.states import Cancelled
+
+from tasks.errors import LeaseError
+from tasks.leases.book import LeaseBook
+from tasks.leases.config import LeaseRequest
+from tasks.leases.leases import acquire
+from tasks.settings import Settings
+from tests.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.lease_devices import host
+from tests.promises import Promise, proves
+from tests.services import postgres_server
+from tests.unit.governor import builders
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
+
+ASKED = 4
+"""Decisions about one verdict that each platform makes at once."""
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Governed]]:
+    """Two platforms without workers, so that only what is called here asks the governor."""
+    folder = tmp_path_factory.mktemp("platforms")
+    with (
+        governed(folder / "north", works=False) as north,
+        governed(folder / "south", works=False) as south,
+    ):
+        yield [north, south]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def platforms(
+    request: pytest.FixtureRequest, servers: list[Governed], tmp_path: Path
+) -> list[Governed]:
+    """The two, on a database that is new."""
+    url = f"sqlite:///{tmp_path / 'operation.db'}"
+    if request.param == "postgresql":
+        server: str = request.getfixturevalue("postgres")
+        with psycopg.connect(server) as connection:
+            connection.execute("CREATE SCHEMA IF NOT EXISTS shared")
+        url = f"{server}&options=-csearch_path%3Dshared"
+    return [Governed(one.folder, url, one.api) for one in servers]
+
+
+def runs_of(platforms: list[Governed]) -> list[str]:
+    """Keys of this database's episodes under which either server has a run."""
+    episodes = set(acting(platforms[0]))
+    return sorted(key for one in platforms for key, _ in one.retrainings() if key in episodes)
+
+
+def ask_all(platforms: list[Governed], verdict: str) -> None:
+    """Let both answer the same verdict at once, several times."""
+    asked = [one.decide(verdict) for _ in range(ASKED) for one in platforms]
+    for process in asked:
+        said, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, said
+
+
+def sweep_all(platforms: list[Governed]) -> None:
+    for platform in platforms:
+        platform.sweep()
+
+
+@proves(Promise.TWO_PLATFORMS, "one verdict stored by both: one run on one of them")
+def test_one_verdict_on_two_platforms_starts_one_retraining_and_the_next_episode_another(
+    platforms: list[Governed], record_property: pytest.RecordProperty
+) -> None:
+    record_property("trials", 2 * ASKED * len(platforms))
+    # The servers have seen the runs of the other database: its episodes have other keys.
+    week = 10 if platforms[0].url.startswith("postgresql") else 0
+    first = {platform.judge(builders.stale(week)) for platform in platforms}
+    assert len(first) == 1
+    ask_all(platforms, *first)
+    sweep_all(platforms)
+    assert runs_of(platforms) == acting(platforms[0])
+    assert states(platforms[0]) == ["started"], "a run of the other platform is not 'deleted'"
+
+    for platform in platforms:
+        platform.judge(builders.stable(week + 1))
+    second = {platform.judge(builders.stale(week + 2)) for platform in platforms}
+    ask_all(platforms, *second)
+    sweep_all(platforms)
+    assert len(runs_of(platforms)) == 2
+    assert runs_of(platforms) == sorted(acting(platforms[0]))
+    assert outcomes(platforms[0]) == ["acts", "nothing_to_do", "acts"]
+    assert num_unanswered(platforms[0]) == 0
+
+    cancel_all(platforms)
+    sweep_all(platforms)
+    assert states(platforms[0]) == ["cancelled", "cancelled"], "its own platform notes the end"
+
+
+@proves(Promise.TWO_PLATFORMS, "a device is held by one of them; then the other has it")
+def test_a_device_that_one_platform_holds_the_other_waits_for(platforms: list[Governed]) -> None:
+    books = [
+        LeaseBook(Settings.from_environment(platform.environment).operation_url)
+        for platform in platforms
+    ]
+    one_core = host(cores=1)
+    with acquire(books[0], LeaseRequest(cores=1), "north", devices=one_core):
+        with pytest.raises(LeaseError, match="held by north"):
+            acquire(books[1], LeaseRequest(cores=1), "south", devices=one_core, wait_s=2)
+        assert {each.holder for each in books[1].facts()} == {"north"}
+    with acquire(books[1], LeaseRequest(cores=1), "south", devices=one_core, wait_s=60) as lease:
+        assert lease.token == 2
+    assert books[0].facts() == []
+
+
+def states(platform: Governed) -> list[str]:
+    """How far each claim has come, or how its run ended."""
+    found = platform.operation(
+        "SELECT coalesce(run_state, state) FROM falaj_claims ORDER BY claimed_at"
+    )
+    return [state for (state,) in found]
+
+
+def cancel_all(platforms: list[Governed]) -> None:
+    """Cancel every run of the loop on its own server."""
+    for platform in platforms:
+        runs = platform.prefect(
+            "SELECT run.id FROM flow_run AS run JOIN flow ON flow.id = run.flow_id "
+            "WHERE flow.name = 'pipeline' AND run.state_type = 'SCHEDULED'"
+        )
+        with platform.api.in_process(), get_client(sync_client=True) as client:
+            for (run,) in runs:
+                client.set_flow_run_state(run, Cancelled(), force=True)

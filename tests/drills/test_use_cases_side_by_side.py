@@ -1,0 +1,264 @@
+"""Three use cases on one platform and one state folder: nobody touches what is another's.
+
+The third is real data of another kind again, by a feature repository in a temporary folder and
+nothing else. They are deployed by `python -m infra.deploying`, and the loops run through their
+deployments on real workers.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import yaml
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelled
+
+from flows.embedded import send_what_is_left
+from flows.starting import TAG
+from infra.deploying.deployments import load_flow
+from infra.deploying.file import PREFECT_FILE, read_prefect_file
+from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.run import RunRecord
+from tasks.governor.config import GovernorConfig
+from tasks.governor.ledger import Ledger, Wanted
+from tasks.governor.records import Decision, Outcome
+from tasks.governor.task import store_verdict
+from tasks.settings import PROJECT_ROOT, Settings, digest_of
+from tests.deployed import is_final, wait_for_run
+from tests.integration.test_loop import loop_repository
+from tests.prefect_platform import PrefectApi, prefect_api_server
+from tests.processes import wait_until
+from tests.promises import Promise, proves
+from tests.unit.governor import builders
+from tests.use_cases import small_traffic, third_use_case
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
+
+LIMIT_S = 2400
+POLICIES = {
+    "flights": GovernorConfig(max_runs_per_week=0),
+    "traffic": GovernorConfig(cool_down_hours=1),
+    "energy": GovernorConfig(cool_down_hours=2),
+}
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One platform, one state folder, and a feature repository for each use case."""
+
+    api: PrefectApi
+    client: SyncPrefectClient
+    home: Path
+    repos: Mapping[str, Path]
+
+    def settings(self, use_case: str) -> Settings:
+        return Settings(home=self.home, feature_repo=self.repos[use_case])
+
+    def deployment(self, name: str, use_case: str) -> str:
+        """Deployments of the first have plain names."""
+        return name if use_case == "flights" else f"{name}-{use_case}"
+
+    def record(self, use_case: str) -> RunRecord:
+        report = self.settings(use_case).reports / "latest" / "report.json"
+        facts = json.loads(report.read_text())
+        return RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields})
+
+    def start_loop(self, use_case: str) -> UUID:
+        name = self.deployment("pipeline/coordinator", use_case)
+        found = self.client.read_deployment_by_name(name)
+        return self.client.create_flow_run_from_deployment(found.id).id
+
+    def finish(self, *runs: UUID) -> None:
+        for run in runs:
+            done = wait_for_run(self.client, run, is_final, "the loop has ended", LIMIT_S)
+            assert done.state is not None
+            assert done.state.is_completed(), done.state.message
+
+    def champion(self, use_case: str) -> int | None:
+        """What the alias of the use case's model points at."""
+        from mlflow import MlflowClient
+
+        settings = self.settings(use_case)
+        name = self.record(use_case).version.name
+        return int(
+            MlflowClient(settings.mlflow_uri).get_model_version_by_alias(name, "champion").version
+        )
+
+    def own_state(self, use_case: str) -> dict[str, str]:
+        """Digest of each file that is this use case's alone."""
+        home = self.settings(use_case).features_home
+        folders = ("feast", "feature_tables", "monitoring", "reports", "audit")
+        return {
+            str(path.relative_to(home)): digest_of(path)
+            for folder in folders
+            for path in sorted((home / folder).rglob("*"))
+            if path.is_file() and not path.name.endswith(("-wal", "-shm", "lock"))
+        }
+
+    def decisions(self, use_case: str) -> list[Decision]:
+        ledger = Ledger(self.settings(use_case).operation_url)
+        return ledger.decisions(Wanted(use_case=use_case))
+
+    def started_by_the_governor(self) -> list[FlowRun]:
+        wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG]))
+        return self.client.read_flow_runs(flow_run_filter=wanted)
+
+    def deployment_of(self, run: FlowRun) -> str:
+        assert run.deployment_id is not None
+        return self.client.read_deployment(run.deployment_id).name
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=PROJECT_ROOT,
+            env=self.api.command_environment(FALAJ_HOME=str(self.home)),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+
+def repositories(folder: Path) -> dict[str, Path]:
+    """Each with a drift policy of its own."""
+    flights = loop_repository(folder).path
+    policies: dict[str, Any] = {
+        name: {"governor": policy.model_dump(mode="json")} for name, policy in POLICIES.items()
+    }
+    described = yaml.safe_load((flights / "use_case.yaml").read_text()) | policies["flights"]
+    (flights / "use_case.yaml").write_text(yaml.safe_dump(described))
+    return {
+        "flights": flights,
+        "traffic": small_traffic(folder, **policies["traffic"]),
+        "energy": third_use_case(folder, **policies["energy"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    folder = tmp_path_factory.mktemp("side-by-side")
+    repos = repositories(folder)
+    with ExitStack() as stack:
+        api = stack.enter_context(prefect_api_server(folder / "prefect"))
+        stack.enter_context(api.in_process())
+        client = stack.enter_context(get_client(sync_client=True))
+        shared = Shared(api, client, folder / "home", repos)
+        named = [word for repo in repos.values() for word in ("--repo", str(repo))]
+        deployed = shared.command("infra.deploying", *named)
+        assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+        where = {"FALAJ_HOME": str(shared.home)}
+        for pool in ("coordinator", "cpu"):
+            stack.enter_context(api.worker(pool, **where))
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def loops(shared: Shared) -> Shared:
+    """The loops of the first two ran at one time, through their deployments."""
+    shared.finish(*[shared.start_loop(name) for name in ("flights", "traffic")])
+    return shared
+
+
+@proves(Promise.NO_FALLBACK, "each deployment has the configuration of its own use case")
+def test_each_has_schedules_and_a_configuration_of_its_own(shared: Shared) -> None:
+    entries = [e for e in read_prefect_file(PREFECT_FILE).deployments if e.is_per_use_case]
+    slugs = []
+    for use_case in POLICIES:
+        for entry in entries:
+            name = shared.deployment(f"{load_flow(entry.entrypoint).name}/{entry.name}", use_case)
+            found = shared.client.read_deployment_by_name(name)
+            assert found.parameters["config"]["name"] == use_case
+            told = found.job_variables["env"]["FALAJ_FEATURE_REPO"]
+            assert told == str(shared.repos[use_case])
+            slugs += [(use_case, schedule.id) for schedule in found.schedules]
+    each = sum(len(entry.schedules) for entry in entries)
+    assert each >= 4
+    assert len(set(slugs)) == each * len(POLICIES)
+
+
+@proves(Promise.TRACED, "two champions, each with its own data and report")
+def test_two_loops_at_one_time_end_with_two_champions(loops: Shared) -> None:
+    flights, traffic = (loops.record(name) for name in ("flights", "traffic"))
+    assert (flights.use_case, traffic.use_case) == ("flights", "traffic")
+    assert flights.promotion.promoted
+    assert traffic.promotion.promoted
+    assert flights.version.name != traffic.version.name
+    assert loops.champion("flights") == loops.champion("traffic") == 1
+    assert flights.dataset.snapshot.columns.task == "classification"
+    assert traffic.dataset.snapshot.columns.task == "regression"
+
+
+@proves(Promise.ONE_RETRAINING, "each by its own policy and cool-down")
+def test_each_verdict_is_decided_by_the_policy_of_its_own_use_case(loops: Shared) -> None:
+    """The drift checks of the loops told of their verdicts; the automation started decisions."""
+    for use_case in ("flights", "traffic"):
+        wait_until(
+            lambda name=use_case: loops.decisions(name), f"no decision about {use_case}", 900
+        )
+        ledger = Ledger(loops.settings(use_case).operation_url)
+        for decision in loops.decisions(use_case):
+            verdict = ledger.verdict(decision.verdict_id)
+            assert verdict.policy == POLICIES[use_case]
+            assert verdict.model == loops.record(use_case).version.name
+
+
+@proves(Promise.NO_FALLBACK, "the third is added, the others are as they were")
+def test_a_third_by_its_feature_repository_alone_leaves_the_others_as_they_were(
+    loops: Shared,
+) -> None:
+    before = {name: loops.own_state(name) for name in ("flights", "traffic")}
+    assert all(len(files) > 5 for files in before.values())
+    loops.finish(loops.start_loop("energy"))
+    assert {name: loops.own_state(name) for name in before} == before
+    energy = loops.record("energy")
+    assert energy.promotion.promoted
+    assert energy.version.name == "weekly-rise"
+    assert [loops.champion(name) for name in POLICIES] == [1, 1, 1]
+    homes = {loops.settings(name).features_home for name in POLICIES}
+    assert len(homes) == len(POLICIES)
+
+
+@proves(Promise.ONE_RETRAINING, "one run, of the use case that was judged")
+def test_a_verdict_on_one_starts_no_run_of_another(loops: Shared) -> None:
+    tell_stale(loops, "traffic")
+    wait_until(loops.started_by_the_governor, "no retraining was started", 900)
+    [run] = loops.started_by_the_governor()
+    loops.client.set_flow_run_state(run.id, Cancelled(), force=True)
+    assert loops.deployment_of(run) == "coordinator-traffic"
+    assert run.parameters["config"]["name"] == "traffic"
+
+    tell_stale(loops, "flights")  # its policy allows no retraining
+
+    def refused() -> bool:
+        return any(d.outcome is Outcome.BUDGET for d in loops.decisions("flights"))
+
+    wait_until(refused, "the verdict on flights was not refused", 900)
+    assert [run.id] == [other.id for other in loops.started_by_the_governor()]
+
+
+def tell_stale(shared: Shared, use_case: str) -> None:
+    """Store a bad verdict on the use case's champion as a drift check does, and emit its event."""
+    version = shared.record(use_case).version
+    report = builders.report(DriftVerdict.RETRAIN, number=1, auc=builders.metric(-0.1))
+    policy = POLICIES[use_case]
+
+    @flow(name=f"tell-of-{use_case}")
+    def tell() -> None:
+        store_verdict(report, version, None, None, use_case, policy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FALAJ_HOME", str(shared.home))
+        tell()
+    send_what_is_left()

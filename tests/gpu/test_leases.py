@@ -1,0 +1,55 @@
+"""The GPUs of this host as the leases see them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.leases.affinity import applied
+from tasks.leases.book import LeaseBook
+from tasks.leases.config import LeaseRequest
+from tasks.leases.hardware import HostDevices, hardware_classes
+from tasks.leases.leases import acquire
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+
+def test_every_device_that_cuda_shows_is_found_by_its_uuid() -> None:
+    found = HostDevices.of_this_process()
+    assert hardware_classes() == ("cpu", "gpu")
+    assert found.unusable == ()
+    uuids = {
+        f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        for index in range(torch.cuda.device_count())
+    }
+    assert uuids <= {gpu.uuid for gpu in found.gpus} or all(gpu.mig_profile for gpu in found.gpus)
+
+
+def test_a_process_under_a_lease_sees_the_leased_device_and_no_other(tmp_path: Path) -> None:
+    found = HostDevices.of_this_process()
+    wanted = found.gpus[-1]
+    request = LeaseRequest(gpus=1, mig_profile=wanted.mig_profile, devices=(wanted.uuid,))
+    book = LeaseBook(f"sqlite:///{tmp_path / 'operation.db'}")
+    with (
+        acquire(book, request, "test") as lease,
+        applied(lease.grant, lease.mark, lease.devices),
+    ):
+        program = (
+            "import torch; print(torch.cuda.device_count(), torch.ones(3, device='cuda').sum())"
+        )
+        said = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=dict(os.environ),
+        ).stdout
+    assert said.startswith("1 tensor(3.")

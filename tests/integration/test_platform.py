@@ -1,0 +1,415 @@
+"""The real platform on a state folder of its own: up, killed in all its parts, up again, down.
+
+The tests go on from each other, in this order: a start takes many seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import psutil
+import pytest
+
+from flows.client import is_running, platform_environment
+from infra.platform.api import PrefectApi, basic_auth
+from infra.platform.checks import check_workers
+from infra.platform.config import Place
+from infra.platform.state import Endpoint, read_endpoint, supervisor_pid
+from infra.platform.status import read_status
+from tasks.settings import PROJECT_ROOT
+from tests.processes import wait_until
+from tests.promises import Promise, proves
+from tests.services import free_port
+
+pytestmark = pytest.mark.timeout(900)
+LIMIT_S = 300
+UP = ("--mlflow-port", "0", "--deploying", "tests.platform_pools")
+
+
+@dataclass
+class Platform:
+    """A platform and what its commands said."""
+
+    home: Path
+    port: int
+    said_at_first: str = ""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.home)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        found = read_endpoint(self.place)
+        assert found
+        return found
+
+    @property
+    def password(self) -> str:
+        return self.place.secret.read_text().strip()
+
+    @property
+    def api(self) -> PrefectApi:
+        return PrefectApi(self.endpoint.api_url, self.password, timeout_s=60)
+
+    def command(self, *arguments: str) -> subprocess.Popen[str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", "infra.platform", "--home", str(self.home), *arguments],
+            cwd=PROJECT_ROOT,
+            env={**inherited, "PYTHONPATH": str(PROJECT_ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        with self.command(*arguments) as process:
+            said, _ = process.communicate(timeout=LIMIT_S)
+        return process.returncode, said
+
+    def up(self) -> tuple[int, str]:
+        return self.run("up", "--port", str(self.port), *UP)
+
+    def until_well(self) -> None:
+        def is_well() -> bool:
+            return read_status(self.place).exit_code == 0
+
+        wait_until(is_well, f"all well: {read_status(self.place).wrong}", LIMIT_S)
+
+    def post(self, path: str, body: object) -> Any:
+        headers = {"Content-Type": "application/json", **basic_auth(self.password)}
+        request = urllib.request.Request(
+            self.endpoint.api_url + path, json.dumps(body).encode(), headers
+        )
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    return json.load(reply)
+            except HTTPError as exc:  # 503: SQLite has one writer, ask again
+                if exc.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                    raise
+            time.sleep(1)
+
+    def start_run(self, seconds: float) -> str:
+        """Start a run that is busy for some seconds, and wait until it is."""
+        [deployment] = self.post("/deployments/filter", {})
+        path = f"/deployments/{deployment['id']}/create_flow_run"
+        run = str(self.post(path, {"parameters": {"seconds": seconds}})["id"])
+        wait_until(lambda: self.state_of(run)["type"] == "RUNNING", "run Running", LIMIT_S)
+        return run
+
+    def state_of(self, run: str) -> dict[str, Any]:
+        found = self.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        return dict(found[0]["state"])
+
+    def planned_run(self, after: datetime) -> str:
+        """The next run that the scheduler has made, or makes."""
+
+        def found() -> dict[str, Any] | None:
+            return self.api.next_scheduled(after.isoformat())
+
+        wait_until(found, "a planned run", LIMIT_S)
+        run = found()
+        assert run
+        return str(run["id"])
+
+    def stored_state_of(self, run: str) -> str:
+        """State as the database has it, without a server."""
+        with sqlite3.connect(self.place.prefect / "prefect.db") as connection:
+            row = connection.execute("SELECT state_name FROM flow_run WHERE id = ?", [run])
+            return str(row.fetchone()[0])
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes that name the state folder."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                told = [*process.cmdline(), *process.environ().values()]
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if any(str(self.home) in word for word in told) and process.is_running():
+                found.append(process)
+        return [p for p in found if p.pid != os.getpid()]
+
+    def guarded_process(self, service: str) -> psutil.Process:
+        """The process of a service itself, the only child of its guard."""
+        found = next(s for s in read_status(self.place).services if s.name == service)
+        assert found.pid
+        return psutil.Process(found.pid).children()[0]
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    platform = Platform(tmp_path_factory.mktemp("platform"), free_port())
+    try:
+        # Two at once: one starts it, the other waits for it.
+        with platform.command("up", "--port", str(platform.port), *UP) as other:
+            code, platform.said_at_first = platform.up()
+            said, _ = other.communicate(timeout=LIMIT_S)
+        platform.said_at_first += said
+        assert code == other.returncode == 0, platform.said_at_first
+        assert platform.said_at_first.count("Starting the platform") == 1
+        yield platform
+    finally:
+        platform.run("down", "--now")
+        for process in platform.processes():
+            process.kill()
+
+
+def test_up_starts_all_and_shows_the_password_once(platform: Platform) -> None:
+    said = platform.said_at_first
+    user, _, word = platform.password.partition(":")
+    assert said.count(word) == 1
+    assert user == "admin"
+    assert stat.S_IMODE(platform.place.secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(platform.place.folder.stat().st_mode) == 0o700
+    for service in ("mlflow", "prefect", "deploying", "worker-coordinator", "worker-cpu"):
+        assert re.search(rf"{service} +(up|done) +after \d+ s", said), said
+    assert "deployed taking-time/cpu" in said
+    assert f"http://127.0.0.1:{platform.port}" in said
+    for process in platform.processes():
+        assert word not in " ".join(process.cmdline())
+    for log in platform.place.log("any").parent.iterdir():
+        assert word not in log.read_text(errors="replace"), log
+
+
+def test_up_twice_is_harmless_and_another_configuration_is_refused(platform: Platform) -> None:
+    before = {process.pid for process in platform.processes()}
+    code, said = platform.up()
+    assert code == 0
+    assert "running already; nothing was started" in said
+    assert platform.password.partition(":")[2] not in said
+    code, said = platform.run("up", "--port", str(free_port()), *UP)
+    assert code == 2
+    assert f"runs with port={platform.port} (wanted: " in said
+    assert before <= {process.pid for process in platform.processes()}
+
+
+def test_status_and_doctor_find_all_well(platform: Platform) -> None:
+    code, said = platform.run("status", "--json")
+    assert code == 0
+    status = json.loads(said)
+    assert {pool["name"]: pool["online"] for pool in status["pools"]} == {
+        "coordinator": 1,
+        "cpu": 1,
+    }
+    code, said = platform.run("doctor")
+    assert "PROBLEM" not in said
+    assert "next run " in said
+    assert "lease_storage.filesystem" in said
+    assert code == 0
+
+
+def test_both_servers_ask_for_the_password(platform: Platform) -> None:
+    mlflow = f"{platform.endpoint.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
+    report = platform.home / "reports" / "run-1" / "report.html"
+    report.parent.mkdir(parents=True)
+    report.write_text("<h1>A report</h1>")
+    (report.parents[1] / "latest").symlink_to("run-1")
+    page = f"{platform.endpoint.mlflow_url}/reports/latest/report.html"
+    for url in (f"{platform.endpoint.api_url}/admin/version", mlflow, page):
+        for wrong in ({}, basic_auth("admin:wrong")):
+            with pytest.raises(HTTPError, match="401"):
+                urllib.request.urlopen(urllib.request.Request(url, headers=wrong), timeout=60)
+        right = urllib.request.Request(url, headers=basic_auth(platform.password))
+        with urllib.request.urlopen(right, timeout=120) as reply:
+            assert reply.status == 200
+    for outside in ("../platform/secret", "%2e%2e/platform/secret", "none.html"):
+        url = f"{platform.endpoint.mlflow_url}/reports/{outside}"
+        with pytest.raises(HTTPError, match="404"):
+            urllib.request.urlopen(
+                urllib.request.Request(url, headers=basic_auth(platform.password)), timeout=60
+            )
+    with pytest.raises(HTTPError, match="403"):  # a page that points its own name here
+        urllib.request.urlopen(
+            urllib.request.Request(
+                mlflow, headers={"Host": "evil.example", **basic_auth(platform.password)}
+            ),
+            timeout=60,
+        )
+
+
+def test_a_run_goes_through_and_what_it_needs_is_found_by_its_home(platform: Platform) -> None:
+    environment = platform_environment(platform.home)
+    assert environment
+    assert environment["PREFECT_API_URL"] == platform.endpoint.api_url
+    run = platform.start_run(0.5)
+    wait_until(lambda: platform.state_of(run)["type"] == "COMPLETED", "run Completed", LIMIT_S)
+
+
+def test_runs_planned_by_schedule_are_forgotten_and_those_of_people_are_not(
+    platform: Platform,
+) -> None:
+    [deployment] = platform.post("/deployments/filter", {})
+    now, later = datetime.now(UTC), datetime.now(UTC) + timedelta(days=10)
+    planned = platform.planned_run(now)
+    state = {"type": "SCHEDULED", "state_details": {"scheduled_time": later.isoformat()}}
+    own = platform.post(f"/deployments/{deployment['id']}/create_flow_run", {"state": state})
+    assert platform.api.forget_planned(now.isoformat()) >= 1
+    assert platform.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [planned]}}}) == []
+    assert platform.state_of(own["id"])["type"] == "SCHEDULED"
+    assert platform.planned_run(now) != planned  # the scheduler makes them again
+
+
+def test_a_pool_without_a_worker_is_found(platform: Platform) -> None:
+    platform.post("/work_pools/", {"name": "gpu", "type": "process"})
+    code, said = platform.run("doctor")
+    assert "WARNING  workers    pool 'gpu' has no worker online; its runs wait" in said
+    assert code == 0
+    levels = {f.level for f in check_workers(platform.api, ("gpu",)) if "'gpu'" in f.seen}
+    assert levels == {"problem"}
+    [finding] = [f for f in check_workers(platform.api, ("tpu",)) if "tpu" in f.seen]
+    assert "there is no work pool 'tpu'" in finding.seen
+
+
+def test_another_password_in_the_file_is_found(platform: Platform) -> None:
+    right = platform.password
+    platform.place.secret.write_text("admin:another\n")
+    try:
+        code, said = platform.run("doctor")
+        assert code == 1
+        assert "asks for another password than the one kept here" in said
+        assert platform.run("status")[0] == 1
+    finally:
+        platform.place.secret.write_text(right + "\n")
+    platform.until_well()
+
+
+def test_each_killed_server_comes_back_and_meanwhile_it_is_told(platform: Platform) -> None:
+    for service in ("mlflow", "prefect"):
+        supervisor = psutil.Process(supervisor_pid(platform.place))
+        process = platform.guarded_process(service)
+        process.kill()
+        psutil.wait_procs([process], LIMIT_S)
+        wait_until(
+            lambda name=service: f"{name} is " in " ".join(read_status(platform.place).wrong),
+            "told",
+            LIMIT_S,
+        )
+        if service == "prefect":
+            supervisor.suspend()  # so that it stays away until it was seen
+            try:
+                for other in platform.processes():
+                    if "infra.platform.prefect_app:create_app" in other.cmdline():
+                        other.kill()
+                code, said = platform.run("doctor")
+                assert code == 1
+                assert "does not answer" in said
+                assert platform.run("status")[0] == 1
+            finally:
+                supervisor.resume()
+        platform.until_well()
+    restarts = {s.name: s.restarts for s in read_status(platform.place).services}
+    assert restarts["mlflow"] >= 1
+    assert restarts["prefect"] >= 1
+
+
+@proves(Promise.KILLED_WORKER, "the run is Crashed, the worker is back")
+def test_a_killed_worker_comes_back_and_its_run_is_not_running_for_ever(platform: Platform) -> None:
+    run = platform.start_run(600)
+    worker = platform.guarded_process("worker-cpu")
+    engines = [p for p in worker.children(recursive=True) if "prefect.engine" in p.cmdline()]
+    assert engines
+    worker.kill()
+    psutil.wait_procs([worker, *engines], LIMIT_S)
+    assert not any(engine.is_running() for engine in engines)
+    wait_until(lambda: platform.state_of(run)["type"] == "CRASHED", "run Crashed", LIMIT_S)
+    platform.until_well()
+
+
+@proves(Promise.KILLED_WORKER, "no process is left, the run is Crashed")
+@pytest.mark.drill
+def test_what_a_killed_guard_leaves_is_ended_and_marked(platform: Platform) -> None:
+    run = platform.start_run(600)
+    guard = platform.guarded_process("worker-cpu").parent()
+    assert guard
+    tree = guard.children(recursive=True)
+    guard.kill()
+    psutil.wait_procs(tree, LIMIT_S)
+    assert not any(process.is_running() for process in tree)
+    wait_until(lambda: platform.state_of(run)["type"] == "CRASHED", "run Crashed", LIMIT_S)
+    platform.until_well()
+
+
+def pools_paused(platform: Platform) -> dict[str, bool]:
+    return {pool["name"]: pool["is_paused"] for pool in platform.api.pools()}
+
+
+def test_an_interrupted_down_leaves_the_platform_as_it_was(platform: Platform) -> None:
+    platform.start_run(600)
+    with platform.command("down") as down:
+        assert down.stdout
+        assert "Waiting up to" in down.stdout.readline()
+        assert pools_paused(platform)["cpu"]
+        down.send_signal(signal.SIGINT)
+        said, _ = down.communicate(timeout=LIMIT_S)
+    assert down.returncode == 130, said
+    assert "the platform runs on as before" in said
+    assert not any(pools_paused(platform).values())
+    platform.until_well()
+
+
+@proves(Promise.NO_ORPHANS, "no process is left; up goes on")
+def test_after_kill_9_nothing_is_left_and_up_goes_on_with_the_same_state(
+    platform: Platform,
+) -> None:
+    [cut] = [run["id"] for run in platform.api.unfinished_runs(["cpu"], ("RUNNING",))]
+    with platform.command("down") as down:  # killed too: it leaves its pools paused
+        assert down.stdout
+        assert "Waiting up to" in down.stdout.readline()
+        down.kill()
+    password, api_url = platform.password, platform.endpoint.api_url
+    pid = supervisor_pid(platform.place)
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: platform.processes() == [], "nothing left", LIMIT_S)
+    assert not is_running(platform.home)
+    code, said = platform.run("status")
+    assert code == 3
+    assert "It was killed; make up starts it anew" in said
+
+    code, said = platform.up()
+    assert code == 0, said
+    assert password.partition(":")[2] not in said
+    assert "Resumed the pools that going down had paused: coordinator, cpu" in said
+    assert (platform.password, platform.endpoint.api_url) == (password, api_url)
+    assert not any(pools_paused(platform).values())
+    assert platform.state_of(cut)["type"] == "CRASHED"
+    completed = platform.api.unfinished_runs(["cpu"], ("COMPLETED",))
+    assert len(completed) == 1
+    platform.until_well()
+
+
+def test_down_lets_runs_end_up_to_the_limit_and_marks_what_it_cuts_off(platform: Platform) -> None:
+    long = platform.start_run(3600)
+    short = platform.start_run(5)
+    with platform.command("down", "--limit", "60") as down:
+        said, _ = down.communicate(timeout=LIMIT_S)
+    assert down.returncode == 0, said
+    assert "Waiting up to" in said
+    assert platform.stored_state_of(short) == "Completed"
+    assert platform.stored_state_of(long) == "Crashed"
+    assert f"({long}) is Crashed now" in said
+    assert platform.processes() == []
+    assert not platform.place.endpoint.exists()
+    code, said = platform.run("status")
+    assert (code, said.strip()) == (3, f"No platform runs on {platform.home}.")
+    assert platform.run("down") == (0, f"No platform runs on {platform.home}.\n")

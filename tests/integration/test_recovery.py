@@ -1,0 +1,157 @@
+"""Workers and engines that are killed: the sweep puts right what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.states import Cancelled, Crashed, Running, Suspended
+
+from flows.recovery_sweep import recovery_sweep_flow, sweep_once
+from flows.retry_command import find_run
+from flows.whereabouts import BOOT, HOST, PID, STARTED
+from tasks.errors import ConfigurationError
+from tasks.recovery.config import RecoveryConfig
+from tasks.recovery.processes import boot_id, started_at
+from tests.deployed import deploy, is_final, wait_for_run
+from tests.integration.test_routing import journal, start
+from tests.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
+from tests.processes import pids_whose_command_holds, wait_until
+from tests.routed_flows import LoopConfig, first_flow, loop_flow, second_flow
+
+pytestmark = pytest.mark.timeout(900)
+
+COORDINATOR_POOL, STAGE_POOL = "lost-coordinator", "lost-stages"
+AT_ONCE = RecoveryConfig(dead_process_s=1, second_look_s=1, retried_flows=("routed-loop",))
+
+
+@pytest.fixture(scope="module")
+def deployed(prefect_api: PrefectApi) -> Iterator[None]:  # noqa: F811
+    with ExitStack() as stack:
+        stack.enter_context(prefect_api.in_process())
+        client = stack.enter_context(get_client(sync_client=True))
+        entry = "tests.routed_flows."
+        deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", COORDINATOR_POOL)
+        deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
+        deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)
+        yield
+
+
+@pytest.fixture
+def client(deployed: None) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_stage_up(
+    client: SyncPrefectClient,
+    prefect_api: PrefectApi,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "slow").touch()
+    with prefect_api.worker(STAGE_POOL):
+        with prefect_api.worker(COORDINATOR_POOL) as coordinator:
+            run = start(client, LoopConfig(folder=str(tmp_path)))
+            wait_until(lambda: pids_whose_command_holds(str(tmp_path)), "the second stage", 300)
+            coordinator.kill()  # the guard, and with it the worker: the engine lives on
+            coordinator.wait(60)
+            os.kill(int(client.read_flow_run(run).labels[PID]), signal.SIGKILL)
+        left = client.read_flow_run(run)
+        assert left.state is not None
+        assert left.state.is_running(), "nobody said that it is gone"
+
+        with get_client(sync_client=True) as second:
+            wait_until(
+                lambda: any(
+                    done.repair.run == str(run) and done.repair.action == "retry"
+                    for done in recovery_sweep_flow(AT_ONCE).done
+                ),
+                "the sweep has started it again",
+                60,
+            )
+            assert second.read_flow_run(run).state_name == "AwaitingRetry"
+
+        with prefect_api.worker(COORDINATOR_POOL):
+            wait_until(lambda: journal(tmp_path).count("loop") == 2, "the second attempt", 300)
+            (tmp_path / "enough").touch()
+            done = wait_for_run(client, run, is_final, "the loop has ended", 500)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert journal(tmp_path) == ["loop", "first", "second", "loop"]
+    assert not pids_whose_command_holds(str(tmp_path))
+    table = client.read_latest_artifacts()
+    repaired = [json.loads(str(a.data)) for a in table if a.key == "recovery"]
+    assert any(row["outcome"] == "is AwaitingRetry" for rows in repaired for row in rows)
+
+
+def running_run(client: SyncPrefectClient, labels: dict[str, object]) -> str:
+    """A run that is Running by the API's account, its process described by labels."""
+    run = client.create_flow_run(loop_flow, parameters={}, state=Running())
+    client.update_flow_run_labels(run.id, labels)  # type: ignore[arg-type]
+    return str(run.id)
+
+
+def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_hosts_are_not(
+    client: SyncPrefectClient,
+) -> None:
+    own = {
+        HOST: socket.gethostname(),
+        BOOT: boot_id(),
+        PID: os.getpid(),
+        STARTED: started_at(os.getpid()),
+    }
+    alive = running_run(client, own)
+    restarted = running_run(client, {**own, BOOT: str(uuid4())})
+    reused = running_run(client, {**own, STARTED: 1})
+    elsewhere = running_run(client, {**own, HOST: "another"})
+    lost: set[str] = set()
+
+    def both_are_found() -> bool:
+        found = sweep_once(client, AT_ONCE).done
+        lost.update(done.repair.run for done in found if done.repair.action == "crash")
+        return {restarted, reused} <= lost
+
+    wait_until(both_are_found, "the sweep has found them", 60)
+    assert not {alive, elsewhere} & lost
+    states = {run: client.read_flow_run(run).state_name for run in (alive, restarted, elsewhere)}
+    assert states == {alive: "Running", restarted: "Crashed", elsewhere: "Running"}
+    for run in (alive, elsewhere):
+        client.delete_flow_run(run)  # type: ignore[arg-type]
+
+
+def test_a_suspended_run_is_left_alone(client: SyncPrefectClient) -> None:
+    run = client.create_flow_run(loop_flow, parameters={}, state=Suspended())
+    client.update_flow_run_labels(run.id, {HOST: "another"})
+    assert str(run.id) not in {done.repair.run for done in sweep_once(client, AT_ONCE).done}
+    assert client.read_flow_run(run.id).state_name == "Suspended"
+
+
+def test_a_slot_that_nobody_holds_is_freed(client: SyncPrefectClient) -> None:
+    deployment = client.create_deployment(
+        flow_id=client.create_flow(second_flow), name="limited", concurrency_limit=1
+    )
+    limit = f"deployment:{deployment}"
+    client.update_global_concurrency_limit(limit, GlobalConcurrencyLimitUpdate(active_slots=1))
+    freed = sweep_once(client, AT_ONCE).slots
+    assert limit in {slot.limit for slot in freed}
+    assert client.read_global_concurrency_limit_by_name(limit).active_slots == 0
+
+
+def test_a_run_to_retry_that_is_not_there_is_refused_in_a_sentence(
+    client: SyncPrefectClient,
+) -> None:
+    with pytest.raises(ConfigurationError, match="no run 'nonsense' among"):
+        find_run(client, "nonsense")
+    crashed = client.create_flow_run(loop_flow, parameters={}, state=Crashed())
+    assert find_run(client, str(crashed.id)[:8]).id == crashed.id
+    cancelled = client.create_flow_run(loop_flow, parameters={}, state=Cancelled())
+    assert find_run(client, cancelled.name).id == cancelled.id

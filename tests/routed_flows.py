@@ -1,0 +1,92 @@
+"""Small flows with real deployments and workers: a loop of two stages that write a journal.
+
+A stage waits for, or fails without, a file, so that a test decides when what happens.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from prefect import flow
+from pydantic import BaseModel, ConfigDict
+
+from flows.stages import Stages
+from flows.whereabouts import FOUND
+from tasks.contracts.base import Contract
+from tasks.contracts.run import StageTime
+from tasks.errors import DataContractError
+from tasks.routing.config import RoutingConfig
+from tasks.settings import ArtifactStore
+from tasks.training.launch import guard
+
+
+class LoopConfig(BaseModel):
+    """What the loop is asked to do; files that steer it lie in `folder`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "routed"
+    folder: str
+    number: int = 7
+    pause_s: float = 0
+    routing: RoutingConfig = RoutingConfig()
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+
+class Number(Contract):
+    value: int
+    digits: tuple[str, ...]
+
+
+class LoopResult(Contract):
+    first: Number
+    second: tuple[Number, ...]
+    stages: tuple[StageTime, ...]
+
+
+def note(config: LoopConfig, what: str) -> None:
+    with (config.path / "journal").open("a") as journal:
+        journal.write(f"{what} {os.getpid()}\n")
+
+
+@flow(name="routed-first", persist_result=True, result_serializer="json", **FOUND)
+def first_flow(number: int, config: LoopConfig) -> Number:
+    """Double a number."""
+    note(config, "first")
+    time.sleep(config.pause_s)
+    return Number(value=2 * number, digits=tuple(str(2 * number)))
+
+
+@flow(name="routed-second", persist_result=True, result_serializer="json", **FOUND)
+def second_flow(first: Number, config: LoopConfig) -> tuple[Number, ...]:
+    """Fail without the file `allowed`; with the file `slow`, start processes and wait."""
+    note(config, "second")
+    time.sleep(config.pause_s)
+    if (config.path / "slow").exists():
+        sleeper = [sys.executable, "-c", f"import time; time.sleep(900) # {config.folder}"]
+        line = [sys.executable, "-S", guard.__file__, str(os.getpid()), "2", "--", *sleeper]
+        with subprocess.Popen(line) as sleeping:
+            while not (config.path / "enough").exists():
+                time.sleep(0.1)
+            sleeping.terminate()
+        return ()
+    if not (config.path / "allowed").exists():
+        raise DataContractError("column distance has 3 nulls; nothing was trained")
+    return (first, Number(value=1, digits=("1",)))
+
+
+@flow(name="routed-loop", persist_result=True, result_serializer="json", **FOUND)
+def loop_flow(config: LoopConfig) -> LoopResult:
+    """Both stages, here or on work pools."""
+    note(config, "loop")
+    stages = Stages(config.name, config.routing, ArtifactStore(config.path / "store"))
+    first = stages.run("training", first_flow, config.number, config)
+    second = stages.run("conversion", second_flow, first, config)
+    return LoopResult(first=first, second=second, stages=tuple(stages.times))

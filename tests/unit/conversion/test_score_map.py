@@ -1,0 +1,172 @@
+"""Another map of the scores in a program, in PyTorch and in the forms that are made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tasks.contracts.calibration import MapFit, ScoreMap
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.release import CalibrationSource
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.onnx_export import MODEL_FILE, build_onnx
+from tasks.conversion.program import load_program
+from tasks.conversion.rows import ModelInputs, edge_rows, read_rows
+from tasks.conversion.runtimes import load
+from tasks.conversion.score_map import check_mapped, map_program, mapped_outputs, write_mapped
+from tasks.errors import ArtifactError, ConversionError, ConversionParityError
+from tasks.settings import ArtifactStore, digest_of
+from tests.builders import COLUMNS, dataset, month, splits
+from tests.unit.conversion.programs import SmallNetwork, exported, registered
+
+NUMBER = COLUMNS.model_copy(update={"task": "regression", "label": "minutes", "unit": "minutes"})
+STEEP, FLAT = ScoreMap(slope=1.7, intercept=-0.4), ScoreMap(slope=0.6, intercept=0.9)
+
+
+class Predicting(SmallNetwork):
+    """As a regression ends: the standardised label, times its deviation, plus its mean."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        p = super().forward(categorical, numeric)
+        return torch.logit(p) * 12.5 + 40.0
+
+
+class Raw(SmallNetwork):
+    """Ends in neither."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        return torch.exp(super().forward(categorical, numeric))
+
+
+def write(folder: Path, network: nn.Module, name: str = "before.pt2") -> Path:
+    path = folder / name
+    path.write_bytes(exported(network))
+    return path
+
+
+def inputs(tmp_path: Path) -> ModelInputs:
+    store = ArtifactStore(tmp_path / "artifacts")
+    rows = read_rows(dataset(store), COLUMNS, month(1, 12), store).inputs
+    edges = edge_rows(rows, 1024, seed=1)
+    joined = [np.concatenate(pair) for pair in ((rows.categorical, edges.categorical),
+                                                (rows.numeric, edges.numeric))]  # fmt: skip
+    return ModelInputs(joined[0], joined[1])
+
+
+def scores(path: Path, rows: ModelInputs, columns: DatasetSchema = COLUMNS) -> np.ndarray:
+    return load(path, "pytorch", columns)(rows.categorical, rows.numeric)
+
+
+def test_the_program_gives_the_mapped_logit_and_keeps_the_order_in_every_runtime(
+    tmp_path: Path,
+) -> None:
+    before, after = write(tmp_path, SmallNetwork()), tmp_path / "after.pt2"
+    rows = inputs(tmp_path)
+    assert write_mapped(before, after, COLUMNS, STEEP) == STEEP
+    old, new = scores(before, rows), scores(after, rows)
+    logit = np.log(old.astype(np.float64)) - np.log1p(-old.astype(np.float64))
+    expected = 1 / (1 + np.exp(-(1.7 * logit - 0.4)))
+    assert np.abs(new - expected).max() < 1e-6
+    assert np.diff(new[np.argsort(old, kind="stable")]).min() > -1e-6  # rounding, no more
+
+    store = ArtifactStore(tmp_path / "artifacts")
+    made = registered(store, dataset(store), after.read_bytes())
+    onnx = build_onnx(made, ConversionConfig(), store)
+    assert onnx.files is not None
+    session = ort.InferenceSession(
+        store.path(onnx.files) / MODEL_FILE, providers=["CPUExecutionProvider"]
+    )
+    feed = {"categorical": rows.categorical, "numeric": rows.numeric}
+    assert np.abs(session.run(None, feed)[0] - new).max() < 1e-6
+
+
+def test_maps_of_maps_are_one_map_in_a_program_that_grows_no_longer(tmp_path: Path) -> None:
+    before = write(tmp_path, SmallNetwork())
+    rows = inputs(tmp_path)
+    first, second, again = (tmp_path / name for name in ("1.pt2", "2.pt2", "again.pt2"))
+    write_mapped(before, first, COLUMNS, STEEP)
+    assert write_mapped(first, second, COLUMNS, FLAT) == FLAT.after(STEEP)
+    assert len(load_program(first).graph.nodes) == len(load_program(second).graph.nodes)
+    logit = np.log(scores(before, rows).astype(np.float64))
+    logit -= np.log1p(-scores(before, rows).astype(np.float64))
+    expected = mapped_outputs(logit, FLAT.after(STEEP), "classification")
+    assert np.abs(scores(second, rows) - expected).max() < 1e-6
+    write_mapped(first, again, COLUMNS, FLAT)
+    assert digest_of(again) == digest_of(second)
+
+
+def test_predictions_of_a_regression_are_mapped_within_the_labels_own_scale(
+    tmp_path: Path,
+) -> None:
+    before, after = write(tmp_path, Predicting()), tmp_path / "after.pt2"
+    rows = inputs(tmp_path)
+    whole = write_mapped(before, after, NUMBER, STEEP)
+    assert (whole.slope, whole.intercept) == pytest.approx((1.7 * 12.5, 1.7 * 40 - 0.4))
+    assert len(load_program(before).graph.nodes) == len(load_program(after).graph.nodes)
+    old = scores(before, rows, NUMBER).astype(np.float64)
+    new = scores(after, rows, NUMBER)
+    assert np.allclose(new, 1.7 * old - 0.4, rtol=1e-5, atol=1e-4)
+    check_mapped(before, after, NUMBER, STEEP, rows)
+
+
+def test_a_registered_model_is_mapped_once_and_says_what_it_was_made_from(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    data = dataset(store)
+    program = registered(store, data, exported(SmallNetwork()))
+    source = CalibrationSource(
+        program=program,
+        checkpoint=program.program,
+        splits=splits(),
+        training_config={"max_epochs": 3},
+        best_epoch=2,
+    )
+    fit = MapFit(map=FLAT, slope_error=0.1, intercept_error=0.1, window=month(7), num_rows=100)
+    model = map_program(source, fit, data, splits(), store)
+    assert model == map_program(source, fit, data, splits(), store)
+    assert store.num_builds == 3
+    assert model.calibration.source == program.version
+    assert model.program.sha256 != program.program.sha256
+    assert (model.checkpoint, model.config) == (source.checkpoint, source.training_config)
+
+
+def test_a_program_without_a_place_for_a_map_is_refused(tmp_path: Path) -> None:
+    after = tmp_path / "after.pt2"
+    with pytest.raises(ConversionError, match=r"exp\.default, expected scores of a sigmoid"):
+        write_mapped(write(tmp_path, Raw()), after, COLUMNS, STEEP)
+    with pytest.raises(ConversionError, match="expected scores multiplied by a number"):
+        write_mapped(write(tmp_path, SmallNetwork()), after, NUMBER, STEEP)
+    damaged = tmp_path / "damaged.pt2"
+    damaged.write_bytes(b"PK no archive")
+    with pytest.raises(ArtifactError, match="cannot be read as a torch"):
+        write_mapped(damaged, after, COLUMNS, STEEP)
+    assert not after.exists()
+
+
+def test_a_program_that_gives_other_scores_than_the_map_is_not_kept(tmp_path: Path) -> None:
+    before, after = write(tmp_path, SmallNetwork()), tmp_path / "after.pt2"
+    rows = inputs(tmp_path)
+    write_mapped(before, after, COLUMNS, STEEP)
+    check_mapped(before, after, COLUMNS, STEEP, rows)
+    with pytest.raises(ConversionParityError, match="was not kept"):
+        check_mapped(before, after, COLUMNS, FLAT, rows)
+
+
+def test_scores_that_32_bits_hold_for_certain_are_mapped_by_their_logit(tmp_path: Path) -> None:
+    class Certain(SmallNetwork):
+        """Gives scores so near to 1 that many of them are 1."""
+
+        def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+            return torch.sigmoid(torch.logit(super().forward(categorical, numeric)) * 9 + 15)
+
+    before, after = write(tmp_path, Certain()), tmp_path / "after.pt2"
+    rows = inputs(tmp_path)
+    flat = ScoreMap(slope=0.1, intercept=-1.5)
+    write_mapped(before, after, COLUMNS, flat)
+    assert scores(before, rows).max() == 1
+    check_mapped(before, after, COLUMNS, flat, rows)
+    assert scores(after, rows).max() < 0.9

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from torch import Tensor
+
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport, RegressionComparison, RegressionMetrics
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import TrainedModel
+from tasks.errors import DataContractError
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.judge import judge_model, score_window
+from tasks.evaluation.regression import (
+    PredictedRows,
+    measure_numbers,
+    observed_by_prediction,
+    residual_classes,
+)
+from tasks.evaluation.task import judgement, metric_rows, slice_rows
+from tasks.evaluation.yardstick import score_yardstick
+from tasks.settings import ArtifactStore
+from tests import builders
+from tests.unit.evaluation.conftest import QUICK, QUICK_YARDSTICK
+from tests.unit.evaluation.programs import LateRate, stored_program, trained_model
+
+COLUMNS = builders.COLUMNS.model_copy(
+    update={"task": "regression", "unit": "minutes", "baseline": "temp"}
+)
+CONFIG = EvaluationConfig(replicates=100, block_days=1)
+
+
+class Linear(LateRate):
+    """What decides the label of `numbers`, but for the noise."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        known = torch.nan_to_num(numeric) + categorical.float().sum(1, keepdim=True) * 0
+        return self.slope * known[:, 2] + known[:, 1] / 40
+
+
+class NotFinite(Linear):
+    """Overflows where a number is missing."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        return super().forward(categorical, numeric) + torch.isnan(numeric[:, 4]) / 0.0
+
+
+def numbers(num_rows: int = 4000) -> pd.DataFrame:
+    """The builders' rows with a label in minutes, and a baseline that is often missing."""
+    rows = builders.frame(num_rows)
+    rng = np.random.default_rng(5)
+    label = 60 * rows["late_rate_24h"] + rows["minute_of_day"] / 40 + rng.normal(0, 4, num_rows)
+    rows[COLUMNS.label] = label.astype(np.float64)
+    rough = label + rng.normal(0, 9, num_rows)
+    rows["temp"] = np.where(rng.random(num_rows) < 0.1, np.nan, rough).astype(np.float32)
+    return rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """A regression with a candidate and a champion."""
+
+    store: ArtifactStore
+    dataset: ValidatedDataset
+    candidate: TrainedModel
+    champion: RegisteredProgram
+
+    @property
+    def report(self) -> EvaluationReport:
+        splits = builders.splits()
+        yardstick = score_yardstick(self.dataset, splits, QUICK_YARDSTICK, self.store)
+        rival = self.champion
+        return judge_model(self.candidate, self.dataset, rival, yardstick, QUICK, self.store)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    store = ArtifactStore(tmp_path_factory.mktemp("regression") / "artifacts")
+    dataset = builders.dataset(store, numbers(), COLUMNS)
+    candidate = stored_program(store, Linear(60.0))
+    champion = stored_program(store, Linear(20.0)).model_copy(update={"columns": COLUMNS})
+    trained = trained_model(candidate.program, dataset).model_copy(update={"columns": COLUMNS})
+    return Case(store, dataset, trained, champion)
+
+
+def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> None:
+    report = case.report
+    rows = pd.read_parquet(case.store.path(report.predictions))
+    label, score = rows[COLUMNS.label], rows["score"].astype(float)
+    overall = report.overall
+    assert isinstance(overall, RegressionMetrics)
+    assert overall.num_rows == len(rows)
+    assert overall.unit == "minutes"
+    assert overall.r2.value == pytest.approx(r2_score(label, score))
+    assert overall.rmse.value == pytest.approx(mean_squared_error(label, score) ** 0.5)
+    assert overall.mae.value == pytest.approx(mean_absolute_error(label, score))
+    assert overall.bias.value == pytest.approx((score - label).mean())
+    known = rows["temp"].notna()
+    errors = [((one - label)[known] ** 2).mean() for one in (score, rows["temp"].astype(float))]
+    assert overall.skill is not None
+    assert overall.skill.value == pytest.approx(1 - errors[0] / errors[1])
+    assert report.baseline is not None
+    assert report.baseline.num_rows == known.sum()
+    assert report.baseline.rmse.value == pytest.approx(errors[1] ** 0.5)
+
+
+def test_a_better_regression_is_better_for_certain(case: Case) -> None:
+    champion = next(c for c in case.report.comparisons if c.against == "champion:3")
+    assert isinstance(champion, RegressionComparison)
+    assert champion.r2_difference.low > 0
+    assert champion.rmse_difference.high < 0
+
+
+def test_slices_and_tables_speak_of_the_regression(case: Case) -> None:
+    report = case.report
+    assert {part.column for part in report.slices} == {"carrier", "month"}
+    assert all(isinstance(part.metrics, RegressionMetrics) for part in report.slices)
+    assert [row["metric"] for row in metric_rows(report)] == ["r2", "rmse", "mae", "bias", "skill"]
+    assert {"R²", "RMSE", "skill", "RMSE ratio"} <= slice_rows(report)[0].keys()
+    assert "**R² 0.8" in judgement(report)
+    assert "minutes" in judgement(report)
+
+
+def test_a_report_outlives_its_json(case: Case) -> None:
+    report = case.report
+    assert EvaluationReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_a_window_is_scored_with_its_skill_and_without_a_promise(case: Case) -> None:
+    scored = score_window(case.champion, case.dataset, builders.month(9), QUICK, case.store)
+    assert isinstance(scored.metrics, RegressionMetrics)
+    assert scored.metrics.skill is not None
+    assert scored.excess_brier is None
+
+
+def test_predictions_that_are_not_finite_are_refused(case: Case) -> None:
+    program = stored_program(case.store, NotFinite()).model_copy(update={"columns": COLUMNS})
+    with pytest.raises(DataContractError, match=r"are no numbers .* expected finite values"):
+        score_window(program, case.dataset, builders.month(9), QUICK, case.store)
+
+
+def test_labels_that_do_not_differ_cannot_be_judged(case: Case) -> None:
+    rows = numbers()
+    rows[COLUMNS.label] = 3.0
+    dataset = builders.dataset(case.store, rows, COLUMNS)
+    scored = score_window(case.champion, dataset, builders.month(9), QUICK, case.store)
+    assert scored.metrics is None
+    assert "all have the label 3" in (scored.unjudged or "")
+
+
+@given(st.integers(2, 300), st.integers(1, 9), st.integers(0, 20))
+def test_metrics_are_those_of_scikit_learn_for_any_weights(
+    num_rows: int, num_days: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels, errors = rng.normal(1e5, 50, num_rows), rng.normal(2, 20, num_rows)
+    baseline = np.where(rng.random(num_rows) < 0.3, np.nan, labels + rng.normal(0, 30, num_rows))
+    days = rng.integers(num_days, size=num_rows)
+    rows = PredictedRows(labels, labels + errors, baseline, days)
+    weights = rng.integers(0, 3, (1, int(days.max()) + 1)).astype(float)
+    of_rows = weights[0][days]
+    if of_rows.sum() == 0 or np.unique(labels[of_rows > 0]).size < 2:
+        return
+    r2, rmse, mae, bias, skill = rows.measure(weights)[0]
+    predicted = labels + errors
+    squared = mean_squared_error(labels, predicted, sample_weight=of_rows)
+    assert r2 == pytest.approx(r2_score(labels, predicted, sample_weight=of_rows), rel=1e-6)
+    assert rmse == pytest.approx(squared**0.5)
+    assert mae == pytest.approx(mean_absolute_error(labels, predicted, sample_weight=of_rows))
+    assert bias == pytest.approx(np.average(errors, weights=of_rows), abs=1e-6)
+    known = np.isfinite(baseline) & (of_rows > 0)
+    if known.any():
+        own, other = (
+            np.average(e[known] ** 2, weights=of_rows[known]) for e in (errors, baseline - labels)
+        )
+        assert skill == pytest.approx(1 - own / other)
+    else:
+        assert np.isnan(skill)
+
+
+def test_without_a_baseline_there_is_no_skill() -> None:
+    rng = np.random.default_rng(1)
+    labels = rng.normal(size=400)
+    times = np.datetime64("2013-09-01T00") + np.arange(400) * np.timedelta64(6, "h")
+    metrics = measure_numbers(labels, labels * 0.9, None, times, "", CONFIG).metric_set()
+    assert metrics.skill is None
+    assert metrics.r2.low <= metrics.r2.value <= metrics.r2.high <= 1
+
+
+@given(st.integers(1, 500), st.integers(1, 40))
+def test_bands_and_classes_hold_every_row_once(num_rows: int, num_bins: int) -> None:
+    rng = np.random.default_rng(num_rows)
+    labels = rng.normal(size=num_rows)
+    predictions = labels + rng.standard_t(2, num_rows)
+    rows = PredictedRows(labels, predictions, None, np.zeros(num_rows, dtype=np.intp))
+    bands, classes = observed_by_prediction(rows, num_bins), residual_classes(rows)
+    assert sum(band.num_rows for band in bands) == num_rows
+    assert sum(part.weight for part in classes) == num_rows
+    assert all(band.low <= band.high for band in bands)
+    assert [band.x for band in bands] == sorted(band.x for band in bands)

@@ -1,0 +1,455 @@
+"""Verdicts answered once and in order, on a real SQLite database."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import ConfigurationError, DataContractError, StorageError, TransientError
+from tasks.governor import tables
+from tasks.governor.acting import LOST, note_ends, start_claimed
+from tasks.governor.config import GovernorConfig
+from tasks.governor.decision import Action
+from tasks.governor.episodes import answer, settle
+from tasks.governor.evidence import Evidence
+from tasks.governor.ledger import Ledger, Wanted
+from tasks.governor.records import (
+    MEANING,
+    Answer,
+    ClaimState,
+    Mode,
+    Order,
+    Outcome,
+    RunEnd,
+    StartedAction,
+)
+from tasks.governor.task import decision_rows
+from tests.promises import Promise, proves
+from tests.unit.governor import builders
+from tests.unit.governor.builders import FREE, MODEL, USE_CASE
+
+
+class Runs:
+    """A platform that keeps one run for each key, as Prefect does."""
+
+    def __init__(self, ledger: Ledger | None = None, name: str = "") -> None:
+        self.by_key: dict[str, str] = {}
+        self.num_calls = 0
+        self.ended: RunEnd | None = None
+        self.ledger, self.name = ledger, name
+
+    def start(self, order: Order) -> StartedAction | None:
+        if self.ledger and not self.ledger.reserve(order.episode_id, self.name):
+            return None
+        self.num_calls += 1
+        run_id = self.by_key.setdefault(order.episode_id, f"run-{len(self.by_key)}")
+        return StartedAction(kind="deployment", run_id=run_id, place="pipeline/coordinator")
+
+    def end(self, order: Order, started: StartedAction) -> RunEnd | None:
+        return self.ended
+
+
+class Governor:
+    """The governor of one model, on a database of its own."""
+
+    def __init__(self, url: str, policy: GovernorConfig = FREE) -> None:
+        self.ledger, self.policy, self.runs = Ledger(url), policy, Runs()
+        self.champion: int | None = 1
+        self.recalibrates = True
+
+    def judge(self, seen: Evidence) -> str:
+        return self.ledger.store_verdict(MODEL, USE_CASE, seen, self.policy).verdict_id
+
+    def ask(self, verdict_id: str, mode: Mode = "act") -> list[Outcome]:
+        return self._carry_out(
+            answer(
+                self.ledger,
+                verdict_id,
+                self.champion,
+                "a test",
+                mode,
+                recalibrates=self.recalibrates,
+            )
+        )
+
+    def sweep(self) -> list[Outcome]:
+        note_ends(self.ledger, self.runs)
+        made = []
+        for model, use_case in self.ledger.unsettled():
+            made += self._carry_out(
+                settle(
+                    self.ledger,
+                    model,
+                    use_case,
+                    self.champion,
+                    "the sweep",
+                    recalibrates=self.recalibrates,
+                )
+            )
+        left = self.ledger.claims(ClaimState.CLAIMED)
+        start_claimed(self.ledger, [claim.order for claim in left], self.runs)
+        return made
+
+    def see(self, seen: Evidence) -> list[Outcome]:
+        return self.ask(self.judge(seen))
+
+    def end_runs(self) -> None:
+        self.runs.ended = RunEnd(state="completed", seconds=30.0)
+        note_ends(self.ledger, self.runs)
+        self.runs.ended = None
+
+    def latest(self) -> tuple[Action, Action | None]:
+        made = self.ledger.decisions(Wanted(limit=1))[0]
+        return made.action, made.carried_out_as
+
+    def reason(self) -> str:
+        return self.ledger.decisions(Wanted(limit=1))[0].reason
+
+    def _carry_out(self, answered: Answer) -> list[Outcome]:
+        start_claimed(self.ledger, answered.orders, self.runs)
+        return [made.outcome for made in answered.decisions]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "operation" / "operation.db"
+
+
+@pytest.fixture
+def governor(database: Path) -> Governor:
+    return Governor(f"sqlite:///{database}")
+
+
+def test_an_episode_has_one_run_however_long_it_lasts(governor: Governor) -> None:
+    assert governor.see(builders.stale(0)) == [Outcome.ACTS]
+    governor.end_runs()
+    for number in range(1, 5):
+        assert governor.see(builders.stale(number)) == [Outcome.SAME_EPISODE]
+    assert len(governor.runs.by_key) == 1
+
+
+def test_trouble_that_comes_back_is_another_episode(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    assert governor.see(builders.stable(1)) == [Outcome.NOTHING_TO_DO]
+    assert governor.see(builders.stale(2)) == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_a_promotion_ends_an_episode(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    governor.champion = 2
+    assert governor.see(builders.stale(1, version=2)) == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_a_verdict_on_a_former_champion_is_refused(governor: Governor) -> None:
+    governor.champion = 2
+    assert governor.see(builders.stale(0)) == [Outcome.SUPERSEDED]
+    assert governor.runs.by_key == {}
+
+
+def test_a_late_window_is_refused_and_a_year_played_again_is_not(governor: Governor) -> None:
+    governor.see(builders.stable(60))
+    assert governor.see(builders.stale(50)) == [Outcome.OUTDATED]
+    assert governor.see(builders.stale(10)) == [Outcome.ACTS]
+
+
+def test_a_broken_feed_alerts_and_never_trains(governor: Governor) -> None:
+    assert governor.see(builders.faulty(0)) == [Outcome.ALERTS]
+    assert governor.see(builders.faulty(1)) == [Outcome.ALERTS]
+    assert governor.sweep() == []
+    assert governor.runs.by_key == {}
+    assert governor.see(builders.stale(2)) == [Outcome.ACTS]
+
+
+def test_a_duplicate_gets_the_answer_that_was_given(governor: Governor) -> None:
+    verdict_id = governor.judge(builders.stale(0))
+    assert governor.judge(builders.stale(0)) == verdict_id
+    assert [governor.ask(verdict_id) for _ in range(4)] == [[Outcome.ACTS]] * 4
+    assert governor.runs.num_calls == 1
+    assert governor.ledger.verdict(verdict_id).num_asked == 3
+    assert len(governor.ledger.decisions(Wanted())) == 1
+
+
+def test_events_out_of_order_are_answered_in_the_order_of_the_verdicts(governor: Governor) -> None:
+    seen = [builders.stale(0), builders.stable(1), builders.stale(2), builders.stale(3)]
+    names = [governor.judge(e) for e in seen]
+    order = [Outcome.ACTS, Outcome.NOTHING_TO_DO, Outcome.ACTS, Outcome.SAME_EPISODE]
+    assert governor.ask(names[3]) == order
+    assert governor.ask(names[0]) == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+
+
+@proves(Promise.LOST_EVENT, "the sweep answers: one run")
+def test_lost_events_are_found_by_the_sweep(governor: Governor) -> None:
+    governor.judge(builders.stale(0))
+    assert governor.sweep() == [Outcome.ACTS]
+    assert governor.sweep() == []
+    assert len(governor.runs.by_key) == 1
+
+
+def test_trouble_that_had_to_wait_is_acted_on_once_it_may(database: Path) -> None:
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    governor.see(builders.stable(1))
+    assert governor.see(builders.shifted(2)) == [Outcome.COOL_DOWN]
+    assert governor.sweep() == []  # the same refusal adds no row
+    set_back_claims(database, hours=7)
+    assert governor.sweep() == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+
+
+def test_a_recalibration_that_did_not_help_is_followed_by_a_retraining(governor: Governor) -> None:
+    assert governor.see(builders.shifted(0)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+    assert governor.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]  # it is running
+    governor.end_runs()
+    assert governor.see(builders.shifted(2)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "has ended, and version 1 is the champion still" in governor.reason()
+    governor.end_runs()
+    assert governor.see(builders.shifted(3)) == [Outcome.SAME_EPISODE]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_a_recalibration_that_did_not_last_is_followed_by_a_retraining(
+    governor: Governor, database: Path
+) -> None:
+    governor.see(builders.shifted(0))
+    governor.end_runs()
+    governor.champion = 2  # it was promoted
+    assert governor.see(builders.shifted(1, version=2)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "did not last: scores are wrong again within 14 days" in governor.reason()
+    governor.end_runs()
+    governor.champion = 3
+    set_back_claims(database, hours=24 * 15)
+    assert governor.see(builders.shifted(2, version=3)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+
+
+def test_what_nothing_recalibrates_is_retrained_and_the_record_says_so(
+    governor: Governor,
+) -> None:
+    governor.recalibrates = False
+    assert governor.see(builders.shifted(0)) == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "no deployment of the flow recalibration" in governor.reason()
+
+
+def test_a_retraining_that_replaces_a_recalibration_waits_as_every_retraining_does(
+    database: Path,
+) -> None:
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=0))
+    for number in range(3):
+        governor.see(builders.stale(2 * number))
+        governor.end_runs()
+        governor.see(builders.stable(2 * number + 1))
+    assert governor.see(builders.shifted(7)) == [Outcome.ACTS]  # its budget is another one
+    governor.end_runs()
+    assert governor.see(builders.shifted(8)) == [Outcome.BUDGET]
+    assert "3 retrainings in the last seven days" in governor.reason()
+    set_back_claims(database, hours=24 * 30)
+    assert governor.sweep() == [Outcome.ACTS]
+    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+
+
+def test_trouble_that_went_away_while_it_waited_is_dropped(database: Path) -> None:
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(max_runs_per_week=0))
+    assert governor.see(builders.stale(0)) == [Outcome.BUDGET]
+    governor.see(builders.stable(1))
+    assert governor.ledger.unsettled() == []
+
+
+@proves(Promise.CLOCK_JUMP, "the cool-down lasts as long as it should")
+def test_a_clock_that_was_years_ahead_holds_a_cool_down_no_longer_than_it_lasts(
+    database: Path,
+) -> None:
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    set_back_claims(database, hours=-24 * 365 * 50)
+    governor.see(builders.stable(1))
+    assert governor.see(builders.stale(2)) == [Outcome.COOL_DOWN]
+    set_back_claims(database, hours=7)
+    assert governor.sweep() == [Outcome.ACTS]
+
+
+@pytest.mark.parametrize("hours", [-10, 10, -24 * 365 * 10])
+def test_within_one_boot_a_cool_down_lasts_as_long_as_it_should_whatever_the_clock_says(
+    database: Path, hours: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tables.database_now
+    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    governor.see(builders.stable(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "database_now", lambda c: real(c) + timedelta(hours=hours))
+        assert governor.see(builders.stale(2)) == [Outcome.COOL_DOWN]
+    assert governor.sweep() == []  # the clock is right again
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE falaj_claim_clocks SET uptime_s = uptime_s - 7 * 3600")
+    connection.close()
+    assert governor.sweep() == [Outcome.ACTS]
+
+
+def test_deciding_only_changes_nothing_but_the_record(governor: Governor) -> None:
+    verdict_id = governor.judge(builders.stale(0))
+    assert governor.ask(verdict_id, "decide_only") == [Outcome.DECIDE_ONLY]
+    assert governor.sweep() == []
+    assert governor.runs.by_key == {}
+    assert governor.see(builders.stale(1)) == [Outcome.ACTS]
+
+
+def test_a_start_that_fails_is_kept_and_tried_again(governor: Governor) -> None:
+    class Away(Runs):
+        def start(self, order: Order) -> StartedAction:
+            raise TransientError("the API is away")
+
+    here, governor.runs = governor.runs, Away()
+    with pytest.raises(TransientError, match="away"):
+        governor.see(builders.stale(0))
+    (claim,) = governor.ledger.claims(ClaimState.CLAIMED)
+    assert (claim.num_starts, claim.trouble) == (1, "TransientError: the API is away")
+    governor.runs = here
+    governor.sweep()
+    assert len(here.by_key) == 1
+    assert governor.ledger.claims(ClaimState.STARTED)[0].trouble is None
+
+
+def two_platforms(database: Path) -> tuple[Governor, Governor]:
+    """Two platforms on one database: neither knows the other's runs."""
+    north, south = (Governor(f"sqlite:///{database}") for _ in range(2))
+    north.runs, south.runs = (Runs(g.ledger, name) for g, name in ((north, "n"), (south, "s")))
+    return north, south
+
+
+def test_what_one_platform_is_about_to_start_no_other_starts(database: Path) -> None:
+    north, south = two_platforms(database)
+    answered = answer(north.ledger, north.judge(builders.stale(0)), 1, "a test")
+    (order,) = answered.orders
+    assert north.ledger.reserve(order.episode_id, "n")  # and now it takes its time
+    assert south.see(builders.stale(0)) == [Outcome.ACTS]
+    assert south.sweep() == []
+    assert south.runs.by_key == {}
+    start_claimed(north.ledger, answered.orders, north.runs)
+    start_claimed(south.ledger, answered.orders, south.runs)
+    assert (len(north.runs.by_key), south.runs.num_calls) == (1, 0)
+    assert not south.ledger.reserve(order.episode_id, "s")
+
+
+def test_what_a_platform_that_is_gone_had_reserved_another_one_starts(database: Path) -> None:
+    north, south = two_platforms(database)
+    (order,) = answer(north.ledger, north.judge(builders.stale(0)), 1, "a test").orders
+    assert north.ledger.reserve(order.episode_id, "n")
+    south.sweep()
+    assert south.runs.by_key == {}
+    for shift in ("-16 minutes", "+32 minutes"):  # it was long ago; or the clock was set back
+        with sqlite3.connect(database) as connection:
+            connection.execute(
+                "UPDATE falaj_claims SET started_at = strftime('%Y-%m-%d %H:%M:%f', started_at, ?)",
+                (shift,),
+            )
+        connection.close()
+        assert south.ledger.reserve(order.episode_id, "s")
+        assert not north.ledger.reserve(order.episode_id, "n")
+        north, south = south, north
+        north.ledger, south.ledger = south.ledger, north.ledger
+
+
+def test_a_lost_run_is_taken_up_again(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    governor.runs.ended = RunEnd(state=LOST, seconds=None)
+    assert note_ends(governor.ledger, governor.runs) == 0
+    governor.runs.ended = None
+    governor.sweep()
+    (claim,) = governor.ledger.claims(ClaimState.STARTED)
+    assert claim.num_starts == 2
+    assert len(governor.runs.by_key) == 1
+
+
+def test_the_record_is_listed_by_model_action_outcome_and_time(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    governor.end_runs()
+    governor.see(builders.stable(1))
+    newest, oldest = governor.ledger.decisions(Wanted())
+    assert (oldest.run_id, oldest.run_state, oldest.actor) == ("run-0", "completed", "a test")
+    assert oldest.evidence == builders.stale(0)
+    assert governor.ledger.decisions(Wanted(action=Action.RETRAIN)) == [oldest]
+    assert governor.ledger.decisions(Wanted(outcome=Outcome.NOTHING_TO_DO)) == [newest]
+    assert governor.ledger.decisions(Wanted(model="another")) == []
+    assert governor.ledger.decisions(Wanted(since=newest.decided_at + timedelta(hours=1))) == []
+
+
+def test_models_do_not_hold_each_other_up(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    other = governor.ledger.store_verdict("fares", "taxis", builders.stale(0), FREE)
+    assert governor.ask(other.verdict_id) == [Outcome.ACTS]
+    assert len(governor.runs.by_key) == 2
+
+
+def test_what_another_release_wrote_is_read_as_far_as_it_goes(
+    governor: Governor, database: Path
+) -> None:
+    verdict_id = governor.judge(builders.stale(0))
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "UPDATE falaj_verdicts SET policy = json_insert(policy, '$.later_field', 1),"
+            " evidence = json_insert(evidence, '$.later_field', 1)"
+        )
+    connection.close()
+    assert governor.ledger.verdict(verdict_id).evidence == builders.stale(0)
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE falaj_verdicts SET evidence = '{}'")
+    connection.close()
+    with pytest.raises(DataContractError, match="written by another release"):
+        governor.ask(verdict_id)
+
+
+def test_each_outcome_has_a_meaning_for_people(governor: Governor) -> None:
+    governor.see(builders.stale(0))
+    (row,) = decision_rows(tuple(governor.ledger.decisions(Wanted())))
+    assert row["which means"] == "the action was claimed and is carried out"
+    assert set(MEANING) == set(Outcome)
+
+
+def test_an_unknown_verdict_is_refused_with_what_to_check(governor: Governor) -> None:
+    with pytest.raises(DataContractError, match="same FALAJ_DATABASE_URL or state folder"):
+        governor.ask("f" * 32)
+
+
+def test_addresses_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="of mysql"):
+        Ledger("mysql://user:secret@host/database")
+    with pytest.raises(ConfigurationError, match="no database address") as refused:
+        Ledger("hunter2")
+    assert "hunter2" not in str(refused.value)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError):
+        Ledger(f"sqlite:///{tmp_path / 'file' / 'operation.db'}")
+
+
+def test_a_file_that_is_no_database_says_so(database: Path) -> None:
+    database.parent.mkdir()
+    database.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StorageError, match="not a database"):
+        Ledger(f"sqlite:///{database}")
+
+
+def set_back_claims(database: Path, hours: float) -> None:
+    """Make all claims older, as if they had been made in an earlier boot."""
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "UPDATE falaj_claims SET claimed_at = strftime('%Y-%m-%d %H:%M:%f', claimed_at, ?)",
+            (f"{-hours} hours",),
+        )
+        connection.execute("UPDATE falaj_claim_clocks SET boot = 'the boot before'")
+    connection.close()

@@ -1,0 +1,243 @@
+"""What doctor says about each thing that can be wrong, on real files, disks and ports."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from infra.platform.api import PrefectApi
+from infra.platform.checks import (
+    Finding,
+    check_api,
+    check_clock,
+    check_databases,
+    check_disk,
+    check_pins,
+    check_postgres,
+    check_redis,
+    check_secret,
+    check_writable,
+    installed_pins,
+)
+from infra.platform.config import Place, PlatformConfig
+from infra.platform.doctor import examine, exit_code, report
+from infra.platform.secret import ensure_password
+from infra.platform.state import PlatformState, write_state
+from infra.platform.status import read_status, table
+from tasks.errors import TransientError
+from tasks.settings import PROJECT_ROOT
+from tests.services import free_port, redis_server
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def only(findings: list[Finding], level: str) -> Finding:
+    assert [finding.level for finding in findings] == [level], findings
+    assert bool(findings[0].advice) == (level != "ok")
+    return findings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "level"),
+    [
+        ("fastapi", "0.150.0", "ok"),
+        ("fastapi", "0.151.0", "problem"),
+        ("sqlalchemy", "2.1.0b1", "problem"),
+        ("sqlalchemy", "2.0.58", "ok"),
+        ("prefect", "3.9.0", "problem"),
+    ],
+)
+def test_versions_that_break_the_server_in_silence_are_a_problem(
+    name: str, installed: str, level: str
+) -> None:
+    _, bounds = installed_pins()
+    finding = only(check_pins({name: installed}, {name: bounds[name]}), level)
+    if level != "ok":
+        assert f"{name} {installed} is installed, expected" in finding.seen
+        assert "make setup" in finding.advice
+
+
+def test_what_is_installed_here_is_within_the_bounds_and_all_three_are_looked_at() -> None:
+    installed, bounds = installed_pins()
+    assert sorted(bounds) == ["fastapi", "prefect", "sqlalchemy"]
+    assert all(finding.level == "ok" for finding in check_pins(installed, bounds))
+    assert str(bounds["sqlalchemy"].specifier) == str(Requirement("x>=2.0,<2.1").specifier)
+
+
+def test_a_disk_with_less_space_than_asked_is_a_problem(tmp_path: Path) -> None:
+    disk = os.statvfs(tmp_path)
+    free = disk.f_bavail * disk.f_frsize
+    assert only(check_disk(tmp_path, free // 2), "ok").name == "disk"
+    finding = only(check_disk(tmp_path, 1000 * free), "problem")
+    assert "GB free at" in finding.seen
+    assert "free some space" in finding.advice
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
+    assert only(check_writable(tmp_path / "artifacts"), "ok").name == "stores"
+    (tmp_path / "file").touch()
+    finding = only(check_writable(tmp_path / "file"), "problem")
+    assert "cannot be written: " in finding.seen
+
+
+def test_a_damaged_database_is_found_and_a_missing_one_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "prefect.db"
+    assert check_databases([file]) == []
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE t (x)")
+        connection.executemany("INSERT INTO t VALUES (?)", [(str(n) * 200,) for n in range(999)])
+    connection.close()
+    assert only(check_databases([file]), "ok").seen.startswith("prefect.db is whole")
+    with file.open("r+b") as stream:
+        stream.seek(3 * 4096)
+        stream.write(os.urandom(8 * 4096))
+    assert "is damaged: " in only(check_databases([file]), "problem").seen
+    file.write_bytes(b"no database at all" * 1000)
+    assert "file is not a database" in only(check_databases([file]), "problem").seen
+
+
+def test_a_clock_that_was_set_back_is_a_problem() -> None:
+    state = PlatformState(pid=1, phase="up", started=NOW, written=NOW + timedelta(hours=1))
+    assert "3600 s later than now" in only(check_clock(state, NOW), "problem").seen
+    assert only(check_clock(state, NOW + timedelta(hours=2)), "ok").name == "clock"
+    assert (
+        "believes that it is 1970"
+        in only(check_clock(None, datetime(1970, 1, 1, tzinfo=UTC)), "problem").seen
+    )
+
+
+def test_a_password_that_others_can_read_or_that_is_gone_is_a_problem(tmp_path: Path) -> None:
+    place, config = Place(tmp_path), PlatformConfig()
+    place.folder.mkdir()
+    assert "is missing" in only(check_secret(place, config), "problem").seen
+    ensure_password(place)
+    assert only(check_secret(place, config), "ok").name == "password"
+    place.secret.chmod(0o640)
+    assert "has mode 640, expected 600" in only(check_secret(place, config), "problem").seen
+    assert only(check_secret(place, PlatformConfig(password=False)), "warning").name == "password"
+
+
+def test_stores_that_do_not_answer_are_problems_and_no_password_is_told(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"postgresql://falaj:the-password@127.0.0.1:{port}/falaj"
+    finding = only(check_postgres(url, NOW), "problem")
+    assert "PostgreSQL does not answer" in finding.seen
+    assert "the-password" not in finding.seen
+    finding = only(check_redis(f"redis://:the-password@127.0.0.1:{port}/0"), "problem")
+    assert "Redis does not answer" in finding.seen
+    assert "the-password" not in finding.seen
+    with redis_server(tmp_path) as server:
+        assert only(check_redis(f"redis://{server.connection_string}/0"), "ok").name == "stores"
+
+
+def test_an_api_that_does_not_answer_is_a_problem() -> None:
+    finding = only(check_api(PrefectApi(f"http://127.0.0.1:{free_port()}/api", None)), "problem")
+    assert "does not answer: " in finding.seen
+
+
+class BusyAtFirst(BaseHTTPRequestHandler):
+    """Answers 503, as Prefect does while SQLite is locked, and then the version."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_response(503 if self.asked < 3 else 200)
+        self.end_headers()
+        self.wfile.write(b'"3.8.8"')
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_a_server_that_is_busy_is_asked_again() -> None:
+    with HTTPServer(("127.0.0.1", 0), BusyAtFirst) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            api = PrefectApi(f"http://127.0.0.1:{server.server_port}/api", None)
+            assert api.version() == "3.8.8"
+        finally:
+            server.shutdown()
+            thread.join()
+    assert BusyAtFirst.asked == 3
+
+
+class DyingWhileAnswering(BusyAtFirst):
+    """Promises more than it sends."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b'"3.')
+
+
+def test_a_server_that_dies_while_it_answers_does_not_answer() -> None:
+    with HTTPServer(("127.0.0.1", 0), DyingWhileAnswering) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            api = PrefectApi(f"http://127.0.0.1:{server.server_port}/api", None)
+            with pytest.raises(TransientError, match="does not answer"):
+                api.version()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_before_the_first_start_only_that_is_wrong(tmp_path: Path) -> None:
+    findings = examine(Place(tmp_path), {})
+    assert exit_code(findings) == 3
+    assert "-> make up" in report(findings)
+    status = read_status(Place(tmp_path))
+    assert status.exit_code == 3
+    assert table(status) == f"No platform runs on {tmp_path}."
+
+
+def test_a_killed_platform_is_told_from_one_that_was_stopped(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.folder.mkdir()
+    write_state(place, PlatformState(pid=1, phase="up", started=NOW, written=NOW))
+    assert "It was killed; make up starts it anew." in table(read_status(place))
+    write_state(place, PlatformState(pid=1, phase="stopped", started=NOW, written=NOW))
+    assert read_status(place).phase == "down"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["status"], 3, "No platform runs on"),
+        (["down"], 0, "No platform runs on"),
+        (["doctor"], 3, "1 problem, 0 warnings, "),
+        (["up", "--port", "99999"], 2, "port: Input should be less than or equal to 65535"),
+        (["up", "--host", "0.0.0.0", "--no-password"], 2, "would let anybody run code here"),
+        (["up", "--profile", "server"], 2, "needs the URL of a PostgreSQL database"),
+        (["up", "--config", "/nowhere/platform.yaml"], 2, "cannot be read as YAML"),
+        (["logs", "prefect"], 2, "no log 'prefect'; there are: none yet"),
+    ],
+)
+def test_every_command_answers_with_a_sentence_and_its_exit_code(
+    tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "infra.platform", "--home", str(tmp_path), *arguments],
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert said in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr

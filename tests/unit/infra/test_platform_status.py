@@ -1,0 +1,71 @@
+"""What status shows of the devices that are leased, with and without a platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.platform.__main__ import EXIT_WRONG_INPUT, main
+from infra.platform.config import Place
+from infra.platform.status import EXIT_NOT_RUNNING, read_status, table
+from tasks.leases.book import LeaseBook
+from tasks.leases.config import LeaseRequest
+from tasks.leases.leases import acquire
+from tasks.settings import Settings
+from tests.lease_devices import host
+
+TWO_CORES = LeaseRequest(cores=2)
+
+
+def test_status_shows_who_holds_devices_and_who_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    book = LeaseBook(Settings.from_environment().operation_url, host="big-one")
+    devices = host(cores=2)
+    with acquire(book, TWO_CORES, "train-delay (run 1)", devices=devices):
+        book.ask(TWO_CORES, "train-fares (run 2)", devices, priority=2)
+        held, waiting = read_status(Place(tmp_path)).leases
+        assert (held.state, waiting.state) == ("held", "waiting")
+        code = main(["status"])
+    assert code == EXIT_NOT_RUNNING
+    _, _, header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == "Devices of State Since Priority What, and for whom".split()
+    assert first.startswith("big-one")
+    assert "held" in first
+    assert "train-delay (run 1), process" in first
+    assert "waiting" in second
+    assert second.split(": ")[1].startswith("train-fares (run 2)")
+
+
+def test_looking_at_the_status_makes_no_database(tmp_path: Path) -> None:
+    status = read_status(Place(tmp_path))
+    assert status.leases == ()
+    assert table(status) == f"No platform runs on {tmp_path}."
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "doctor", "logs"])
+def test_a_file_is_no_state_folder(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("FALAJ_HOME", str(file))  # so that it is put back
+    assert main(["--home", str(file / "home"), command]) == EXIT_WRONG_INPUT
+    assert f"refused: {file} is no folder, so {file}/home cannot be" in capsys.readouterr().err
+
+
+def test_a_damaged_database_of_leases_is_told_and_the_rest_is_still_shown(tmp_path: Path) -> None:
+    file = Settings(home=tmp_path, feature_repo=tmp_path).operation_file
+    file.parent.mkdir()
+    file.write_bytes(b"no database at all" * 100)
+    status = read_status(Place(tmp_path))
+    [sentence] = status.wrong
+    assert sentence.startswith("the leases of devices cannot be read: ")
+    assert sentence in table(status)

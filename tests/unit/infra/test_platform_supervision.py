@@ -1,0 +1,255 @@
+"""The supervisor, with real child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.client import is_running
+from infra.platform.config import Place
+from infra.platform.state import PlatformState, ServiceState, read_state
+from tasks.settings import PROJECT_ROOT
+from tests.processes import pids_whose_command_holds, wait_until
+
+LIMIT_S = 120
+SLEEP = [sys.executable, "-S", "-c", "import sys, time; time.sleep(600)"]
+SCRIPT = [sys.executable, "-S", "-c"]
+
+
+def sleeper(mark: object) -> list[str]:
+    """A command that sleeps, with `mark` on its command line."""
+    return [*SLEEP, str(mark)]
+
+
+class Supervised:
+    """A supervisor in a process of its own."""
+
+    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+        self.place, self.process = Place(home), process
+
+    def state(self) -> PlatformState | None:
+        return read_state(self.place)
+
+    def child(self, name: str) -> ServiceState:
+        state = self.state()
+        found = state.service(name) if state else None
+        assert found, state
+        return found
+
+    def until(self, what: Callable[[PlatformState], object], said: str) -> None:
+        def holds() -> object:
+            assert self.process.poll() is None, f"the supervisor has ended: {self.said()}"
+            state = self.state()
+            return state and what(state)
+
+        wait_until(holds, said, LIMIT_S)
+
+    def until_up(self) -> None:
+        self.until(lambda state: state.phase == "up", "all up")
+
+    def said(self) -> str:
+        return (self.place.home / "supervisor.log").read_text(errors="replace")
+
+
+@contextmanager
+def supervised(home: Path, *children: dict[str, Any]) -> Iterator[Supervised]:
+    with (home / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.supervised", str(home), json.dumps(children)],
+            cwd=PROJECT_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield Supervised(home, process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(LIMIT_S)
+        finally:
+            process.kill()
+
+
+def test_a_child_that_ends_is_started_again_with_a_growing_delay(tmp_path: Path) -> None:
+    ending = {
+        "name": "worker-x",
+        "command": [*SCRIPT, "print('once more', flush=True); raise SystemExit(3)"],
+    }
+    steady = {"name": "server", "command": sleeper(tmp_path)}
+    with supervised(tmp_path, ending, steady) as platform:
+        platform.until(lambda s: s.services[0].restarts >= 3, "three restarts")
+        said = platform.said()
+        assert "ended with code 3; next start in 1 s" in said
+        assert "next start in 2 s" in said
+        assert "next start in 4 s" in said
+        assert platform.child("server").restarts == 0
+        log = platform.place.log("worker-x")
+        assert log.read_text().count("once more") == platform.child("worker-x").restarts
+    assert pids_whose_command_holds(str(tmp_path)) == []
+
+
+def test_what_was_killed_comes_back_as_another_process(tmp_path: Path) -> None:
+    with supervised(tmp_path, {"name": "server", "command": sleeper(tmp_path)}) as platform:
+        platform.until_up()
+        first = platform.child("server").pid
+        assert first
+        os.kill(first, signal.SIGKILL)
+        platform.until(
+            lambda s: s.services[0].restarts == 1 and s.services[0].condition == "up", "again up"
+        )
+        assert platform.child("server").pid != first
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    forking = "import os, time\nfor _ in range(2):\n os.fork()\n"
+    forking += "os.getpid() == os.getsid(0) or os.setsid()\ntime.sleep(600)"
+    forking += f" # {tmp_path}"
+    children = ({"name": n, "command": [*SCRIPT, forking]} for n in ("server", "worker-x"))
+    with supervised(tmp_path, *children) as platform:
+        platform.until_up()
+        wait_until(lambda: len(pids_whose_command_holds(str(tmp_path))) >= 9, "all forked", LIMIT_S)
+        platform.process.kill()
+        platform.process.wait()
+    wait_until(lambda: pids_whose_command_holds(str(tmp_path)) == [], "nothing left", LIMIT_S)
+    assert not is_running(tmp_path)
+
+
+def test_what_a_killed_guard_leaves_is_ended_before_the_next_start(tmp_path: Path) -> None:
+    mark = f"{tmp_path}-stray"
+    stray = f"import os, time\nif os.fork() == 0:\n os.setsid()\ntime.sleep(600) # {mark}"
+    with supervised(tmp_path, {"name": "worker-x", "command": [*SCRIPT, stray]}) as platform:
+        platform.until_up()
+        wait_until(lambda: len(living(mark)) == 2, "parent and child", LIMIT_S)
+        before = living(mark)
+        guard = platform.child("worker-x").pid
+        assert guard
+        os.kill(guard, signal.SIGKILL)
+        platform.until(lambda s: s.services[0].restarts == 1, "restart")
+        assert not set(living(mark)) & set(before)
+        assert "whose guard has died" in platform.said()
+
+
+def living(mark: str) -> list[int]:
+    """Processes of the command itself: guard and supervisor hold it too, as an argument."""
+    return [
+        pid
+        for pid in pids_whose_command_holds(mark)
+        if b"guard.py" not in (line := command_line(pid)) and b"tests.supervised" not in line
+    ]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b"guard.py"
+
+
+def test_it_starts_in_order_and_ends_workers_before_what_they_need(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    told = f"""
+import signal, sys, time
+def tell(*_):
+    open({f"{tmp_path}/order"!r}, "a").write(sys.argv[1])
+    raise SystemExit
+signal.signal(signal.SIGTERM, tell)
+time.sleep(600)
+"""
+    server = {"name": "server", "command": [*SCRIPT, told, "server\n"], "probe": str(ready)}
+    once = {"name": "deploying", "command": [*SCRIPT, "raise SystemExit(4)"], "once": True}
+    once["needs"] = ["server"]
+    needs = ["server", "deploying"]
+    worker = {"name": "worker-x", "command": [*SCRIPT, told, "worker\n"], "needs": needs}
+    with supervised(tmp_path, worker, once, server) as platform:
+        platform.until(lambda s: s.services[2].condition == "starting", "server starting")
+        assert platform.child("worker-x").condition == "waiting"
+        assert platform.child("deploying").condition == "waiting"
+        ready.touch()
+        platform.until_up()
+        assert platform.child("deploying").condition == "failed"
+        assert platform.child("deploying").detail == "exit code 4"
+        assert (tmp_path / "up-server").exists()
+        wait_until(lambda: handler_is_set(platform.place, tmp_path), "handlers", LIMIT_S)
+        platform.process.terminate()
+        assert platform.process.wait(LIMIT_S) == 0
+        state = platform.state()
+    assert (tmp_path / "order").read_text() == "worker\ngroup 0\nserver\ngroup 1\n"
+    assert state
+    assert state.phase == "stopped"
+    assert [run.name for run in state.cut_off] == ["some-run"]
+
+
+def handler_is_set(place: Place, mark: Path) -> bool:
+    """True where both commands catch SIGTERM: the kernel lists what each process catches."""
+    caught = []
+    for pid in living(f"{mark}/order"):
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            return False
+        mask = int(next(line for line in status.splitlines() if "SigCgt" in line).split()[1], 16)
+        caught.append(bool(mask >> (signal.SIGTERM - 1) & 1))
+    return caught == [True, True]
+
+
+def test_children_can_be_interrupted_though_the_supervisor_was_started_deaf(tmp_path: Path) -> None:
+    report = "import signal; print(signal.getsignal(2), signal.pthread_sigmask(0, []), flush=True)"
+    waiting = [*SCRIPT, report + "; signal.pause()"]
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script's `command &` does
+    try:
+        with supervised(tmp_path, {"name": "worker-x", "command": waiting}) as platform:
+            platform.until_up()
+            log = platform.place.log("worker-x")
+            wait_until(lambda: log.exists() and log.read_text(), "its report", LIMIT_S)
+            assert "default_int_handler" in log.read_text()
+            assert "set()" in log.read_text()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_one_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    deaf = f"import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600) # {tmp_path}"
+    with supervised(tmp_path, {"name": "server", "command": [*SCRIPT, deaf]}) as platform:
+        platform.until_up()
+        platform.process.terminate()
+        assert platform.process.wait(LIMIT_S) == 0
+    assert pids_whose_command_holds(str(tmp_path)) == []
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    program = tmp_path / "later"
+    with supervised(tmp_path, {"name": "server", "command": [str(program)]}) as platform:
+        platform.until(lambda s: s.services[0].restarts >= 1, "a first attempt")
+        program.write_text("#!/bin/sh\nexec sleep 600\n")
+        program.chmod(0o755)
+        platform.until_up()
+        platform.until(lambda s: s.services[0].condition == "up", "up")
+
+
+def test_a_log_that_grows_is_rotated_under_the_running_child(tmp_path: Path) -> None:
+    loud = "import time\nprint('x' * 20_000, flush=True)\ntime.sleep(600)"
+    with supervised(tmp_path, {"name": "server", "command": [*SCRIPT, loud]}) as platform:
+        platform.until_up()
+        rotated = platform.place.log("server").with_name("server.log.1")
+        wait_until(rotated.exists, "rotation", 3 * LIMIT_S)
+        assert rotated.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_every_stop_signal_ends_all(tmp_path: Path, number: signal.Signals) -> None:
+    with supervised(tmp_path, {"name": "server", "command": sleeper(tmp_path)}) as platform:
+        platform.until_up()
+        platform.process.send_signal(number)
+        assert platform.process.wait(LIMIT_S) == 0
+    assert pids_whose_command_holds(str(tmp_path)) == []

@@ -1,0 +1,105 @@
+"""Requests that found the database busy are repeated, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from infra.platform.prefect_app import MAX_BODY_BYTES, RepeatBusy
+
+FAST = (0.0, 0.0, 0.0)
+
+
+class Busy:
+    """An application that is busy for some requests, and tells each body that it was sent."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.bodies, self.after = times, [], []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope.setdefault("root_path", "") == "", "routed already"
+        scope["root_path"] = "/api"  # as mounting does
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.bodies.append(body)
+        status = 503 if len(self.bodies) <= self.times else 201
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"made ", "more_body": True})
+        await send({"type": "http.response.body", "body": str(status).encode()})
+        self.after.append(await receive())
+        if status == 503:  # Starlette does so after it has answered
+            raise OperationalError("INSERT", {}, sqlite3.OperationalError("database is locked"))
+
+
+def ask(
+    app: Any, parts: list[bytes], method: str = "POST", kind: str = "http"
+) -> tuple[int, bytes]:
+    """Status and body of the answer to one request."""
+    sent: list[Any] = []
+    waiting = [
+        {"type": "http.request", "body": part, "more_body": number < len(parts) - 1}
+        for number, part in enumerate(parts)
+    ] + [{"type": "http.disconnect"}] * 9
+
+    async def receive() -> Any:
+        return waiting.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with suppress(OperationalError):  # a server logs it: the answer has been given
+        asyncio.run(app({"type": kind, "method": method, "path": "/"}, receive, send))
+    starts = [m["status"] for m in sent if m["type"] == "http.response.start"]
+    assert len(starts) == 1, "more than one answer, or none"
+    return starts[0], b"".join(m.get("body", b"") for m in sent)
+
+
+def test_a_change_that_found_the_database_busy_is_asked_again_with_the_same_body() -> None:
+    app = Busy(times=2)
+    assert ask(RepeatBusy(app, FAST), [b"para", b"meters"]) == (201, b"made 201")
+    assert app.bodies == [b"parameters"] * 3
+    assert app.after == [{"type": "http.disconnect"}] * 3  # the caller's end is still heard of
+
+
+def test_one_that_stays_busy_is_told_so_in_the_end() -> None:
+    app = Busy(times=99)
+    assert ask(RepeatBusy(app, FAST), [b"x"]) == (503, b"made 503")
+    assert len(app.bodies) == 1 + len(FAST)
+
+
+@pytest.mark.parametrize(
+    ("parts", "method"), [([b"x"], "GET"), ([b"x" * MAX_BODY_BYTES, b"y", b"z"], "POST")]
+)
+def test_what_only_reads_or_is_too_long_to_keep_is_passed_on_once(
+    parts: list[bytes], method: str
+) -> None:
+    app = Busy(times=1)
+    assert ask(RepeatBusy(app, FAST), parts, method)[0] == 503
+    assert app.bodies == [b"".join(parts)]
+
+
+def test_a_caller_that_leaves_in_the_middle_is_not_answered_twice() -> None:
+    app = Busy(times=1)
+    waiting = [
+        {"type": "http.request", "body": b"half", "more_body": True},
+        {"type": "http.disconnect"},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Any:
+        return waiting.pop(0)
+
+    async def send(message: Any) -> None:
+        """Nobody listens."""
+
+    scope = {"type": "http", "method": "POST", "path": "/"}
+    with suppress(OperationalError):
+        asyncio.run(RepeatBusy(app, FAST)(scope, receive, send))
+    assert app.bodies == [b"half"]

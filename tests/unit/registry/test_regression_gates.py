@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tasks.contracts.evaluation import (
+    EvaluationReport,
+    RegressionComparison,
+    RegressionMetrics,
+    SliceMetrics,
+    ValueBand,
+)
+from tasks.registry.config import PromotionConfig
+from tasks.registry.gates import REGRESSION_GATES, Evidence, _within, judge
+from tasks.registry.pictures import draw_pictures
+from tasks.settings import ArtifactStore
+from tests.unit.registry.builders import metric, trained_model
+from tests.unit.registry.test_gates import NAN, closed, edited, good
+
+__all__ = ["good"]  # a fixture
+CONFIG = PromotionConfig(min_r2=0.8, max_plausible_r2=0.99, min_skill=0.1, max_bias=0.1)
+
+
+def quality(r2: float = 0.95, skill: float | None = 0.6, bias: float = 20.0) -> RegressionMetrics:
+    return RegressionMetrics(
+        num_rows=4000,
+        unit="vehicles",
+        label_mean=3300.0,
+        label_deviation=2000.0,
+        r2=metric(r2),
+        rmse=metric(400, 20),
+        mae=metric(260, 10),
+        bias=metric(bias, 10),
+        skill=None if skill is None else metric(skill, 0.05),
+    )
+
+
+def comparison(against: str, difference: float) -> RegressionComparison:
+    changes = {"r2_difference": metric(difference, 0.001), "rmse_difference": metric(-2.0, 1.0)}
+    return RegressionComparison(against=against, **changes)
+
+
+def regression(report: EvaluationReport) -> EvaluationReport:
+    """The report as if the label were a number."""
+    return report.model_copy(
+        update={
+            "overall": quality(),
+            "yardstick": quality(0.949),
+            "baseline": quality(0.9, 0.0),
+            "baseline_name": "last_week",
+            "slices": (
+                SliceMetrics(
+                    column="hour", value="07", metrics=quality(0.7), error_ratio=metric(1.1, 0.1)
+                ),
+                SliceMetrics(
+                    column="hour", value="03", metrics=quality(-9.0), error_ratio=metric(1.3, 0.1)
+                ),
+            ),
+            "comparisons": (comparison("yardstick", 0.001), comparison("champion:1", 0.002)),
+            "roc": (),
+            "precision_recall": (),
+            "calibration": (),
+            "observed": (ValueBand(x=1.0, low=0.0, mean=1.0, high=2.0, num_rows=9),),
+        }
+    )
+
+
+@pytest.fixture(name="numbers")
+def evidence_of_a_regression(good: Evidence) -> Evidence:
+    return replace(good, evaluation=regression(good.evaluation))
+
+
+def test_a_regression_is_asked_its_own_gates_and_each_says_why(numbers: Evidence) -> None:
+    results = judge(numbers, CONFIG)
+    assert [gate.name for gate in results] == list(REGRESSION_GATES)
+    assert all(gate.passed for gate in results), closed(numbers, CONFIG)
+    said = {gate.name: gate.evidence for gate in results}
+    assert said["r2-floor"] == "R² 0.9500 (0.9400 to 0.9600), floor 0.8000"
+    assert said["champion"].startswith("R² minus that of version 1 is +0.0020")
+    assert said["baseline"].startswith("skill over the baseline last_week is 0.6000")
+    assert "vehicles off on average, 0.010 standard deviations" in said["bias"]
+    assert said["worst-slice"] == (
+        "worst of 2 slices is hour=03 (4,000 rows): its RMSE is 1.3000 (1.2000 to 1.4000) times "
+        "that of the better plain prediction there, yardstick or baseline; ceiling 1.5000"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "gate", "words"),
+    [
+        ("overall.r2.value", 0.79, "r2-floor", "R² 0.7900"),
+        ("overall.r2.value", NAN, "r2-floor", "nan"),
+        ("overall.r2.value", 0.991, "leak-suspicion", "leak of the label"),
+        ("overall.r2.value", NAN, "leak-suspicion", "nan"),
+        ("overall.skill.low", 0.1, "baseline", "has to lie above 0.1000"),
+        ("overall.skill.low", NAN, "baseline", "above 0.1000"),
+        ("overall.skill", None, "baseline", "is not known"),
+        ("overall.bias.value", -201.0, "bias", "ceiling 0.100"),
+        ("overall.bias.value", NAN, "bias", "nan"),
+        ("overall.label_deviation", 0.0, "bias", "ceiling 0.100"),
+        ("comparisons.0.r2_difference.value", -0.0051, "yardstick", "-0.0051"),
+        ("comparisons.1.r2_difference.low", NAN, "champion", "nan"),
+        ("comparisons.1.r2_difference.low", float("inf"), "champion", "version 1"),
+        ("comparisons", (), "champion", "compares with nothing"),
+        ("slices", (), "worst-slice", "no slice"),
+        ("slices.0.error_ratio.value", 1.51, "worst-slice", "hour=07"),
+        ("slices.0.error_ratio.value", float("inf"), "worst-slice", "hour=07"),
+        ("slices.0.error_ratio.value", NAN, "worst-slice", "hour=07"),
+        ("slices.1.error_ratio.value", -0.1, "worst-slice", "hour=07"),
+        ("slices.1.error_ratio", None, "worst-slice", "not all of the task"),
+    ],
+)
+def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
+    numbers: Evidence, path: str, value: object, gate: str, words: str
+) -> None:
+    report = edited(numbers.evaluation, path, value)
+    assert words in closed(replace(numbers, evaluation=report), CONFIG)[gate]
+
+
+def test_without_a_baseline_slices_are_still_judged(numbers: Evidence) -> None:
+    report = numbers.evaluation.model_copy(
+        update={"baseline_name": None, "overall": quality(skill=None)}
+    )
+    assert closed(replace(numbers, evaluation=report), CONFIG) == {}
+    spoilt = edited(report, "slices.0.error_ratio.value", 1.51)
+    assert set(closed(replace(numbers, evaluation=spoilt), CONFIG)) == {"worst-slice"}
+
+
+def test_slices_of_another_task_close_the_gate(numbers: Evidence, good: Evidence) -> None:
+    report = numbers.evaluation.model_copy(update={"slices": good.evaluation.slices})
+    assert "worst-slice" in closed(replace(numbers, evaluation=report), CONFIG)
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_no_number_opens_the_champion_gate_below_its_margin(low: float) -> None:
+    passed = -CONFIG.champion_margin <= low < float("inf")
+    assert _within(low, -CONFIG.champion_margin, quality()) == passed
+
+
+def test_a_floor_above_the_plausible_leaves_no_room() -> None:
+    with pytest.raises(ValidationError, match=r"min_r2=0.995 is not below max_plausible_r2=0.9"):
+        PromotionConfig(min_r2=0.995, max_plausible_r2=0.9)
+
+
+def test_pictures_of_a_regression_are_drawn(numbers: Evidence, tmp_path: Path) -> None:
+    trained = trained_model(ArtifactStore(tmp_path / "artifacts"), numbers.dataset)
+    draw_pictures(trained, numbers.evaluation, tmp_path / "pictures")
+    drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == {"learning-curve.png", "observed.png", "residuals.png"}

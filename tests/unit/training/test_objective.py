@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import r2_score
+from torch.nn import functional
+
+from tasks.errors import DataContractError
+from tasks.training.config import TrainingConfig
+from tasks.training.data.decode import RowFacts
+from tasks.training.data.fitting import fit_labels, label_moments
+from tasks.training.data.preprocess import LabelScale
+from tasks.training.objective import Classification, Regression, objective_of
+from tasks.training.run_directory import TrainingJob
+from tests.builders import COLUMNS, splits
+from tests.unit.training.data.ranks import on_ranks
+from tests.unit.training.test_model import preprocessing
+
+SCALE = LabelScale(mean=3300.0, deviation=2000.0)
+NUMBERS = COLUMNS.model_copy(update={"task": "regression"})
+
+
+def facts_of(labels: np.ndarray) -> RowFacts:
+    """What decoding notes of one part's labels."""
+    mean = float(labels.mean()) if len(labels) else 0.0
+    squares = float(((labels - mean) ** 2).sum())
+    facts = RowFacts.none_of(NUMBERS)
+    facts.num_rows, facts.label_mean, facts.label_squares = len(labels), mean, squares
+    return facts
+
+
+def job() -> TrainingJob:
+    return TrainingJob.model_construct(
+        snapshot_path=None, columns=NUMBERS, splits=splits(), config=TrainingConfig()
+    )
+
+
+@given(st.integers(2, 200), st.integers(0, 9), st.integers(1, 4))
+def test_r2_from_totals_of_any_parts_is_that_of_all_rows(
+    num_rows: int, seed: int, num_parts: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels = torch.from_numpy(rng.normal(3300, 2000, num_rows).astype(np.float32))
+    outputs = torch.from_numpy(rng.normal(0, 1, num_rows).astype(np.float32))
+    objective = Regression(SCALE)
+    parts = np.array_split(np.arange(num_rows), num_parts)
+    totals = sum(objective.totals(outputs[part], labels[part]) for part in parts)
+    predicted = outputs.double() * SCALE.deviation + SCALE.mean
+    assert objective.quality(totals)["validation_r2"] == pytest.approx(
+        r2_score(labels.double().numpy(), predicted.numpy()), rel=1e-6, abs=1e-6
+    )
+
+
+def test_the_loss_of_a_large_error_grows_with_its_size_and_not_its_square() -> None:
+    labels = torch.tensor([3300.0, 5300.0, 103300.0])
+    losses = Regression(SCALE).row_losses(torch.zeros(3), labels)
+    assert losses.tolist() == pytest.approx([0.0, 0.5, 49.5])
+
+
+def test_a_classification_still_has_the_loss_and_auc_that_it_had() -> None:
+    outputs, labels = torch.tensor([-2.0, 0.5, 3.0]), torch.tensor([0.0, 1.0, 1.0])
+    objective = Classification()
+    expected = functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+    assert torch.equal(objective.row_losses(outputs, labels), expected)
+    assert objective.quality(objective.totals(outputs, labels)) == {"validation_auc": 1.0}
+
+
+def test_the_task_decides_the_objective() -> None:
+    fitted = preprocessing()
+    assert isinstance(objective_of(fitted), Classification)
+    numbers = type(fitted)(fitted.vocabularies, fitted.edges, fitted.flagged, SCALE)
+    assert isinstance(objective_of(numbers), Regression)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 9))
+def test_facts_of_parts_add_up_to_those_of_all_labels(sizes: list[int], seed: int) -> None:
+    labels = np.random.default_rng(seed).normal(1e6, 3.0, sum(sizes))
+    total, at = facts_of(labels[:0]), 0
+    for size in sizes:
+        total.add(facts_of(labels[at : at + size]))
+        at += size
+    assert total.num_rows == len(labels)
+    if len(labels):
+        assert total.label_mean == pytest.approx(labels.mean(), rel=1e-12)
+        assert total.label_squares == pytest.approx(
+            ((labels - labels.mean()) ** 2).sum(), rel=1e-6, abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int) -> None:
+    labels = np.random.default_rng(4).normal(3300, 2000, 1000)
+    parts = np.array_split(labels, num_ranks)
+    scales = on_ranks(num_ranks, lambda rank: fit_labels(facts_of(parts[rank.rank]), job(), rank))
+    assert len(set(scales)) == 1
+    assert scales[0].mean == pytest.approx(labels.mean(), rel=1e-6)
+    assert scales[0].deviation == pytest.approx(labels.std(), rel=1e-6)
+
+
+def test_a_rank_without_rows_brings_nothing() -> None:
+    labels = np.array([1.0, 2.0, 6.0])
+    parts = [labels, labels[:0]]
+    moments = on_ranks(2, lambda rank: label_moments(facts_of(parts[rank.rank]), rank))
+    assert moments == [(3, 3.0, 14.0)] * 2
+
+
+def test_labels_that_are_all_equal_are_refused() -> None:
+    with pytest.raises(DataContractError, match="standard deviation 0 in 5 training rows"):
+        on_ranks(1, lambda rank: fit_labels(facts_of(np.full(5, 7.0)), job(), rank))
