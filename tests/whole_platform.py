@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pandas as pd
 import psutil
 import yaml
 
@@ -36,9 +37,6 @@ from tests.services import free_port
 
 RUN = "PREFECT__FLOW_RUN_ID"
 LIMIT_S = 600
-HOURS_APART = 25
-"""Between the readings that two renewals change: no two on one day."""
-
 BUSY_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0)
 """SQLite has one writer at a time; Prefect's own client asks again in the same way."""
 
@@ -89,6 +87,7 @@ class WholePlatform:
     options: tuple[str, ...] = ()
     port: int = field(default_factory=free_port)
     _renewed: int = 0
+    _weather: pd.DataFrame | None = None
 
     @property
     def place(self) -> Place:
@@ -146,13 +145,15 @@ class WholePlatform:
     def renew_data(self) -> None:
         """Give one hour the temperature of the next, so that no stage is finished for these rows.
 
-        Only such a change, and one a day: what is off the grid of the readings, or changes much of
-        a day, is found out by the validation.
+        One hour alone, and another one each time: what is off the grid of the readings, or changes
+        much of a day, is found out by the validation.
         """
-        rows = self.repository.read("weather")
+        if self._weather is None:
+            self._weather = self.repository.read("weather")
+        rows = self._weather.copy()
         differing = rows.index[:-1][rows["temp"].to_numpy()[:-1] != rows["temp"].to_numpy()[1:]]
         self._renewed += 1
-        hour = differing[HOURS_APART * self._renewed % len(differing)]
+        hour = differing[2 * self._renewed % len(differing)]
         rows.loc[hour, "temp"] = rows.loc[hour + 1, "temp"]
         self.repository.write("weather", rows)
 
