@@ -212,6 +212,7 @@ def test_a_training_whose_worker_is_evicted_goes_on_and_repeats_nothing(
 @contextmanager
 def in_the_way(folder: Path) -> Iterator[None]:
     """A file where a folder of the store should be: no stage can write there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f"{folder.name}.aside")
     if folder.exists():
         folder.rename(aside)
