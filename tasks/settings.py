@@ -224,7 +224,7 @@ class ArtifactStore:
     def _read_value(self, folder: Path, value_type: type[Value]) -> Value | None:
         try:
             value = value_type.model_validate_json((folder / "value.json").read_text())
-        except (FileNotFoundError, ValidationError):
+        except (FileNotFoundError, NotADirectoryError, ValidationError):
             shutil.rmtree(folder, ignore_errors=True)
             return None
         if all(self.holds(a) for a in named_artifacts(value) if self._is_inside(a, folder)):

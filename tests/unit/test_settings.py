@@ -82,6 +82,19 @@ def test_a_uri_that_leaves_the_store_is_refused(store: ArtifactStore, uri: str) 
         store.path(Artifact(uri=uri, sha256="0" * 64, num_bytes=1))
 
 
+def test_a_file_where_a_folder_of_the_store_should_be_is_told_and_left_alone(
+    store: ArtifactStore,
+) -> None:
+    store.root.mkdir(parents=True, exist_ok=True)
+    (store.root / "notes").write_text("in the way")
+    with pytest.raises(StorageError, match="notes/k: the disk refused a write"):
+        build(store)
+    assert (store.root / "notes").read_text() == "in the way"
+    (store.root / "notes").unlink()
+    assert build(store) == build(store)
+    assert store.num_builds == 1
+
+
 def test_a_failed_build_leaves_nothing(store: ArtifactStore) -> None:
     def fail(folder: StagedFolder) -> Note:
         (folder.path / "half").write_text("written")
