@@ -27,12 +27,13 @@ from flows.whereabouts import FOUND
 from tasks.contracts.release import PromotionDecision
 from tasks.errors import ConfigurationError, RegistryError
 from tasks.features.task import record_act
-from tasks.registry.approval import Answer
+from tasks.registry.approval import VISIBLE, Answer
 from tasks.registry.question import OpenQuestion, outcome
 from tasks.registry.task import (
     answer_promotion_question,
     close_promotion_question,
     open_promotion_question,
+    promotion_question_is_open,
 )
 
 APPROVAL = "approval/coordinator"
@@ -44,6 +45,9 @@ SETTLED = "settled elsewhere"
 SETTLE_S = 8.0
 """Seconds from a run's start to its suspension: a heartbeat that reached the server after the
 suspension would make a watch of missing heartbeats take the run for dead."""
+
+SUSPENDED_WITHIN_S = 300.0
+"""Seconds for which the end of a question waits for the run that asks to be suspended."""
 
 SPARE_S = 14 * 86_400
 """Seconds after the deadline at which Prefect itself gives a run up that nobody closed."""
@@ -61,7 +65,7 @@ class ApprovalForm(RunInput):
     approver: str = Field(
         min_length=1,
         max_length=200,
-        pattern=r"\S",
+        pattern=VISIBLE,
         description="Your name, as it is to be recorded with the version and in the audit trail.",
     )
     comment: str = Field(
@@ -108,7 +112,9 @@ def approval_flow(model: str, version: int, ask_again: bool = False) -> Promotio
 def approval_expiry_flow(model: str, version: int, question: str, waiting_run: UUID) -> bool:
     """Reject a candidate if its question is still open; true where it is closed by this.
 
-    Started by the run that asks, for the moment at which the time is over.
+    Started by the run that asks, for the moment at which the time is over. That run may not be
+    suspended yet by then, or may have become so just after somebody answered elsewhere: it is let
+    go on in either case.
 
     Args:
         model: Registered model.
@@ -119,7 +125,9 @@ def approval_expiry_flow(model: str, version: int, question: str, waiting_run: U
     closed = close_promotion_question(model, version, question)
     if closed:
         record_act(ACTION, "timed out", _subject(model, version), None)
+    if not promotion_question_is_open(model, version, question):
         with get_client(sync_client=True) as client:
+            wait_until_suspended(client, waiting_run)
             release(client, waiting_run)
     return closed
 
@@ -143,6 +151,8 @@ def ask_a_person(asked: OpenQuestion) -> Answer | None:
         )
     if not _was_suspended():
         _before_waiting(asked)
+        if not promotion_question_is_open(ref.name, ref.version, asked.digest):
+            return None
     left_s = (approval.deadline - datetime.now(UTC)).total_seconds()
     form = ApprovalForm.with_initial_data(description=asked.markdown)
     try:
@@ -288,6 +298,22 @@ def release(client: SyncPrefectClient, run_id: UUID) -> None:
     resumed = client.resume_flow_run(run_id, run_input=told)
     if resumed.status.value != "ACCEPT":  # it was killed before its form was stored
         client.set_flow_run_state(run_id, Cancelled(message="The question was settled elsewhere."))
+
+
+def wait_until_suspended(client: SyncPrefectClient, run_id: UUID) -> None:
+    """Wait until a run that is about to ask is suspended, or has ended; else say that it is not."""
+    deadline = time.monotonic() + SUSPENDED_WITHIN_S
+    while time.monotonic() < deadline:
+        state = client.read_flow_run(run_id).state
+        if state is not None and (state.is_paused() or state.is_final()):
+            return
+        time.sleep(1.0)
+    get_run_logger().warning(
+        "run %s is neither suspended nor ended after %.0f s; it sees that its question is settled "
+        "when a worker goes on with it",
+        run_id,
+        SUSPENDED_WITHIN_S,
+    )
 
 
 def model_labels(model: str) -> Labels:

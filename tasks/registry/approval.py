@@ -40,6 +40,7 @@ APPROVED: Final = "approved"
 REJECTED: Final = "rejected"
 TIMED_OUT: Final = "timed_out"
 FINAL = frozenset({APPROVED, REJECTED, TIMED_OUT})
+VISIBLE = r"[^\s\x1c-\x1f]"  # what `str.strip` leaves: it takes four separators that `\s` does not
 
 
 class Question(Contract):
@@ -66,7 +67,7 @@ class Answer(Contract):
     """What one person said."""
 
     decision: Literal["approve", "reject"]
-    approver: str = Field(min_length=1, max_length=200, pattern=r"\S")
+    approver: str = Field(min_length=1, max_length=200, pattern=VISIBLE)
     comment: str = Field(default="", max_length=2000)
     given: datetime = Field(description="When it was said, UTC.")
 
@@ -230,6 +231,19 @@ def close_question(
         if known.state == WAITING and now >= known.deadline:
             known = _close(registry, version, known)
     return known.state == TIMED_OUT
+
+
+def is_open(name: str, number: int, location: RegistryLocation, digest: str) -> bool:
+    """True while a question is the last one put about a version and nobody settled it.
+
+    Raises:
+        RegistryError: the version is gone.
+        TransientError: the registry was busy.
+    """
+    version = Registry(location).version(name, number)
+    known = known_approval(version)
+    is_last = version.tags.get(QUESTION_TAG) == digest
+    return is_last and known is not None and known.state == WAITING
 
 
 def known_approval(version: RegisteredVersion) -> Approval | None:

@@ -277,6 +277,36 @@ def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(offic
 
 
 @pytest.mark.timeout(600)
+def test_a_question_whose_time_is_over_before_the_run_is_suspended_is_closed_too(
+    office: Office,
+) -> None:
+    """Seen on a slow machine: the end found the run not yet suspended, which then waited on."""
+    decision = office.candidate(5, timeout_h=1 / 3600)
+    number, before = decision.candidate.version, office.champion()
+    promoting(decision)
+    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert office.champion() == before
+    assert office.state_of(number) == "timed_out"
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_is_suspended_late_is_let_go_on_by_the_end_of_its_question(
+    office: Office,
+) -> None:
+    decision = office.candidate(6, timeout_h=12 / 3600)
+    number = decision.candidate.version
+    promoting(decision)
+    wait_for(number, StateType.RUNNING, StateType.PAUSED)
+    assert main(["reject", NAME, str(number), "--approver", "Bo"]) == 0
+    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert office.state_of(number) == "rejected"
+
+
+@pytest.mark.timeout(600)
 def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office: Office) -> None:
     decision = office.candidate(3)
     number, before = decision.candidate.version, office.champion()
