@@ -154,6 +154,28 @@ class Yardstick(Contract):
     )
 
 
+class StudentReport(Contract):
+    """A smaller network beside the one it came from, on the same rows and bootstrap draws."""
+
+    window: TimeWindow
+    parent: Quality
+    student: Quality = Field(description="Of the network that is offered.")
+    to_parent: Comparison = Field(description="Student minus parent.")
+    taught: Quality | None = Field(
+        default=None, description="Of the network that learnt from the parent too, if one did."
+    )
+    untaught: Quality | None = Field(
+        default=None, description="Of its twin: same start, rows, epochs and seed, labels alone."
+    )
+    teaching: Comparison | None = Field(default=None, description="Taught minus untaught.")
+    verdict: str | None = Field(
+        default=None, description="Whether the teacher helped, in words; None where none taught."
+    )
+    refusal: str | None = Field(
+        description="Why the student is not good enough to be registered; None where it is."
+    )
+
+
 class ScoredWindow(Contract):
     """Scores of one model on all rows of one window, and their quality where labels exist."""
 

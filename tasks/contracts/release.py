@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef
 from tasks.contracts.calibration import Calibration, FitOutcome
-from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
-from tasks.contracts.evaluation import EvaluationReport, Metric
-from tasks.contracts.training import TrainedModel
-
-
-class VariantLatency(Contract):
-    """Latency of one variant at one batch size, one thread, against PyTorch eager beside it."""
-
-    batch_rows: PositiveInt
-    p50_ms: float
-    p95_ms: float
-    ratio_to_eager: float = Field(description="Median of paired ratios; below 1 is faster.")
-    ratio_to_replaced: float | None = Field(
-        default=None, description="Against the simpler variant it would replace, paired."
-    )
+from tasks.contracts.conversion import Signature, tabular_signature
+from tasks.contracts.data import (
+    AUC_NAME,
+    R2_NAME,
+    DatasetSchema,
+    DataSplits,
+    ValidatedDataset,
+)
+from tasks.contracts.evaluation import EvaluationReport, Metric, StudentReport
+from tasks.contracts.measurement import (
+    GoalStanding,
+    OperatorProfile,
+    VariantLatency,
+    VariantPrice,
+    VariantThroughput,
+)
+from tasks.contracts.training import Shrinking, TrainedModel
+from tasks.errors import DataContractError
 
 
 class TrainingResult(Contract):
@@ -44,6 +47,20 @@ class BuiltVariant(Contract):
     files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
     failure: str | None = Field(default=None, description="Why it could not be built.")
     settings: dict[str, str] = Field(description="Opset, versions, calibration: how it was built.")
+    stamp: dict[str, str] = Field(
+        default={}, description="What its files say of themselves; without it they are not loaded."
+    )
+
+
+class TritonRepository(Contract):
+    """Model repository from which Triton serves one form."""
+
+    files: Artifact = Field(description="Folder that Triton is started with.")
+    model: str = Field(description="Name that clients ask for.")
+    models: tuple[str, ...] = Field(description="All that is in it; more than one is an ensemble.")
+    schema_of: str = Field(
+        description="Whose schema the configurations passed; empty where none was installed."
+    )
 
 
 class ModelVariant(Contract):
@@ -56,24 +73,64 @@ class ModelVariant(Contract):
     files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
     source_sha256: str = Field(description="Digest of the program it was made from.")
     parity_max: float | None = Field(
-        description="Largest gap of a score: a probability, or in standard deviations of the label."
+        description="Largest gap of a row: of its probability, in standard deviations of the "
+        "label, or of embeddings 1 - cosine, or the change of their length."
     )
     parity_mean: float | None
-    auc_change: Metric | None = Field(description="Variant minus source on the test rows.")
+    auc_change: Metric | None = Field(
+        default=None, description="Variant minus source on the test rows."
+    )
     r2_change: Metric | None = Field(default=None, description="The same, of a regression.")
+    metric: str = Field(default="", description="Name of the metric where it is another one.")
+    metric_change: Metric | None = Field(default=None, description="The same, of that metric.")
     latencies: tuple[VariantLatency, ...]
+    throughput: VariantThroughput | None = None
+    price: VariantPrice | None = None
     num_bytes: NonNegativeInt
+    memory_bytes: NonNegativeInt | None = Field(
+        default=None, description="Resident memory of one loaded copy, its libraries apart."
+    )
     load_ms: float | None
+    profile: OperatorProfile | None = Field(default=None, description="Where its time goes.")
+    source_profile: OperatorProfile | None = Field(
+        default=None, description="The same of PyTorch eager, before the conversion."
+    )
     kept: bool
     reason: str
     settings: dict[str, str] = Field(
         description="Precision, threads, runtime version, as read back."
     )
+    triton: TritonRepository | None = Field(
+        default=None, description="Serves it; None where none was asked for, or could be written."
+    )
+    stamp: dict[str, str] = Field(
+        default={}, description="What its files say of themselves; without it they are not loaded."
+    )
+    standings: tuple[GoalStanding, ...] = Field(
+        default=(), description="One a goal: whether it serves it on this hardware, and why."
+    )
+
+    @property
+    def serves(self) -> tuple[str, ...]:
+        """The goals that it was chosen for."""
+        return tuple(standing.goal for standing in self.standings if standing.chosen)
 
     @property
     def quality_change(self) -> Metric | None:
         """Change of the metric that models are compared by."""
-        return self.auc_change if self.r2_change is None else self.r2_change
+        return self.auc_change or self.r2_change or self.metric_change
+
+    @property
+    def quality_name(self) -> str:
+        """The metric that models are compared by."""
+        return self.metric or (AUC_NAME if self.r2_change is None else R2_NAME)
+
+
+class ImportedModel(Contract):
+    """Result of `model_import`: the version, and what became of each of its targets."""
+
+    version: ModelVersionRef
+    variants: tuple[ModelVariant, ...]
 
 
 class RegisteredProgram(Contract):
@@ -81,7 +138,43 @@ class RegisteredProgram(Contract):
 
     version: ModelVersionRef
     program: Artifact
-    columns: DatasetSchema
+    columns: DatasetSchema | None = Field(
+        default=None, description="Raw columns; None where the program does not take a table."
+    )
+    family: str = Field(default="tabular", description="Family of models, as conversion knows it.")
+    signature: Signature = Field(description="Follows from `columns` where it is not given.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _signature_of_columns(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("signature") is None:
+            columns = values.get("columns")
+            if columns is None:
+                raise ValueError("a program needs its signature, or the columns that it follows of")
+            schema = DatasetSchema.model_validate(columns)
+            return {**values, "signature": tabular_signature(schema)}
+        return values
+
+    @property
+    def raw_columns(self) -> DatasetSchema:
+        """The raw columns of a program that takes a table.
+
+        Raises:
+            DataContractError: it takes something else.
+        """
+        if self.columns is None:
+            raise DataContractError(
+                f"{self.version.name} version {self.version.version} is of the family "
+                f"{self.family!r} and takes no table of columns; name a tabular model"
+            )
+        return self.columns
+
+
+class TrainedVersion(Contract):
+    """A registered version that was trained here, and the rows that this was done on."""
+
+    version: ModelVersionRef
+    splits: DataSplits
 
 
 class CalibrationSource(Contract):
@@ -95,6 +188,15 @@ class CalibrationSource(Contract):
     calibration: Calibration | None = Field(
         default=None, description="Its own earlier map; None where its network speaks for itself."
     )
+
+
+class ShrinkingParent(Contract):
+    """A registered version that a smaller network is to come from."""
+
+    program: RegisteredProgram
+    checkpoint: Artifact = Field(description="Weights of its network, and its preprocessing.")
+    splits: DataSplits = Field(description="Rows that it was trained, chosen and judged on.")
+    training_config: dict[str, object]
 
 
 class GateResult(Contract):
@@ -140,6 +242,10 @@ class ChampionStanding(Contract):
     former_trouble: str | None = Field(
         description="Why the former cannot serve: files that are missing or damaged."
     )
+    asked_about: int | None = Field(
+        default=None,
+        description="A later version whose promotion waits for a person's answer.",
+    )
 
 
 class Rollback(Contract):
@@ -162,5 +268,19 @@ class RecalibrationResult(Contract):
         default=None, description="On rows later than those of the fit; None without a map."
     )
     version: ModelVersionRef | None = None
+    variants: tuple[ModelVariant, ...] = ()
+    promotion: PromotionDecision | None = None
+
+
+class ShrinkingResult(Contract):
+    """Result of `shrinking`: a smaller version, or why there is none."""
+
+    shrinking: Shrinking
+    hidden_sizes: tuple[PositiveInt, ...] = Field(description="Of the smaller network.")
+    num_parameters: PositiveInt
+    choice: str = Field(description="Which network is offered, and why that one.")
+    judged: StudentReport
+    evaluation: EvaluationReport | None = Field(default=None, description="None where refused.")
+    version: ModelVersionRef | None = Field(default=None, description="None where refused.")
     variants: tuple[ModelVariant, ...] = ()
     promotion: PromotionDecision | None = None

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.calibration import Calibration
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema, DataSplits, TaskKind
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.telemetry import TrainingTelemetry
 
 
@@ -49,6 +50,16 @@ class StartingPoint(Contract):
     checkpoint: Artifact = Field(description="Its best epoch, with its fitted preprocessing.")
     columns: DatasetSchema
     trained_on: TimeWindow
+
+
+class Lesson(Contract):
+    """What a network learns from another one besides the labels (Hinton, Vinyals, Dean, 2015)."""
+
+    answers: ScoredWindow = Field(description="The teacher's scores of the training rows.")
+    weight: float = Field(gt=0, le=1, description="Share of the loss that the answers have.")
+    temperature: float = Field(
+        ge=1, description="Logits of both are divided by it; of a classification alone."
+    )
 
 
 class CandidateModel(Contract):
@@ -95,6 +106,26 @@ class RecalibratedModel(CandidateModel):
     """
 
     calibration: Calibration
+
+
+ShrinkingMethod = Literal["pruning", "distillation", "pruning-distillation"]
+
+
+class Shrinking(Contract):
+    """How a smaller network came from a registered version."""
+
+    parent: ModelVersionRef = Field(description="Version whose network was made smaller.")
+    method: ShrinkingMethod
+    settings: dict[str, object] = Field(description="What was asked for, whole.")
+    parent_sizes: tuple[PositiveInt, ...] = Field(description="Hidden layers of the parent.")
+    parent_parameters: PositiveInt = Field(description="Of its network.")
+    is_taught: bool = Field(description="Whether the parent's answers were part of the loss.")
+
+
+class ShrunkModel(TrainedModel):
+    """A smaller network trained from a registered version: pruned, or taught by it, or both."""
+
+    shrinking: Shrinking
 
 
 class SearchedField(Contract):

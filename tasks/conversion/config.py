@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -12,12 +14,30 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    WithJsonSchema,
     model_validator,
 )
 
 from tasks.contracts.base import field_title
+from tasks.conversion.targets.registry import PRECISIONS, TARGET, target_of
+from tasks.conversion.triton.config import TritonConfig
+from tasks.errors import ConfigurationError
 
-VariantName = Literal["onnx-fp32", "openvino-fp32", "openvino-int8"]
+HARDWARE_CLASS = r"^(cpu|gpu)(-[a-z0-9.]+)*$"
+
+
+def _known_target(name: str) -> str:
+    try:
+        return target_of(name).name
+    except ConfigurationError as exc:
+        raise ValueError(str(exc)) from exc
+
+
+TargetName = Annotated[
+    str,
+    AfterValidator(_known_target),
+    WithJsonSchema({"type": "string", "enum": list(TARGET)}),  # a choice, in a form
+]
 
 
 class QualityBound(BaseModel):
@@ -28,14 +48,19 @@ class QualityBound(BaseModel):
     max_gap: PositiveFloat = Field(
         le=1,
         description="Largest difference of any single probability, 0 to 1; of a regression in "
-        "standard deviations of the test rows' label, as the next one.",
+        "standard deviations of the test rows' label; of embeddings 1 - cosine, or the "
+        "change of their length.",
     )
-    mean_gap: PositiveFloat = Field(
-        le=1, description="Mean difference of the probabilities of the test rows, 0 to 1."
+    mean_gap: PositiveFloat = Field(le=1, description="The same, mean over the test rows.")
+    edge_gap: PositiveFloat | None = Field(
+        default=None,
+        le=1,
+        description="The same as `max_gap`, of rows that data rarely holds; None for equal.",
     )
-    auc_drop: NonNegativeFloat = Field(
+    quality_drop: NonNegativeFloat = Field(
         le=0.5,
-        description="AUC (or R2) it may lose: the lower end of the 95 % interval of the change.",
+        description="AUC, R2 or neighbour overlap it may lose: the lower end of the 95 % interval "
+        "of the change.",
     )
 
     @model_validator(mode="after")
@@ -48,30 +73,72 @@ class QualityBound(BaseModel):
         return self
 
 
+class HardwareConversion(BaseModel):
+    """What is different where a conversion runs for another kind of machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    hardware_class: str = Field(
+        pattern=HARDWARE_CLASS, description="Kind of machine that this is, such as `gpu`."
+    )
+    targets: tuple[TargetName, ...] = Field(min_length=1, description="Variants to judge there.")
+    triton: TritonConfig | None = Field(
+        default=None, description="How Triton is to serve what is kept; None: not by Triton."
+    )
+
+
+class Goal(BaseModel):
+    """What a variant is to be best at, on the hardware class of the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    best: Literal["latency", "throughput", "cost"] = Field(
+        description="Least median latency, most rows a second of all cores, or least price."
+    )
+    batch_rows: PositiveInt = Field(
+        default=1, description="Rows of a call whose latency counts, or is bounded."
+    )
+    p95_ms: PositiveFloat | None = Field(
+        default=None, description="95 % of such calls have to be answered within, ms."
+    )
+    quality_drop: NonNegativeFloat | None = Field(
+        default=None,
+        le=0.5,
+        description="AUC, R2 or neighbour overlap it may lose at most here: the lower end of the "
+        "95 % interval. None for the bound of its precision.",
+    )
+
+
+GOALS = {
+    "one-row": Goal(best="latency", batch_rows=1),
+    "bulk": Goal(best="throughput"),
+    "price": Goal(best="cost"),
+}
+
+
 class ConversionConfig(BaseModel):
     """What one conversion run is asked to do."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
-    targets: tuple[VariantName, ...] = Field(
+    targets: tuple[TargetName, ...] = Field(
         default=("onnx-fp32", "openvino-fp32", "openvino-int8"),
         min_length=1,
         description="Variants to judge. What a target is made from is built too.",
     )
     hardware_class: str = Field(
-        default="cpu", min_length=1, description="Kind of machine the variants are measured for."
+        default="cpu",
+        pattern=HARDWARE_CLASS,
+        description="Kind of machine the variants are measured on and for: `cpu` or `gpu`, told "
+        "closer after a hyphen where there are several.",
     )
     opset: int = Field(default=20, ge=18, le=23, description="ONNX operator set version.")
-    fp32: QualityBound = Field(
-        default=QualityBound(max_gap=1e-4, mean_gap=1e-5, auc_drop=1e-4),
-        description="Bound for variants that compute in 32-bit floats.",
-    )
-    int8: QualityBound = Field(
-        default=QualityBound(max_gap=0.05, mean_gap=0.005, auc_drop=0.001),
-        description="Bound for variants that multiply in 8-bit integers.",
+    bounds: Mapping[str, QualityBound] = Field(
+        default={},
+        description="Bound by precision, where it is not to be that of the model's family.",
     )
     calibration_rows: PositiveInt = Field(
-        default=2000, le=100_000, description="Training rows that show INT8 the value ranges."
+        default=2000, le=100_000, description="Rows that show INT8 the value ranges."
     )
     quantized_layers: tuple[str, ...] = Field(
         default=("MatMul",),
@@ -82,7 +149,7 @@ class ConversionConfig(BaseModel):
     auc_replicates: PositiveInt = Field(
         default=1000,
         le=100_000,
-        description="Bootstrap replicates (of days) for the change of AUC or R2.",
+        description="Bootstrap replicates (of days, or of texts) for the change of the metric.",
     )
     batch_sizes: tuple[PositiveInt, ...] = Field(
         default=(1, 32, 1024), min_length=1, description="Rows per call at which latency is taken."
@@ -99,11 +166,42 @@ class ConversionConfig(BaseModel):
         le=100,
         description="Times faster than a simpler form a variant must be, with 95 % confidence.",
     )
+    engine_rows: PositiveInt = Field(
+        default=1024,
+        le=65_536,
+        description="Rows a call that a TensorRT engine is built for; larger calls are cut up.",
+    )
     threads: PositiveInt = Field(
         default=1, le=256, description="Threads of one runtime within one call."
     )
+    throughput_rows: PositiveInt = Field(
+        default=32, le=65_536, description="Rows of a call when all cores ask at once."
+    )
+    streams: PositiveInt | None = Field(
+        default=None, le=1024, description="Callers at once; None for as many as cores allow."
+    )
+    measure_memory: bool = Field(
+        default=True, description="Load each variant in a process of its own to see what it takes."
+    )
+    profiled: bool = Field(
+        default=True, description="Ask each runtime which operators take the time."
+    )
+    goals: Mapping[str, Goal] = Field(
+        default=GOALS, description="What a variant is chosen for on this hardware, by name."
+    )
+    price_per_core_hour: PositiveFloat = Field(
+        default=0.04,
+        le=1000,
+        description="Price of one core, of one GPU where the hardware class is one, for an hour, "
+        "in `currency`. Set your own: the default is about that of a small rented machine.",
+    )
+    currency: str = Field(default="USD", min_length=1, max_length=8, description="Of the price.")
     seed: NonNegativeInt = Field(
         default=0, description="Seed of the calibration sample, edge rows and bootstrap."
+    )
+    triton: TritonConfig | None = Field(
+        default=None,
+        description="Write a model repository of each kept form that Triton serves; None: none.",
     )
 
     @model_validator(mode="after")
@@ -113,6 +211,18 @@ class ConversionConfig(BaseModel):
                 raise ValueError(f"{name}={values} names something twice; name each once")
         return self
 
-    def bound(self, precision: str) -> QualityBound:
-        """The bound for variants of `precision`, `fp32` or `int8`."""
-        return self.int8 if precision == "int8" else self.fp32
+    @model_validator(mode="after")
+    def _bounds_are_of_precisions(self) -> Self:
+        unknown = [name for name in self.bounds if name not in PRECISIONS]
+        if unknown:
+            raise ValueError(
+                f"bounds name {', '.join(unknown)}, which no target has; the precisions are "
+                f"{', '.join(PRECISIONS)}"
+            )
+        return self
+
+    def on(self, hardware: HardwareConversion | None) -> ConversionConfig:
+        """The same conversion for another kind of machine; None for the one it says itself."""
+        if hardware is None:
+            return self
+        return ConversionConfig.model_validate(self.model_dump() | hardware.model_dump())

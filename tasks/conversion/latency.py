@@ -19,6 +19,7 @@ from tasks.contracts.evaluation import Metric
 
 WARM_UP_CALLS = 3
 LEAST_CALLS = 3
+SLOW_CALL_MS = 200.0  # a slower call is a turn by itself
 FloatArray = NDArray[np.floating[Any]]
 
 
@@ -28,6 +29,8 @@ class Timing:
 
     calls_ms: NDArray[np.float64]
     rounds_ms: NDArray[np.float64]
+    cpu_rounds_ms: NDArray[np.float64]
+    """Processor time of a call, all threads of this process, mean of each turn."""
 
     @property
     def p50_ms(self) -> float:
@@ -39,6 +42,11 @@ class Timing:
         """95th percentile of all calls."""
         return float(np.quantile(self.calls_ms, 0.95))
 
+    @property
+    def cpu_ms(self) -> float:
+        """Median of the turns' processor time of a call."""
+        return float(np.median(self.cpu_rounds_ms))
+
     def times_faster_than(self, other: Timing) -> Metric:
         """How many times faster this runtime is than `other`, timed in the same rounds.
 
@@ -46,6 +54,10 @@ class Timing:
             Median over rounds of (other's time / this one's time), with its 95 % interval.
         """
         return median_interval(other.rounds_ms / self.rounds_ms)
+
+    def cpu_ratio_to(self, other: Timing) -> float:
+        """Processor time as a part of `other`'s: median of the ratios within each round."""
+        return float(np.median(self.cpu_rounds_ms / other.cpu_rounds_ms))
 
 
 def time_interleaved(
@@ -56,39 +68,61 @@ def time_interleaved(
     Args:
         runtimes: name and a call without arguments.
         rounds: turns of each.
-        round_ms: each turn repeats the call at least so long, in ms, and at least three times.
+        round_ms: each turn repeats the call at least so long, in ms, and at least three times; a
+            call of more than 200 ms is not repeated.
 
     Returns:
         For each name all calls' times and each turn's median time, turns in the same order for all.
     """
     names = list(runtimes)
-    turns: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
+    turns: dict[str, list[_Turn]] = {name: [] for name in names}
     for name in names:
-        for _ in range(WARM_UP_CALLS):
-            runtimes[name]()
+        _warm_up(runtimes[name])
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             turns[name].append(_one_turn(runtimes[name], round_ms))
     return {
         name: Timing(
-            calls_ms=np.concatenate(parts),
-            rounds_ms=np.array([np.median(part) for part in parts]),
+            calls_ms=np.concatenate([turn.calls_ms for turn in parts]),
+            rounds_ms=np.array([np.median(turn.calls_ms) for turn in parts]),
+            cpu_rounds_ms=np.array([turn.cpu_ms for turn in parts]),
         )
         for name, parts in turns.items()
     }
 
 
-def _one_turn(call: Callable[[], object], round_ms: float) -> NDArray[np.float64]:
-    call()  # untimed: brings the runtime's code and weights back into the caches
-    times: list[float] = []
-    total = 0.0
-    while total < round_ms or len(times) < LEAST_CALLS:
-        start = time.perf_counter_ns()
-        call()
-        times.append((time.perf_counter_ns() - start) / 1e6)
-        total += times[-1]
-    return np.array(times)
+@dataclass(frozen=True)
+class _Turn:
+    calls_ms: NDArray[np.float64]
+    cpu_ms: float
+
+
+def _warm_up(call: Callable[[], object]) -> None:
+    for _ in range(WARM_UP_CALLS):
+        if _timed(call)[0] > SLOW_CALL_MS:
+            return
+
+
+def _one_turn(call: Callable[[], object], round_ms: float) -> _Turn:
+    wall_ms, cpu_ms = _timed(call)  # it brings code and weights back into the caches
+    if wall_ms > SLOW_CALL_MS:  # which does not matter to a long call
+        return _Turn(np.array([wall_ms]), cpu_ms)
+    walls: list[float] = []
+    total = cpu = 0.0
+    while total < round_ms or len(walls) < LEAST_CALLS:
+        wall_ms, cpu_ms = _timed(call)
+        walls.append(wall_ms)
+        total, cpu = total + wall_ms, cpu + cpu_ms
+    return _Turn(np.array(walls), cpu / len(walls))
+
+
+def _timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Wall time and processor time of one call, ms."""
+    cpu, start = time.process_time_ns(), time.perf_counter_ns()
+    call()
+    end = time.perf_counter_ns()
+    return (end - start) / 1e6, (time.process_time_ns() - cpu) / 1e6
 
 
 def median_interval(values: FloatArray) -> Metric:

@@ -4,63 +4,74 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
+from google.protobuf.message import DecodeError
 
-from tasks.contracts.data import DatasetSchema
-from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig
-from tasks.conversion.program import INPUT_NAMES, OUTPUT_NAME, check_inputs, load_program
-from tasks.conversion.variants import (
-    STAMP_PREFIX,
-    build_variant,
-    library_versions,
-    sentence_of,
-    stamp,
-)
-from tasks.errors import ConversionError
-from tasks.settings import ArtifactStore
+from tasks.contracts.conversion import Signature, TensorSpec
+from tasks.conversion.program import check_program, load_program
+from tasks.conversion.stamps import STAMP_PREFIX
+from tasks.conversion.targets.interface import BuildRequest
+from tasks.conversion.variants import sentence_of
+from tasks.errors import ArtifactError, ConversionError
 
 MODEL_FILE = "model.onnx"
-BATCH_AXIS = "batch"
 
 
-def build_onnx(
-    program: RegisteredProgram, config: ConversionConfig, store: ArtifactStore
-) -> BuiltVariant:
-    """Convert the program to ONNX, in the artifact store.
-
-    Returns:
-        The variant; without files and with `failure` where the program has an operator that ONNX
-        lacks, or the exported file does not pass the ONNX checker.
+def write_onnx(request: BuildRequest, folder: Path) -> dict[str, str]:
+    """Convert the program to ONNX.
 
     Raises:
+        ConversionError: the program has an operator that ONNX lacks, takes other inputs than its
+            signature says, or the exported file does not pass the ONNX checker.
         ArtifactError: the program file is absent or damaged.
-        StorageError: the disk refused a write.
     """
-    versions = library_versions("torch", "onnx", "onnxscript")
-
-    def convert(folder: Path) -> dict[str, str]:
-        loaded = load_program(store.path(program.program))
-        check_inputs(loaded, program.columns)
-        model = export_onnx(loaded, config.opset)
-        tidy(model)
-        write_stamp(model, stamp("onnx-fp32", program))
-        check_onnx(model, program.columns)
-        (folder / MODEL_FILE).write_bytes(model.SerializeToString(deterministic=True))
-        return {"opset": str(config.opset), **versions}
-
-    decisive = (config.opset, versions)
-    return build_variant("onnx-fp32", program, config, store, decisive, convert)
+    signature, opset = request.program.signature, request.config.opset
+    loaded = load_program(request.program_path)
+    check_program(loaded, signature)
+    model = export_onnx(loaded, opset, signature)
+    check_opset(model, opset)
+    tidy(model, signature)
+    finish_onnx(model, request, folder)
+    return {"opset": str(opset)}
 
 
-def export_onnx(program: torch.export.ExportedProgram, opset: int) -> onnx.ModelProto:
-    """The program as an ONNX model with inputs `categorical`, `numeric` and output `score`.
+def check_opset(model: onnx.ModelProto, opset: int) -> None:
+    """Refuse a model of another operator set than was asked for; the exporter only notes that.
+
+    Raises:
+        ConversionError: it has another one, or operators of a library of its own.
+    """
+    seen = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    if seen != {"ai.onnx": opset}:
+        told = ", ".join(f"{domain} {number}" for domain, number in sorted(seen.items()))
+        raise ConversionError(
+            f"the program was written with the ONNX operator sets {told}, asked for was ai.onnx "
+            f"{opset} alone; an operator of the program has no form in it. Set conversion.opset to "
+            "a version that has one, or replace the operator in the network"
+        )
+
+
+def finish_onnx(model: onnx.ModelProto, request: BuildRequest, folder: Path) -> None:
+    """Stamp, check and write a model: the last steps of every ONNX form.
+
+    Raises:
+        ConversionError: the ONNX checker refuses it, or names and axes are not the promised ones.
+    """
+    write_stamp(model, request.stamp)
+    check_onnx(model, request.program.signature)
+    (folder / MODEL_FILE).write_bytes(model.SerializeToString(deterministic=True))
+
+
+def export_onnx(
+    program: torch.export.ExportedProgram, opset: int, signature: Signature
+) -> onnx.ModelProto:
+    """The program as an ONNX model whose inputs and output are named as the signature says.
 
     Raises:
         ConversionError: ONNX has no form of an operator of the program.
@@ -71,8 +82,8 @@ def export_onnx(program: torch.export.ExportedProgram, opset: int) -> onnx.Model
                 program,
                 dynamo=True,
                 opset_version=opset,
-                input_names=list(INPUT_NAMES),
-                output_names=[OUTPUT_NAME],
+                input_names=[spec.name for spec in signature.inputs],
+                output_names=[signature.output.name],
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
@@ -113,8 +124,8 @@ def _keep_names_apart(graph: Any) -> None:
             value.name = f"{value.name}__inner"
 
 
-def tidy(model: onnx.ModelProto) -> None:
-    """Remove what does not belong in the file, and give the batch axis its name.
+def tidy(model: onnx.ModelProto, signature: Signature) -> None:
+    """Remove what does not belong in the file, and give the axes their names.
 
     Stack traces of the exporting machine would give each machine another digest. Shapes of inner
     values are derived again by every runtime, and the exporter's own trip quantisers.
@@ -125,20 +136,41 @@ def tidy(model: onnx.ModelProto) -> None:
     for part in (graph, *graph.node, *graph.initializer, *graph.input, *graph.output):
         part.doc_string = ""
         del part.metadata_props[:]
-    for value in (*graph.input, *graph.output):
-        for axis in value.type.tensor_type.shape.dim[:1]:
-            if axis.dim_param:
-                axis.dim_param = BATCH_AXIS
+    for value, spec in zip((*graph.input, *graph.output), _specs(signature), strict=False):
+        for axis, name in zip(value.type.tensor_type.shape.dim, spec.shape, strict=False):
+            if axis.dim_param and isinstance(name, str):
+                axis.dim_param = name
 
 
-def write_stamp(model: onnx.ModelProto, values: dict[str, str]) -> None:
+def write_stamp(model: onnx.ModelProto, values: Mapping[str, str]) -> None:
     """Record where the model comes from; every ONNX runtime can read it back."""
     prefixed = {f"{STAMP_PREFIX}.{name}": value for name, value in sorted(values.items())}
     onnx.helper.set_model_props(model, prefixed)
 
 
-def check_onnx(model: onnx.ModelProto, columns: DatasetSchema) -> None:
-    """Prove that the model is valid and takes any number of raw rows.
+def read_stamp(folder: Path) -> dict[str, str]:
+    """The stamp of the model in a folder; empty where it has none.
+
+    Raises:
+        ArtifactError: there is no readable model.
+    """
+    try:
+        model = onnx.load(folder / MODEL_FILE, load_external_data=False)
+    except (OSError, DecodeError) as exc:
+        raise ArtifactError(
+            f"{MODEL_FILE} cannot be read as an ONNX model ({sentence_of(exc)}); build the variant "
+            "again"
+        ) from exc
+    prefix = f"{STAMP_PREFIX}."
+    return {
+        entry.key.removeprefix(prefix): entry.value
+        for entry in model.metadata_props
+        if entry.key.startswith(prefix)
+    }
+
+
+def check_onnx(model: onnx.ModelProto, signature: Signature) -> None:
+    """Prove that the model is valid and takes any number of rows.
 
     Raises:
         ConversionError: the ONNX checker refuses it, or names and axes are not the promised ones.
@@ -149,12 +181,8 @@ def check_onnx(model: onnx.ModelProto, columns: DatasetSchema) -> None:
         raise ConversionError(
             f"the exported ONNX model is not valid: {sentence_of(exc)}. Nothing was kept of it"
         ) from exc
-    seen = [(v.name, _axes(v)) for v in (*model.graph.input, *model.graph.output)]
-    expected: list[tuple[str, list[object]]] = [
-        (INPUT_NAMES[0], [BATCH_AXIS, len(columns.categorical)]),
-        (INPUT_NAMES[1], [BATCH_AXIS, len(columns.numeric)]),
-        (OUTPUT_NAME, [BATCH_AXIS]),
-    ]
+    seen = [_told(value) for value in (*model.graph.input, *model.graph.output)]
+    expected = [(spec.name, spec.dtype, list(spec.shape)) for spec in _specs(signature)]
     if seen != expected:
         raise ConversionError(
             f"the exported ONNX model has {seen}, expected {expected}; export the program with a "
@@ -162,5 +190,11 @@ def check_onnx(model: onnx.ModelProto, columns: DatasetSchema) -> None:
         )
 
 
-def _axes(value: onnx.ValueInfoProto) -> list[object]:
-    return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+def _specs(signature: Signature) -> tuple[TensorSpec, ...]:
+    return (*signature.inputs, signature.output)
+
+
+def _told(value: onnx.ValueInfoProto) -> tuple[str, str, list[object]]:
+    tensor = value.type.tensor_type
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    return value.name, dtype, [d.dim_param or d.dim_value for d in tensor.shape.dim]

@@ -1,4 +1,4 @@
-"""ONNX to OpenVINO IR in 32-bit floats, and OpenVINO without its usage reporting."""
+"""ONNX to OpenVINO IR, weights in 32-bit floats, and OpenVINO without its usage reporting."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import importlib
 import logging
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.onnx_export import MODEL_FILE as ONNX_FILE
-from tasks.conversion.variants import (
-    STAMP_PREFIX,
-    build_variant,
-    library_versions,
-    sentence_of,
-    source_folder,
-    stamp,
-)
-from tasks.errors import ConversionError, StorageError
-from tasks.settings import ArtifactStore
+from tasks.conversion.stamps import STAMP_PREFIX
+from tasks.conversion.targets.interface import BuildRequest
+from tasks.conversion.variants import sentence_of
+from tasks.errors import ArtifactError, ConversionError, StorageError
 
 MODEL_FILE = "model.xml"
 MODEL_NAME = "falaj"
@@ -43,34 +36,19 @@ def without_reporting(name: str) -> Any:
     return module
 
 
-def build_openvino(
-    program: RegisteredProgram, source: BuiltVariant, config: ConversionConfig, store: ArtifactStore
-) -> BuiltVariant:
-    """Convert the ONNX form to OpenVINO IR, weights kept in 32-bit floats.
+def write_openvino(request: BuildRequest, folder: Path, source: str) -> dict[str, str]:
+    """Convert the ONNX form `source` to OpenVINO IR, weights kept in 32-bit floats.
 
     From ONNX and not from PyTorch, because only that way keeps input names and shapes.
 
-    Args:
-        program: what the ONNX form was made from.
-        source: the ONNX form, as `build_onnx` returned it.
-        config: the conversion.
-        store: holds the ONNX form, receives the IR.
-
-    Returns:
-        The variant; without files and with `failure` where OpenVINO lacks an operator.
-
     Raises:
+        ConversionError: the ONNX form was not built, or OpenVINO lacks one of its operators.
         ArtifactError: the ONNX form is absent or damaged.
         StorageError: the disk refused a write.
     """
-    versions = library_versions("openvino")
-
-    def convert(folder: Path) -> dict[str, str]:
-        model = convert_onnx(source_folder(source, store) / ONNX_FILE)
-        save_ir(model, folder, stamp("openvino-fp32", program))
-        return {"made_from": source.name, **versions}
-
-    return build_variant("openvino-fp32", program, config, store, (source, versions), convert)
+    model = convert_onnx(request.source_folder(source) / ONNX_FILE)
+    save_ir(model, folder, request.stamp)
+    return {"made_from": source}
 
 
 def convert_onnx(path: Path) -> Any:
@@ -99,7 +77,7 @@ _FRONTEND_FAILURES = (
 )
 
 
-def save_ir(model: Any, folder: Path, values: dict[str, str]) -> None:
+def save_ir(model: Any, folder: Path, values: Mapping[str, str]) -> None:
     """Stamp a model and write it as `model.xml` and `model.bin`, weights as they are.
 
     Raises:
@@ -130,3 +108,22 @@ def _name_by_position(model: Any) -> None:
 def read_ir(folder: Path) -> Any:
     """The `openvino.Model` of a folder written by `save_ir`."""
     return without_reporting("openvino").Core().read_model(folder / MODEL_FILE)
+
+
+def read_stamp(folder: Path) -> dict[str, str]:
+    """The stamp of the model in a folder; empty where it has none.
+
+    Raises:
+        ArtifactError: there is no readable model.
+    """
+    try:
+        model = read_ir(folder)
+    except RuntimeError as exc:
+        raise ArtifactError(
+            f"{MODEL_FILE} cannot be read as an OpenVINO model ({sentence_of(exc)}); build the "
+            "variant again"
+        ) from exc
+    if not model.has_rt_info([STAMP_PREFIX]):
+        return {}
+    values: dict[str, Any] = model.get_rt_info([STAMP_PREFIX]).value
+    return {name: str(value) for name, value in values.items()}

@@ -12,11 +12,8 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from tasks.contracts.data import DatasetSchema
+from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.errors import ArtifactError, ConversionError
-
-INPUT_NAMES = ("categorical", "numeric")
-OUTPUT_NAME = "score"
 
 
 def load_program(path: Path) -> ExportedProgram:
@@ -26,18 +23,25 @@ def load_program(path: Path) -> ExportedProgram:
     unpickler where the restricted one refuses; such archives are refused here before that.
 
     Raises:
-        ArtifactError: it is no program archive, or holds pickled objects.
+        ArtifactError: it is no program archive, holds pickled objects, or gives several tensors.
     """
     try:
         _refuse_pickled_objects(path)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-            return torch.export.load(path)
+            program = torch.export.load(path)
     except (zipfile.BadZipFile, RuntimeError, KeyError, json.JSONDecodeError) as exc:
         raise ArtifactError(
             f"{path.name} cannot be read as a torch.export program ({exc}); expected a .pt2 file "
             "as training writes it. Train again to make a new one"
         ) from exc
+    outputs = program.graph_signature.user_outputs
+    if len(outputs) != 1:
+        raise ArtifactError(
+            f"the program of {path.name} gives {len(outputs)} tensors, expected one: a model has "
+            "one answer, with an axis for its parts. Export one that gives them joined"
+        )
+    return program
 
 
 def _refuse_pickled_objects(path: Path) -> None:
@@ -61,23 +65,38 @@ def _refuse_if(unsafe: bool, path: Path, member: str) -> None:
         )
 
 
-def check_inputs(program: ExportedProgram, columns: DatasetSchema) -> None:
-    """Refuse a program whose inputs are not the two raw arrays of `columns`.
+def check_program(program: ExportedProgram, signature: Signature) -> None:
+    """Refuse a program that does not take the inputs of the signature.
 
     Raises:
-        ConversionError: other names, order or widths.
+        ConversionError: other names, order, types, widths, or an axis that is fixed.
     """
     names = tuple(program.graph_signature.user_inputs)
-    if names != INPUT_NAMES:
+    expected = tuple(spec.name for spec in signature.inputs)
+    if names != expected:
         raise ConversionError(
-            f"the program takes inputs {names}, expected {INPUT_NAMES} in this order; export it "
+            f"the program takes inputs {names}, expected {expected} in this order; export it "
             "with these argument names"
         )
     values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
-    for name, expected in zip(INPUT_NAMES, (columns.categorical, columns.numeric), strict=True):
-        width = int(values[name].shape[1])
-        if width != len(expected):
+    for spec in signature.inputs:
+        _check_input(values[spec.name], spec)
+
+
+def _check_input(value: torch.Tensor, spec: TensorSpec) -> None:
+    dtype = str(value.dtype).removeprefix("torch.")
+    axes: list[object] = [axis if isinstance(axis, int) else "any" for axis in value.shape]
+    promised: list[object] = ["any" if isinstance(axis, str) else axis for axis in spec.shape]
+    if (dtype, len(axes)) != (spec.dtype, len(promised)) or any(
+        fixed != axis for axis, fixed in zip(axes, promised, strict=True) if fixed != "any"
+    ):
+        raise ConversionError(
+            f"the program's input {spec.name!r} is {dtype} {axes}, its signature says {spec.dtype} "
+            f"{promised}; the program and its schema belong to different models"
+        )
+    for axis, name in zip(axes, spec.shape, strict=True):
+        if isinstance(name, str) and axis != "any":
             raise ConversionError(
-                f"the program's input {name!r} has {width} columns, the schema {len(expected)}; "
-                "the program and the schema belong to different models"
+                f"the program's input {spec.name!r} has {axis} fixed where any number is promised "
+                f"({name}); export the program with a dynamic {name} axis"
             )

@@ -1,4 +1,4 @@
-"""OpenVINO IR to INT8: matrix products in 8-bit integers, calibrated on validated rows."""
+"""OpenVINO IR to INT8: matrix products in 8-bit integers, or the weights alone."""
 
 from __future__ import annotations
 
@@ -9,96 +9,67 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig
+from tasks.conversion.families.interface import Batches
+from tasks.conversion.families.registry import family_of
 from tasks.conversion.openvino_export import read_ir, save_ir, without_reporting
-from tasks.conversion.program import INPUT_NAMES
-from tasks.conversion.rows import ModelInputs, read_rows
-from tasks.conversion.variants import (
-    build_variant,
-    library_versions,
-    sentence_of,
-    source_folder,
-    stamp,
-)
-from tasks.errors import ConversionError, DataContractError
-from tasks.settings import ArtifactStore
-
-# NNCF averages the ranges of batches. Ranges of single rows are too narrow: on real flights the
-# largest gap was 0.16 with batches of 1, 0.03 of 64, 0.01 of 512 and of all 2000 rows at once.
-CALIBRATION_BATCH_ROWS = 512
+from tasks.conversion.targets.interface import BuildRequest
+from tasks.conversion.variants import sentence_of
+from tasks.errors import ConversionError
 
 
-def build_int8(
-    program: RegisteredProgram,
-    source: BuiltVariant,
-    dataset: ValidatedDataset,
-    splits: DataSplits,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> BuiltVariant:
-    """Quantise the OpenVINO form, its value ranges taken from a sample of the training window.
-
-    Args:
-        program: what the OpenVINO form was made from.
-        source: the OpenVINO form, as `build_openvino` returned it.
-        dataset: validated rows; without a validation result nothing calibrates.
-        splits: `train` is the window of the calibration rows.
-        config: sample size, seed and the layers to quantise.
-        store: holds rows and source, receives the IR.
-
-    Returns:
-        The variant; without files and with `failure` where there are no rows to calibrate on or
-        NNCF cannot quantise the model.
+def write_int8(request: BuildRequest, folder: Path, source: str) -> dict[str, str]:
+    """Quantise the OpenVINO form `source`, its value ranges taken from calibrating rows.
 
     Raises:
+        ConversionError: the source was not built, there are no rows to calibrate on, or NNCF
+            cannot quantise the model.
         ArtifactError: rows or source are absent or damaged.
         StorageError: the disk refused a write.
     """
-    versions = library_versions("openvino", "nncf")
-
-    def convert(folder: Path) -> dict[str, str]:
-        model = read_ir(source_folder(source, store))
-        sample = _calibration_rows(program, dataset, splits, config, store)
-        quantized = quantize(model, sample, config.quantized_layers)
-        save_ir(quantized, folder, stamp("openvino-int8", program))
-        return {
-            "made_from": source.name,
-            "calibration_rows": str(sample.num_rows),
-            "calibration_snapshot_sha256": dataset.snapshot.data.sha256,
-            "calibration_window": str(splits.train),
-            "quantized_layers": ", ".join(config.quantized_layers),
-            **versions,
-        }
-
-    rows = (dataset.snapshot.data, splits.train, config.calibration_rows, config.seed)
-    decisive = (source, *rows, config.quantized_layers, versions)
-    return build_variant("openvino-int8", program, config, store, decisive, convert)
+    model = read_ir(request.source_folder(source))
+    sample, layers = request.calibration(), request.config.quantized_layers
+    is_transformer = family_of(request.program).is_transformer
+    save_ir(quantize(model, sample, layers, is_transformer), folder, request.stamp)
+    return {
+        "made_from": source,
+        "calibration_rows": str(sum(batch.num_rows for batch in sample)),
+        "quantized_layers": ", ".join(layers),
+    }
 
 
-def _calibration_rows(
-    program: RegisteredProgram,
-    dataset: ValidatedDataset,
-    splits: DataSplits,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> ModelInputs:
+def write_weights_int8(request: BuildRequest, folder: Path, source: str) -> dict[str, str]:
+    """Keep the weights of the OpenVINO form `source` in 8 bits; it computes in floats.
+
+    Raises:
+        ConversionError: the source was not built, or NNCF cannot compress the model.
+        ArtifactError: the source is absent or damaged.
+        StorageError: the disk refused a write.
+    """
+    model = compress(read_ir(request.source_folder(source)))
+    save_ir(model, folder, request.stamp)
+    return {"made_from": source}
+
+
+def compress(model: Any) -> Any:
+    """An `openvino.Model` whose weights are 8-bit integers, with a scale for each channel.
+
+    Raises:
+        ConversionError: NNCF refuses it.
+    """
+    nncf = without_reporting("nncf")
     try:
-        rows = read_rows(
-            dataset,
-            program.columns,
-            splits.train,
-            store,
-            limit=config.calibration_rows,
-            seed=config.seed,
-        )
-    except DataContractError as exc:
-        raise ConversionError(f"there is nothing to calibrate INT8 on: {exc}") from exc
-    return rows.inputs
+        with _quiet_nncf():
+            return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    except (RuntimeError, nncf.ValidationError, nncf.InternalError) as exc:
+        raise ConversionError(
+            f"NNCF cannot compress the weights: {sentence_of(exc)}. The 32-bit forms serve "
+            "meanwhile"
+        ) from exc
 
 
-def quantize(model: Any, sample: ModelInputs, layers: tuple[str, ...]) -> Any:
+def quantize(
+    model: Any, sample: Batches, layers: tuple[str, ...], is_transformer: bool = False
+) -> Any:
     """A copy of an `openvino.Model` whose `layers` take and hold 8-bit integers.
 
     Everything else is left in floats on purpose. Raw numbers have heavy tails, and one scale for
@@ -114,28 +85,22 @@ def quantize(model: Any, sample: ModelInputs, layers: tuple[str, ...]) -> Any:
             f"the model has no {' or '.join(layers)} to quantise, only {', '.join(sorted(present))}"
         )
     others = nncf.IgnoredScope(types=sorted(present - set(layers)), validate=False)
-    batches = list(_batches(sample))
-    if not batches:
+    if not sample:
         raise ConversionError("the calibration sample is empty; give INT8 at least one row")
     try:
         with _quiet_nncf():
             return nncf.quantize(
                 model,
-                nncf.Dataset(batches),
+                nncf.Dataset([dict(batch) for batch in sample]),
                 preset=nncf.QuantizationPreset.MIXED,
-                subset_size=len(batches),
+                subset_size=len(sample),
                 ignored_scope=others,
+                model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
             )
     except (RuntimeError, nncf.ValidationError, nncf.InternalError) as exc:
         raise ConversionError(
             f"NNCF cannot quantise the model: {sentence_of(exc)}. The 32-bit forms serve meanwhile"
         ) from exc
-
-
-def _batches(sample: ModelInputs) -> Iterator[dict[str, Any]]:
-    for start in range(0, sample.num_rows, CALIBRATION_BATCH_ROWS):
-        part = sample.block(start, start + CALIBRATION_BATCH_ROWS)
-        yield dict(zip(INPUT_NAMES, (part.categorical, part.numeric), strict=True))
 
 
 @contextlib.contextmanager

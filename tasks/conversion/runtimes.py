@@ -3,94 +3,142 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from tasks.contracts.data import DatasetSchema
+from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 from tasks.conversion.onnx_export import MODEL_FILE as ONNX_FILE
+from tasks.conversion.onnx_halving import with_overflows
 from tasks.conversion.openvino_export import MODEL_FILE as OPENVINO_FILE
 from tasks.conversion.openvino_export import without_reporting
-from tasks.conversion.program import INPUT_NAMES, OUTPUT_NAME, load_program
+from tasks.conversion.profiles import Profiler, profile_onnx, profile_openvino, profile_pytorch
+from tasks.conversion.program import load_program
+from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.tensorrt_engine import shape_ranges
 from tasks.conversion.variants import sentence_of
 from tasks.errors import ConversionError, DataContractError
 
 CPU_PROVIDER = "CPUExecutionProvider"
+GPU_PROVIDER = "CUDAExecutionProvider"
+TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 OPENVINO_DEVICE = "CPU"
-Int32Array = NDArray[np.int32]
+Array = NDArray[Any]
 Float32Array = NDArray[np.float32]
-Score = Callable[[Int32Array, Float32Array], Float32Array]
+Score = Callable[[dict[str, Array]], Float32Array]
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """One form of the model, ready to score."""
+    """One form of the model, ready to answer."""
 
     score: Score
-    columns: DatasetSchema
+    signature: Signature
     settings: dict[str, str]
     load_ms: float
+    profiler: Profiler | None = None
+    """Tells the time of each operator; None where it was not asked for, or the runtime cannot."""
+    refusals: tuple[type[Exception], ...] = (RuntimeError,)
+    """What the runtime raises where it cannot answer."""
 
-    def __call__(self, categorical: NDArray[Any], numeric: NDArray[Any]) -> Float32Array:
-        """Probabilities, float32, shape (rows,), in the order of the rows.
+    def __call__(self, inputs: Mapping[str, Array]) -> Float32Array:
+        """Answers, float32, in the order of the rows; their shape is the signature's output.
 
         Args:
-            categorical: integer codes, shape (rows, categories); any layout.
-            numeric: numbers, shape (rows, numbers), NaN for missing; any layout and float type.
+            inputs: an array for each input of the signature, rows first; any layout and any type
+                of number.
 
         Raises:
-            DataContractError: the arrays do not have the model's shape.
+            DataContractError: an array is absent, or does not have the model's shape.
+            ConversionError: the runtime cannot answer.
         """
-        codes = np.ascontiguousarray(categorical, dtype=np.int32)
-        numbers = np.ascontiguousarray(numeric, dtype=np.float32)
-        rows = len(numbers)
-        expected = (rows, len(self.columns.categorical)), (rows, len(self.columns.numeric))
-        if (codes.shape, numbers.shape) != expected:
-            raise DataContractError(
-                f"model inputs have shapes {codes.shape} and {numbers.shape}, expected "
-                f"{expected[0]} codes and {expected[1]} numbers; were they swapped?"
-            )
-        if rows == 0:
-            return np.empty(0, dtype=np.float32)
-        return self.score(codes, numbers)
+        arrays: dict[str, Array] = {}
+        axes: dict[str, int] = {}
+        for name, dtype, shape in self._inputs:
+            array = inputs.get(name)
+            if array is None or not _fits(np.shape(array), shape, axes):
+                raise _other_shapes(inputs, self.signature)
+            arrays[name] = np.ascontiguousarray(array, dtype)
+        if axes[BATCH_AXIS] == 0:
+            return np.empty(_sizes(self.signature.output, axes), dtype=np.float32)
+        try:
+            return self.score(arrays)
+        except self.refusals as exc:
+            raise ConversionError(
+                f"{self.settings['runtime']} cannot answer a call of {axes[BATCH_AXIS]} rows: "
+                f"{sentence_of(exc)}"
+            ) from exc
+
+    @cached_property
+    def _inputs(self) -> tuple[tuple[str, np.dtype[Any], tuple[str | int, ...]], ...]:
+        """The signature's inputs as plain values: a call of one row takes microseconds."""
+        return tuple(
+            (spec.name, np.dtype(spec.dtype), spec.shape) for spec in self.signature.inputs
+        )
 
 
-def load(path: Path, model_format: str, columns: DatasetSchema, threads: int = 1) -> LoadedModel:
-    """Load a form of the model into its runtime on the CPU.
+def _fits(shape: tuple[int, ...], expected: tuple[str | int, ...], axes: dict[str, int]) -> bool:
+    """Whether a shape is the expected one; an axis of any length is the same in all inputs."""
+    if len(shape) != len(expected):
+        return False
+    for length, axis in zip(shape, expected, strict=True):
+        if length != (axis if isinstance(axis, int) else axes.setdefault(str(axis), length)):
+            return False
+    return True
 
-    Args:
-        path: the `.pt2` file for `pytorch`, else the variant's folder.
-        model_format: `pytorch`, `onnx` or `openvino`.
-        columns: the raw columns it takes.
-        threads: within one call. For `pytorch` this is a setting of the whole process.
+
+def _sizes(spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(axes.get(axis, 0) if isinstance(axis, str) else axis for axis in spec.shape)
+
+
+def _other_shapes(inputs: Mapping[str, Array], signature: Signature) -> DataContractError:
+    seen = {name: np.shape(array) for name, array in inputs.items()}
+    expected = {spec.name: spec.shape for spec in signature.inputs}
+    return DataContractError(
+        f"model inputs have shapes {seen}, expected {expected}; were they swapped?"
+    )
+
+
+def _loaded(
+    start: float,
+    score: Score,
+    signature: Signature,
+    settings: dict[str, str],
+    profiler: Profiler | None,
+    refusals: tuple[type[Exception], ...] = (RuntimeError,),
+) -> LoadedModel:
+    load_ms = (time.perf_counter() - start) * 1e3
+    return LoadedModel(score, signature, settings, load_ms, profiler, refusals)
+
+
+def load_pytorch(path: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+    """Load a program as it was exported, on the CPU.
+
+    The number of threads is a setting of the whole process; see `torch_threads_restored`.
 
     Raises:
-        ConversionError: the runtime refuses the files, or runs other than it was told to.
-        ArtifactError: a `.pt2` file is damaged.
+        ConversionError: PyTorch runs other than it was told to.
+        ArtifactError: the file is damaged.
     """
     start = time.perf_counter()
-    score, settings = _LOADERS[model_format](path, threads)
-    load_ms = (time.perf_counter() - start) * 1e3
-    return LoadedModel(score, columns, settings, load_ms)
-
-
-def _load_pytorch(path: Path, threads: int) -> tuple[Score, dict[str, str]]:
-    torch.set_num_threads(threads)
+    torch.set_num_threads(runtime.threads)
     module = load_program(path).module(check_guards=False)
     # Range checks of the export would double the time of a small batch; plain eager has none.
     module._forward_pre_hooks.clear()
 
-    def score(categorical: Int32Array, numeric: Float32Array) -> Float32Array:
+    def score(arrays: dict[str, Array]) -> Float32Array:
         with torch.inference_mode():
-            result = module(_as_tensor(categorical), _as_tensor(numeric))
+            result = module(*[_as_tensor(array) for array in arrays.values()])
             scores: Float32Array = result.numpy()
         return scores
 
@@ -99,26 +147,55 @@ def _load_pytorch(path: Path, threads: int) -> tuple[Score, dict[str, str]]:
         "threads": str(torch.get_num_threads()),
         "precision": torch.get_float32_matmul_precision(),
     }
-    return score, _read_back(settings, {"threads": str(threads), "precision": "highest"})
+    wanted = {"threads": str(runtime.threads), "precision": "highest"}
+    profiler = profile_pytorch(lambda inputs: score(dict(inputs))) if runtime.profiled else None
+    return _loaded(start, score, signature, _read_back(settings, wanted), profiler)
 
 
 def _as_tensor(values: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def _load_onnx(path: Path, threads: int) -> tuple[Score, dict[str, str]]:
+def load_onnx(
+    folder: Path,
+    signature: Signature,
+    runtime: Runtime,
+    provider: str | None = None,
+    provider_options: Mapping[str, str] | None = None,
+    precision: str = "",
+) -> LoadedModel:
+    """Load an ONNX form into ONNX Runtime, on the hardware it is asked for and no other.
+
+    Args:
+        folder: holds the model.
+        signature: of the program.
+        runtime: how it is to be run.
+        provider: what computes it; None for CUDA on graphics processors and else the processor.
+        provider_options: of that provider; see `tensorrt_options`.
+        precision: of the form. One of 16 bits is computed in 32 on processors, and overflows there
+            as it does elsewhere: see `with_overflows`.
+
+    Raises:
+        ConversionError: ONNX Runtime refuses the file, or runs other than it was told to.
+    """
+    start = time.perf_counter()
+    if provider is None:
+        provider = GPU_PROVIDER if runtime.hardware_class.startswith("gpu") else CPU_PROVIDER
+    chosen = [(provider, dict(provider_options or {}))]
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = runtime.threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    is_emulated = precision == "fp16" and provider == CPU_PROVIDER
     try:
-        session = ort.InferenceSession(path / ONNX_FILE, options, providers=[CPU_PROVIDER])
+        model = _overflowing(folder / ONNX_FILE) if is_emulated else folder / ONNX_FILE
+        session = ort.InferenceSession(model, options, providers=chosen)
     except _ORT_REFUSALS as exc:
         raise ConversionError(f"ONNX Runtime cannot load the model: {sentence_of(exc)}") from exc
+    outputs = [signature.output.name]
 
-    def score(categorical: Int32Array, numeric: Float32Array) -> Float32Array:
-        feed = {INPUT_NAMES[0]: categorical, INPUT_NAMES[1]: numeric}
-        scores: Float32Array = session.run([OUTPUT_NAME], feed)[0]
+    def score(arrays: dict[str, Array]) -> Float32Array:
+        scores: Float32Array = session.run(outputs, arrays)[0]
         return scores
 
     used = session.get_session_options()
@@ -126,13 +203,46 @@ def _load_onnx(path: Path, threads: int) -> tuple[Score, dict[str, str]]:
         "runtime": f"onnxruntime {ort.__version__}",
         "threads": str(used.intra_op_num_threads),
         "spinning": used.get_session_config_entry("session.intra_op.allow_spinning"),
-        "provider": session.get_providers()[0],
+        "provider": session.get_providers()[0],  # without a GPU it silently falls back
     }
-    wanted = {"threads": str(threads), "spinning": "0", "provider": CPU_PROVIDER}
-    return score, _read_back(settings, wanted)
+    wanted = {"threads": str(runtime.threads), "spinning": "0", "provider": provider}
+    profiled = profile_onnx(folder / ONNX_FILE, options, chosen) if runtime.profiled else None
+    return _loaded(start, score, signature, _read_back(settings, wanted), profiled, _ORT_REFUSALS)
+
+
+def _overflowing(path: Path) -> bytes:
+    model: bytes = with_overflows(onnx.load(path)).SerializeToString()
+    return model
+
+
+def tensorrt_options(
+    signature: Signature, precision: str, typical_rows: int, most_rows: int
+) -> dict[str, str]:
+    """For ONNX Runtime's TensorRT provider: one engine for all shapes, as narrow as the file is.
+
+    Without ranges it builds a new engine for each shape that it has not seen; without leave for
+    narrow types it computes a narrow file in 32 bits.
+
+    Raises:
+        ConversionError: nothing says how long an axis may be.
+    """
+    ranges = shape_ranges(signature, typical_rows, most_rows)
+
+    def told(part: str) -> str:
+        shapes = {name: getattr(shape, part) for name, shape in ranges.items()}
+        return ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
+
+    return {
+        "trt_profile_min_shapes": told("least"),
+        "trt_profile_opt_shapes": told("typical"),
+        "trt_profile_max_shapes": told("most"),
+        "trt_fp16_enable": str(int(precision == "fp16")),
+        "trt_int8_enable": str(int(precision == "int8")),
+    }
 
 
 _ORT_REFUSALS = (
+    ort_errors.EPFail,
     ort_errors.Fail,
     ort_errors.InvalidArgument,
     ort_errors.InvalidGraph,
@@ -143,23 +253,37 @@ _ORT_REFUSALS = (
 )
 
 
-def _load_openvino(path: Path, threads: int) -> tuple[Score, dict[str, str]]:
+def load_openvino(
+    folder: Path, signature: Signature, runtime: Runtime, precision: str = "f32"
+) -> LoadedModel:
+    """Load an OpenVINO form on the CPU.
+
+    Args:
+        folder: holds the IR.
+        signature: of the program.
+        runtime: how it is to be run.
+        precision: what it computes in. Left alone, OpenVINO takes bfloat16 on processors that have
+            it, and answers differently there.
+
+    Raises:
+        ConversionError: OpenVINO refuses the file, or runs other than it was told to.
+    """
+    start = time.perf_counter()
     ov = without_reporting("openvino")
-    # Without the hint OpenVINO takes bfloat16 on processors that have it, and answers differently.
-    wanted = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": str(threads),
+    hints = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": str(runtime.threads),
         "NUM_STREAMS": "1",
+        "PERF_COUNT": runtime.profiled,
     }
     try:
-        compiled = ov.Core().compile_model(path / OPENVINO_FILE, OPENVINO_DEVICE, wanted)
+        compiled = ov.Core().compile_model(folder / OPENVINO_FILE, OPENVINO_DEVICE, hints)
     except RuntimeError as exc:
         raise ConversionError(f"OpenVINO cannot load the model: {sentence_of(exc)}") from exc
     request = compiled.create_infer_request()
 
-    def score(categorical: Int32Array, numeric: Float32Array) -> Float32Array:
-        feed = {INPUT_NAMES[0]: categorical, INPUT_NAMES[1]: numeric}
-        scores: Float32Array = request.infer(feed, share_inputs=True)[0]
+    def score(arrays: dict[str, Array]) -> Float32Array:
+        scores: Float32Array = request.infer(arrays, share_inputs=True)[0]
         return scores
 
     settings = {
@@ -169,8 +293,9 @@ def _load_openvino(path: Path, threads: int) -> tuple[Score, dict[str, str]]:
         "precision": compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name(),
         "device": ",".join(compiled.get_property("EXECUTION_DEVICES")),
     }
-    expected = {"threads": str(threads), "precision": "f32", "device": OPENVINO_DEVICE}
-    return score, _read_back(settings, expected)
+    wanted = {"threads": str(runtime.threads), "precision": precision, "device": OPENVINO_DEVICE}
+    profiler = profile_openvino(request) if runtime.profiled else None
+    return _loaded(start, score, signature, _read_back(settings, wanted), profiler)
 
 
 def _read_back(settings: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
@@ -182,13 +307,6 @@ def _read_back(settings: dict[str, str], wanted: dict[str, str]) -> dict[str, st
                 "variables or a runtime version that override it"
             )
     return settings
-
-
-_LOADERS: dict[str, Callable[[Path, int], tuple[Score, dict[str, str]]]] = {
-    "pytorch": _load_pytorch,
-    "onnx": _load_onnx,
-    "openvino": _load_openvino,
-}
 
 
 @contextmanager

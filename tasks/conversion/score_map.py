@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,13 +21,17 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from tasks.contracts.calibration import Calibration, MapFit, ScoreMap
+from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema, DataSplits, TaskKind, ValidatedDataset
 from tasks.contracts.release import CalibrationSource
 from tasks.contracts.training import RecalibratedModel
-from tasks.conversion.parity import Scorer, score_gap, score_rows
-from tasks.conversion.program import check_inputs, load_program
-from tasks.conversion.rows import ModelInputs, edge_rows, read_rows
-from tasks.conversion.runtimes import load, torch_threads_restored
+from tasks.conversion.families.tabular import BLOCK_ROWS, score_distances
+from tasks.conversion.families.tabular_rows import edge_rows, read_rows
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.parity import Scorer, score_batches, score_gap
+from tasks.conversion.program import check_program, load_program
+from tasks.conversion.runtimes import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.interface import Runtime
 from tasks.errors import ConversionError, ConversionParityError, refused_writes_explained
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
@@ -72,13 +77,14 @@ def map_program(
 
     def build(folder: StagedFolder) -> RecalibratedModel:
         before, after = store.path(program.program), folder.path / PROGRAM_FILE
-        whole_map = write_mapped(before, after, program.columns, fit.map)
-        inputs = read_rows(dataset, program.columns, splits.test, store, limit=CHECKED_ROWS).inputs
-        check_mapped(before, after, program.columns, fit.map, inputs)
+        columns = program.raw_columns
+        whole_map = write_mapped(before, after, columns, fit.map)
+        inputs = read_rows(dataset, columns, splits.test, store, limit=CHECKED_ROWS).inputs
+        check_mapped(before, after, columns, fit.map, inputs)
         return RecalibratedModel(
             program=folder.artifact(PROGRAM_FILE),
             checkpoint=source.checkpoint,
-            columns=program.columns,
+            columns=columns,
             config=source.training_config,
             snapshot_sha256=dataset.snapshot.data.sha256,
             splits=splits,
@@ -103,7 +109,7 @@ def write_mapped(
         StorageError: the disk refused a write.
     """
     program = load_program(before)
-    check_inputs(program, columns)
+    check_program(program, tabular_signature(columns))
     whole_map = _put_in(program, score_map, columns.task)
     content = io.BytesIO()  # saved to a path, the bytes would hold the file's name
     torch.export.save(program, content)
@@ -125,15 +131,17 @@ def check_mapped(
         ConversionParityError: a score is another one, or two rows changed places.
     """
     with torch_threads_restored():
-        own, other = _own_outputs(before, columns.task), load(after, "pytorch", columns)
+        own = _own_outputs(before, columns.task)
+        other = load_pytorch(after, tabular_signature(columns), Runtime())
         edges = edge_rows(inputs, EDGE_ROWS, seed=0)
         unit = 1.0
         for rows in (inputs, edges):
-            old, new = score_rows(own, rows), score_rows(other, rows)
+            batches = tuple(rows.blocks(BLOCK_ROWS))
+            old, new = score_batches(own, batches), score_batches(other, batches)
             expected = mapped_outputs(old, score_map, columns.task)
             if columns.task == "regression":
                 unit = max(float(expected.std()), float(np.abs(expected).max()), 1.0)
-            gap = score_gap(expected, new, unit).largest
+            gap = score_gap(expected, new, partial(score_distances, unit=unit)).largest
             falls = float(-np.diff(new[np.argsort(old, kind="stable")]).min(initial=0.0)) / unit
             if gap > MAX_GAP or falls > MAX_FALL:
                 raise ConversionParityError(
@@ -163,9 +171,9 @@ def _own_outputs(path: Path, task: TaskKind) -> Scorer:
         last.replace_all_uses_with(_argument(last))
         module.recompile()
 
-    def score(categorical: NDArray[np.int32], numeric: NDArray[np.float32]) -> NDArray[np.float32]:
+    def score(inputs: ModelInputs) -> NDArray[np.float32]:
         with torch.inference_mode():
-            answer = module(torch.from_numpy(categorical), torch.from_numpy(numeric))
+            answer = module(*(torch.from_numpy(array) for array in inputs.values()))
         outputs: NDArray[np.float32] = answer.numpy()
         return outputs
 

@@ -6,10 +6,15 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 
 from tasks.contracts.calibration import FitOutcome
-from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits, ValidatedDataset
+from tasks.contracts.conversion import ConversionRows
+from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import BuiltVariant, CalibrationSource, ModelVariant, RegisteredProgram
 from tasks.contracts.training import RecalibratedModel
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.targets.registry import target_of, with_sources
+from tasks.conversion.triton.config import TRITON_FORMATS
+from tasks.conversion.variants import failed_variant
+from tasks.errors import ArtifactError, ConversionError, FalajError
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
 
@@ -17,8 +22,8 @@ TIMEOUT_S = 900
 
 
 @task(
-    name="convert-to-onnx",
-    task_run_name="convert-v{program.version.version}-to-onnx",
+    name="build-variant",
+    task_run_name="build-v{program.version.version}-{name}",
     retries=NUM_RETRIES,
     retry_delay_seconds=RETRY_DELAYS_S,
     retry_jitter_factor=RETRY_JITTER,
@@ -28,79 +33,57 @@ TIMEOUT_S = 900
     result_serializer="json",
     cache_policy=ByContent(task_file=__file__),
 )
-def convert_to_onnx(program: RegisteredProgram, config: ConversionConfig) -> BuiltVariant:
-    """Convert a registered program to ONNX.
-
-    Safe to retry: the file appears whole, under a key of its content, or not at all.
-
-    Raises:
-        ArtifactError: the program file is absent or damaged. Not retried.
-        StorageError: the disk refused a write. Not retried.
-    """
-    from tasks.conversion.onnx_export import build_onnx
-
-    return build_onnx(program, config, Settings.from_environment().store)
-
-
-@task(
-    name="convert-to-openvino",
-    task_run_name="convert-v{program.version.version}-to-openvino",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
-)
-def convert_to_openvino(
-    program: RegisteredProgram, onnx: BuiltVariant, config: ConversionConfig
-) -> BuiltVariant:
-    """Convert the ONNX form to OpenVINO IR in 32-bit floats.
-
-    Safe to retry: the files appear whole, under a key of their content, or not at all.
-
-    Raises:
-        ArtifactError: the ONNX form is absent or damaged. Not retried.
-        StorageError: the disk refused a write. Not retried.
-    """
-    from tasks.conversion.openvino_export import build_openvino
-
-    return build_openvino(program, onnx, config, Settings.from_environment().store)
-
-
-@task(
-    name="quantize-to-int8",
-    task_run_name="quantize-v{program.version.version}-to-int8",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
-)
-def quantize_to_int8(
+def build_variant(
+    name: str,
     program: RegisteredProgram,
-    openvino: BuiltVariant,
-    dataset: ValidatedDataset,
-    splits: DataSplits,
+    sources: tuple[BuiltVariant, ...],
+    rows: ConversionRows,
     config: ConversionConfig,
+    equipment: dict[str, str],
 ) -> BuiltVariant:
-    """Quantise the OpenVINO form, calibrated on validated rows of the training window.
+    """Build one target of a registered program, on a machine with the equipment it has to have.
 
-    Safe to retry: the sample is seeded, and the files appear whole or not at all.
+    Safe to retry: the files appear whole, under a key of their content, or not at all, and what
+    calibrates is seeded.
 
     Raises:
-        ArtifactError: the rows or the OpenVINO form are absent or damaged. Not retried.
+        ArtifactError: the program, a source or the rows are absent or damaged. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.conversion.quantization import build_int8
+    from tasks.conversion.variants import build_variant as build
 
     store = Settings.from_environment().store
-    return build_int8(program, openvino, dataset, splits, config, store)
+    return build(target_of(name), program, sources, rows, config, store)
+
+
+def build_variants(
+    program: RegisteredProgram, rows: ConversionRows, config: ConversionConfig
+) -> tuple[BuiltVariant, ...]:
+    """A task run for each target and for all that it is made from, each after its sources.
+
+    One after the other: exporters and quantisers change the state of the whole process while they
+    work. What fails for a reason of its own, a full disk or a damaged file, is a form that was not
+    built, and the others are built all the same.
+    """
+    built: dict[str, BuiltVariant] = {}
+    for target in with_sources(config.targets):
+        sources = tuple(built[name] for name in target.made_from)
+        try:
+            equipment = dict(target.equipment())
+        except ConversionError as exc:  # no run of a task: it would be remembered
+            built[target.name] = failed_variant(target, str(exc))
+            continue
+        state = build_variant(
+            target.name, program, sources, rows, config, equipment, return_state=True
+        )
+        result = state.result(raise_on_failure=False)
+        if isinstance(result, BuiltVariant):
+            built[target.name] = result
+        elif isinstance(result, FalajError):
+            built[target.name] = failed_variant(target, str(result))
+        else:
+            state.result()  # an error that nobody foresaw: it is raised as it is
+    return tuple(built.values())
 
 
 @task(
@@ -135,6 +118,33 @@ def map_program(
     return score_map.map_program(source, outcome.fit, dataset, splits, store)
 
 
+def judge_variants(
+    program: RegisteredProgram,
+    built: tuple[BuiltVariant, ...],
+    rows: ConversionRows,
+    config: ConversionConfig,
+) -> tuple[ModelVariant, ...]:
+    """Judge the forms in a task run. A damaged one is handed in as one that could not be built.
+
+    So the verdict that is stored says of which files it holds: with the files built anew, the
+    forms are judged anew.
+    """
+    return judge_built(program, _whole(built), rows, config)
+
+
+def _whole(built: tuple[BuiltVariant, ...]) -> tuple[BuiltVariant, ...]:
+    store = Settings.from_environment().store
+    found = []
+    for one in built:
+        try:
+            if one.files is not None:
+                store.path(one.files)
+            found.append(one)
+        except ArtifactError as exc:
+            found.append(failed_variant(target_of(one.name), str(exc)))
+    return tuple(found)
+
+
 @task(
     name="judge-variants",
     task_run_name="judge-v{program.version.version}-on-{config.hardware_class}",
@@ -147,11 +157,10 @@ def map_program(
     result_serializer="json",
     cache_policy=ByContent(task_file=__file__),
 )
-def judge_variants(
+def judge_built(
     program: RegisteredProgram,
     built: tuple[BuiltVariant, ...],
-    dataset: ValidatedDataset,
-    splits: DataSplits,
+    rows: ConversionRows,
     config: ConversionConfig,
 ) -> tuple[ModelVariant, ...]:
     """Keep or drop every target, by parity, task metric and measured speed.
@@ -161,13 +170,12 @@ def judge_variants(
     so nothing is to be decided anew. Parity and AUC do not depend on the moment.
 
     Raises:
-        ArtifactError: a file is absent or damaged. Not retried.
-        DataContractError: the test window cannot judge: no rows, or labels that are all equal. Not
-            retried.
+        ArtifactError: program or rows are absent or damaged. Not retried.
+        DataContractError: the rows cannot judge: none, or labels that are all equal. Not retried.
     """
     from tasks.conversion.judge import judge_variants as judge
 
-    variants = judge(program, built, dataset, splits, config, Settings.from_environment().store)
+    variants = judge(program, built, rows, config, Settings.from_environment().store)
     create_table_artifact(
         table=latency_table(variants),
         key="model-variants",
@@ -178,6 +186,52 @@ def judge_variants(
     return variants
 
 
+@task(
+    name="write-triton-repository",
+    task_run_name="triton-v{program.version.version}-{variant.name}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def write_triton_repository(
+    program: RegisteredProgram,
+    variant: ModelVariant,
+    rows: ConversionRows,
+    config: ConversionConfig,
+) -> ModelVariant:
+    """Write the model repository from which Triton serves a kept form.
+
+    Safe to retry: the repository appears whole, under a key of its content, or not at all.
+
+    Raises:
+        ArtifactError: the form or the rows are absent or damaged. Not retried.
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.conversion.triton.repository import with_repository
+
+    return with_repository(program, variant, rows, config, Settings.from_environment().store)
+
+
+def add_triton_repositories(
+    program: RegisteredProgram,
+    variants: tuple[ModelVariant, ...],
+    rows: ConversionRows,
+    config: ConversionConfig,
+) -> tuple[ModelVariant, ...]:
+    """A task run for each kept form that Triton serves, where that is asked for."""
+    return tuple(
+        write_triton_repository(program, variant, rows, config)
+        if config.triton is not None and variant.kept and variant.format in TRITON_FORMATS
+        else variant
+        for variant in variants
+    )
+
+
 def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
     """One row a variant: verdict, agreement, latency and ratio to PyTorch eager by batch size."""
     return [
@@ -185,13 +239,22 @@ def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
             "variant": variant.name,
             "verdict": "kept" if variant.kept else "dropped",
             "largest gap": _figure(variant.parity_max),
-            f"{R2_NAME if variant.r2_change else AUC_NAME} change": _figure(
+            f"{variant.quality_name} change": _figure(
                 variant.quality_change.value if variant.quality_change else None
             ),
+            "serves": ", ".join(variant.serves) or "nothing",
             "size, kB": f"{variant.num_bytes / 1e3:.0f}",
+            "memory, MB": _figure(variant.memory_bytes and variant.memory_bytes / 1e6),
+            "load, ms": _figure(variant.load_ms),
+            "rows/s, all cores": _figure(
+                variant.throughput.rows_per_s.value if variant.throughput else None
+            ),
+            "core seconds a million rows": _figure(
+                variant.throughput.cpu_s_per_million if variant.throughput else None
+            ),
             **{
-                f"ms at batch {at.batch_rows} (of PyTorch's)": (
-                    f"{at.p50_ms:.3f} ({at.ratio_to_eager:.2f})"
+                f"ms at batch {at.batch_rows} (of PyTorch's), core": (
+                    f"{at.p50_ms:.3f} ({at.ratio_to_eager:.2f}), {_figure(at.cpu_ms)}"
                 )
                 for at in variant.latencies
             },
@@ -202,4 +265,4 @@ def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
 
 
 def _figure(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.2g}"
+    return "not measured" if value is None else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""What every converted form has in common: its name, its stamp, and being built once, whole or not.
+"""What every converted form has in common: being built once, stamped, whole or not at all.
 
 A conversion that fails is a result like any other: a `BuiltVariant` that says why. So one format's
 missing operator does not spoil the others. A refused write is no such result, it is raised.
@@ -6,135 +6,156 @@ missing operator does not spoil the others. A refused write is no such result, i
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
 
-from tasks.contracts.data import DatasetSchema
+from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig, VariantName
-from tasks.errors import ConversionError
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.families.interface import Batches
+from tasks.conversion.families.registry import family_of
+from tasks.conversion.stamps import (
+    check_sample,
+    check_stamp,
+    full_stamp,
+    identity,
+    library_versions,
+    write_beside,
+)
+from tasks.conversion.targets.interface import BuildRequest, Target
+from tasks.errors import ArtifactError, ConversionError
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 KIND = "variants"
 FOLDER = "model"
-STAMP_PREFIX = "falaj"
-
-
-@dataclass(frozen=True)
-class VariantForm:
-    """One converted form and what it is made from."""
-
-    name: VariantName
-    format: str
-    precision: str
-    made_from: tuple[VariantName, ...] = ()
-
-
-# From simple to complex: a later form has to earn its place against the earlier ones.
-FORMS = (
-    VariantForm("onnx-fp32", "onnx", "fp32"),
-    VariantForm("openvino-fp32", "openvino", "fp32", made_from=("onnx-fp32",)),
-    VariantForm("openvino-int8", "openvino", "int8", made_from=("onnx-fp32", "openvino-fp32")),
-)
-FORM = {form.name: form for form in FORMS}
+# ONNX Runtime puts file, line and C++ signature before its reason, which would be cut off.
+_PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+:\d+ .*?\) (?=\w)")
 
 
 def build_variant(
-    name: VariantName,
+    target: Target,
     program: RegisteredProgram,
+    sources: tuple[BuiltVariant, ...],
+    rows: ConversionRows,
     config: ConversionConfig,
     store: ArtifactStore,
-    decisive: tuple[object, ...],
-    convert: Callable[[Path], dict[str, str]],
 ) -> BuiltVariant:
     """Build one form into the store, or return what was built, or failed, from the same inputs.
 
+    What this machine lacks the equipment for fails too, and is tried anew each time.
+
     Args:
-        name: the form.
+        target: the form.
         program: what it is made from.
-        config: where neither the form nor one made from it is a target, nothing is built.
-        store: receives the folder.
-        decisive: what else decides the result: settings, versions, other inputs.
-        convert: writes the files into the (existing, empty) folder, returns how they were made.
+        sources: the forms that `target.made_from` names, failed ones included.
+        rows: calibrate it, where the target needs that.
+        config: settings of the conversion.
+        store: holds program, sources and rows, receives the folder.
+
+    Returns:
+        The form; without files and with `failure` where it cannot be built.
 
     Raises:
+        ArtifactError: the program, a source or the rows are absent or damaged.
         StorageError: the disk refused a write.
     """
-    if not _is_needed(name, config):
-        targets = ", ".join(config.targets)
-        return _without_files(name, f"{name} was not asked for: the targets are {targets}")
-    key = content_key(
-        name,
-        code_digest(__file__),
-        program.program,
-        program.columns,
-        stamp(name, program),
-        *decisive,
-    )
+    try:
+        equipment = dict(target.equipment())
+    except ConversionError as exc:
+        return failed_variant(target, str(exc))
+    by_name = {source.name: source for source in sources}
+    request = BuildRequest(program, by_name, rows, config, store, identity(target, program))
+    libraries = {**library_versions(*target.packages), **equipment}
 
     def build(folder: StagedFolder) -> BuiltVariant:
-        target = folder.path / FOLDER
-        target.mkdir()
-        try:
-            settings = convert(target)
-        except ConversionError as exc:
-            shutil.rmtree(target)
-            return _without_files(name, str(exc))
-        return _described(name).model_copy(
-            update={"files": folder.artifact(FOLDER), "settings": settings}
-        )
+        return _build(target, request, libraries, folder)
 
-    return store.build_once(KIND, key, BuiltVariant, build)
+    return store.build_once(KIND, _key(target, request, libraries), BuiltVariant, build)
 
 
-def _is_needed(name: VariantName, config: ConversionConfig) -> bool:
-    return any(name == target or name in FORM[target].made_from for target in config.targets)
-
-
-def _described(name: VariantName) -> BuiltVariant:
-    form = FORM[name]
-    return BuiltVariant(
-        name=name, format=form.format, precision=form.precision, files=None, settings={}
+def _key(target: Target, request: BuildRequest, libraries: dict[str, str]) -> str:
+    """Digest of all that decides the files."""
+    program, config = request.program, request.config
+    return content_key(
+        target.name,
+        code_digest(__file__),
+        program.program,
+        program.signature,
+        dict(request.stamp),
+        list(request.sources.values()),
+        [(name, getattr(config, name)) for name in target.settings],
+        list(request.rows.calibration_key if target.needs_calibration else ()),
+        libraries,
     )
 
 
-def _without_files(name: VariantName, failure: str) -> BuiltVariant:
-    return _described(name).model_copy(update={"failure": failure})
+def _build(
+    target: Target, request: BuildRequest, libraries: dict[str, str], folder: StagedFolder
+) -> BuiltVariant:
+    path = folder.path / FOLDER
+    path.mkdir()
+    try:
+        sample = _calibrating_calls(target, request)
+        stamped = full_stamp(target, request.program, sample)
+        made = _build_stamped(target, replace(request, stamp=stamped, sample=sample), path)
+    except ConversionError as exc:
+        shutil.rmtree(path)
+        return failed_variant(target, str(exc))
+    return BuiltVariant(
+        name=target.name,
+        format=target.format,
+        precision=target.precision,
+        files=folder.artifact(FOLDER),
+        stamp=stamped,
+        settings={
+            **made,
+            **_calibration_told(target, request.rows, request.config),
+            **libraries,
+        },
+    )
 
 
-def source_folder(source: BuiltVariant, store: ArtifactStore) -> Path:
-    """Folder of the form that another one is made from, its content verified.
-
-    Raises:
-        ConversionError: that form itself could not be built.
-        ArtifactError: its files are gone or damaged.
-    """
-    if source.files is None:
-        raise ConversionError(f"it is made from {source.name}, which failed: {source.failure}")
-    return store.path(source.files)
+def _calibrating_calls(target: Target, request: BuildRequest) -> Batches | None:
+    if not target.needs_calibration:
+        return None
+    family = family_of(request.program)
+    sample = family.read_calibration(request.program, request.rows, request.config, request.store)
+    check_sample(sample)
+    return sample
 
 
-def stamp(name: VariantName, program: RegisteredProgram) -> dict[str, str]:
-    """What is written into the files of a form, so that each can be traced by itself."""
-    return {
-        "program_sha256": program.program.sha256,
-        "snapshot_sha256": program.version.snapshot_sha256,
-        "schema_digest": schema_digest(program.columns),
-        "precision": FORM[name].precision,
-    }
+def _build_stamped(target: Target, request: BuildRequest, folder: Path) -> dict[str, str]:
+    """Build the files, and make sure that they carry their stamp."""
+    made = target.build(request, folder)
+    if target.read_stamp is None:
+        write_beside(folder, request.stamp)
+    try:
+        check_stamp(target, folder, request.stamp)
+    except ArtifactError as exc:
+        raise ConversionError(f"it was written and does not carry its stamp: {exc}") from exc
+    return made
 
 
-def schema_digest(columns: DatasetSchema) -> str:
-    """Digest of the raw columns and their order; who serves a variant compares it with its own."""
-    return content_key(columns)
+def failed_variant(target: Target, failure: str) -> BuiltVariant:
+    """A form that could not be built, with the reason."""
+    return BuiltVariant(
+        name=target.name,
+        format=target.format,
+        precision=target.precision,
+        files=None,
+        failure=failure,
+        settings={},
+    )
 
 
-def library_versions(*packages: str) -> dict[str, str]:
-    """Installed versions, for keys and settings."""
-    return {package: version(package) for package in packages}
+def _calibration_told(
+    target: Target, rows: ConversionRows, config: ConversionConfig
+) -> dict[str, str]:
+    if not target.needs_calibration:
+        return {}
+    return {"calibration_seed": str(config.seed), **rows.calibration_told}
 
 
 def sentence_of(error: BaseException) -> str:
@@ -142,4 +163,4 @@ def sentence_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:400]
+    return _PLACE_IN_SOURCE.sub(" ", lines[0] if lines else type(error).__name__)[:400]

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.onnx_export import build_onnx
-from tasks.conversion.openvino_export import build_openvino
-from tasks.conversion.quantization import build_int8
-from tasks.conversion.rows import ModelInputs, edge_rows
-from tasks.conversion.runtimes import LoadedModel, load, torch_threads_restored
+from tasks.conversion.families.tabular_rows import edge_rows, tabular_inputs
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.runtimes import LoadedModel, load_pytorch, torch_threads_restored
+from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.registry import TARGET
 from tasks.settings import ArtifactStore
 from tests.builders import COLUMNS, dataset, frame, splits
-from tests.unit.conversion.programs import SmallNetwork, exported, registered
+from tests.unit.conversion.programs import SmallNetwork, built, exported, registered
+from tests.unit.conversion.text_cases import TextCase, text_case
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,18 @@ class Case:
     def built(self) -> tuple[BuiltVariant, ...]:
         return self.onnx, self.openvino, self.int8
 
+    @property
+    def rows(self) -> SnapshotRows:
+        return SnapshotRows(dataset=self.dataset, splits=splits())
+
     def load(self, variant: BuiltVariant) -> LoadedModel:
         assert variant.files is not None
-        return load(self.store.path(variant.files), variant.format, COLUMNS)
+        folder = self.store.path(variant.files)
+        return TARGET[variant.name].load(folder, self.program.signature, Runtime())
 
     def load_source(self) -> LoadedModel:
-        return load(self.store.path(self.program.program), "pytorch", COLUMNS)
+        path = self.store.path(self.program.program)
+        return load_pytorch(path, self.program.signature, Runtime())
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +59,13 @@ def _threads_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def quick() -> ConversionConfig:
-    return ConversionConfig(batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50)
+    return ConversionConfig(
+        batch_sizes=(1, 8),
+        timing_rounds=6,
+        round_ms=0.5,
+        auc_replicates=50,
+        measure_memory=False,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -60,15 +74,19 @@ def case(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> C
     store = ArtifactStore(tmp_path_factory.mktemp("conversion") / "artifacts")
     rows = dataset(store)
     program = registered(store, rows, exported(SmallNetwork()))
-    onnx = build_onnx(program, quick, store)
-    openvino = build_openvino(program, onnx, quick, store)
-    int8 = build_int8(program, openvino, rows, splits(), quick, store)
+    onnx, openvino, int8 = built(program, rows, quick, store)
     return Case(store, rows, program, quick, onnx, openvino, int8)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> TextCase:
+    """All forms of a small encoder."""
+    return text_case(ArtifactStore(tmp_path_factory.mktemp("texts") / "artifacts"), quick)
 
 
 @pytest.fixture
 def typical() -> ModelInputs:
-    return ModelInputs(*COLUMNS.model_inputs(frame(1500, seed=5)))
+    return tabular_inputs(*COLUMNS.model_inputs(frame(1500, seed=5)))
 
 
 @pytest.fixture

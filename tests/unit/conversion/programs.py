@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.conversion import ConversionRows, SnapshotRows
 from tasks.contracts.data import DatasetSchema, ValidatedDataset, category_code
-from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.targets.registry import with_sources
+from tasks.conversion.variants import build_variant
 from tasks.settings import ArtifactStore, StagedFolder, content_key, digest_of
-from tests.builders import COLUMNS
+from tests.builders import COLUMNS, splits
 
 VOCABULARY = {
     "carrier": ("AA", "UA", "EV", "B6"),
@@ -64,6 +68,18 @@ class SmallNetwork(nn.Module):
 
 def _float(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
+
+
+class Decided(SmallNetwork):
+    """Gives probabilities from near 0 to near 1, as a network does that was trained."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        last = self.perceptron[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.bias.copy_((last.bias - 0.115) * 60)  # the logits of rows are about 0.115
+            last.weight.mul_(60)
 
 
 class Scaled(SmallNetwork):
@@ -154,3 +170,52 @@ def registered(
         )
 
     return store.build_once("programs", content_key(content.hex()), RegisteredProgram, build)
+
+
+def built(
+    program: RegisteredProgram,
+    rows: ValidatedDataset | ConversionRows,
+    config: ConversionConfig,
+    store: ArtifactStore,
+    *,
+    given: tuple[BuiltVariant, ...] = (),
+) -> tuple[BuiltVariant, ...]:
+    """The targets and all they are made from, as the flow builds them; `given` ones are taken."""
+    if isinstance(rows, ValidatedDataset):
+        rows = SnapshotRows(dataset=rows, splits=splits())
+    made = {one.name: one for one in given}
+    for target in with_sources(config.targets):
+        if target.name not in made:
+            sources = tuple(made[name] for name in target.made_from)
+            made[target.name] = build_variant(target, program, sources, rows, config, store)
+    return tuple(made.values())
+
+
+def build_one(
+    name: str,
+    program: RegisteredProgram,
+    rows: ValidatedDataset | ConversionRows,
+    config: ConversionConfig,
+    store: ArtifactStore,
+    *given: BuiltVariant,
+) -> BuiltVariant:
+    """One target; what it is made from is built too where it is not given."""
+    only = config.model_copy(update={"targets": (name,)})
+    return built(program, rows, only, store, given=given)[-1]
+
+
+def kept(one: BuiltVariant, program: RegisteredProgram, hardware: str = "cpu") -> ModelVariant:
+    """A built form as the judge would hand it on, had it won."""
+    assert one.files is not None, one.failure
+    return ModelVariant(
+        **one.model_dump(include={"name", "format", "precision", "files", "settings", "stamp"}),
+        hardware_class=hardware,
+        source_sha256=program.program.sha256,
+        parity_max=0.0,
+        parity_mean=0.0,
+        latencies=(),
+        num_bytes=one.files.num_bytes,
+        load_ms=1.0,
+        kept=True,
+        reason="Kept.",
+    )

@@ -4,46 +4,46 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.contracts.conversion import SnapshotRows
+from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.release import BuiltVariant, ModelVariant, VariantLatency
+from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.judge import (
-    EAGER,
-    Examined,
-    best_variant,
-    decide,
-    judge_variants,
-    quality_failure,
-)
+from tasks.conversion.examination import Examined, quality_failure
+from tasks.conversion.families.tabular import TABULAR, WORDING
+from tasks.conversion.judge import judge_variants
 from tasks.conversion.latency import Timing
-from tasks.conversion.onnx_export import build_onnx
 from tasks.conversion.parity import ScoreGap
-from tasks.conversion.variants import FORM
-from tasks.errors import ArtifactError, ConfigurationError, DataContractError
+from tasks.conversion.races import EAGER, NOTHING, Measurements, decide
+from tasks.conversion.targets.registry import TARGET
+from tasks.errors import ConfigurationError, DataContractError
 from tests.builders import COLUMNS, dataset, frame, month, splits
 from tests.promises import Promise, proves
 from tests.unit.conversion.conftest import Case
+from tests.unit.conversion.forging import passed_off
 from tests.unit.conversion.programs import (
     NotANumber,
     OneScore,
     Scaled,
     SmallNetwork,
     SwappedColumns,
+    build_one,
     exported,
     registered,
 )
 
 CONFIG = ConversionConfig(batch_sizes=(1, 1024))
+TOLD = WORDING["classification"]
 NO_CHANGE = Metric(value=0.0, low=0.0, high=0.0)
 
 
 def _timing(ms: float, spread: float = 0.0) -> Timing:
     values = ms * (1 + spread * np.linspace(-1, 1, 15))
-    return Timing(calls_ms=values, rounds_ms=values)
+    return Timing(calls_ms=values, rounds_ms=values, cpu_rounds_ms=values)
 
 
 def _examined(name: str, failure: str | None = None) -> Examined:
-    form = FORM[name]  # type: ignore[index]
+    form = TARGET[name]
     built = BuiltVariant(
         name=name, format=form.format, precision=form.precision, files=None, settings={}
     )
@@ -58,7 +58,8 @@ def _decided(case: Case, times_ms: dict[str, tuple[float, float]]) -> dict[str, 
         for position, rows in enumerate(CONFIG.batch_sizes)
     }
     examined = [_examined(name) for name in times_ms if name != EAGER]
-    return {v.name: v for v in decide(case.program, examined, timings, CONFIG)}
+    measured = Measurements(timings, {}, {}, {})
+    return {v.name: v for v in decide(case.program, examined, measured, CONFIG, TOLD)}
 
 
 def test_a_form_that_is_faster_at_one_batch_size_is_kept_for_it(case: Case) -> None:
@@ -107,13 +108,20 @@ def test_a_gain_that_is_not_certain_does_not_count(case: Case) -> None:
         rows: {EAGER: _timing(1.0), "onnx-fp32": _timing(0.85, spread=0.3)}
         for rows in CONFIG.batch_sizes
     }
-    (variant,) = decide(case.program, [_examined("onnx-fp32")], timings, CONFIG)
+    (variant,) = decide(
+        case.program,
+        [_examined("onnx-fp32")],
+        Measurements(timings, {}, {}, {}),
+        CONFIG,
+        TOLD,
+    )
     assert not variant.kept
     assert "1.18 x PyTorch eager (1.0" in variant.reason
 
 
 def test_a_form_that_failed_keeps_its_sentence(case: Case) -> None:
-    (variant,) = decide(case.program, [_examined("onnx-fp32", "the disk ate it")], {}, CONFIG)
+    failed = [_examined("onnx-fp32", "the disk ate it")]
+    (variant,) = decide(case.program, failed, NOTHING, CONFIG, TOLD)
     assert not variant.kept
     assert variant.reason == "Dropped: the disk ate it."
     assert variant.latencies == ()
@@ -121,8 +129,8 @@ def test_a_form_that_failed_keeps_its_sentence(case: Case) -> None:
 
 @pytest.mark.parametrize(("low", "fails"), [(-0.0009, False), (-0.001, False), (-0.0011, True)])
 def test_auc_is_judged_by_the_lower_end_of_its_interval(low: float, fails: bool) -> None:
-    bound = QualityBound(max_gap=0.1, mean_gap=0.1, auc_drop=0.001)
-    failure = quality_failure(Metric(value=-0.0005, low=low, high=0.0), bound)
+    bound = QualityBound(max_gap=0.1, mean_gap=0.1, quality_drop=0.001)
+    failure = quality_failure(Metric(value=-0.0005, low=low, high=0.0), bound, "AUC")
     assert (failure is not None) == fails
     if failure:
         assert "AUC changes by -0.00050 (-0.00110 to +0.00000)" in failure
@@ -130,27 +138,37 @@ def test_auc_is_judged_by_the_lower_end_of_its_interval(low: float, fails: bool)
 
 def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
     backwards = case.built[::-1]
-    variants = judge_variants(
-        case.program, backwards, case.dataset, splits(), case.config, case.store
-    )
+    variants = judge_variants(case.program, backwards, case.rows, case.config, case.store)
     assert [v.name for v in variants] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
     for variant, built in zip(variants, case.built, strict=True):
         assert variant.files == built.files
         assert variant.source_sha256 == case.program.program.sha256
         assert variant.parity_max is not None
-        assert variant.parity_max <= case.config.bound(variant.precision).max_gap
+        assert variant.parity_max <= TABULAR.bounds[variant.precision].max_gap
         assert variant.auc_change is not None
         assert variant.num_bytes > 0
         assert variant.load_ms is not None
         assert [at.batch_rows for at in variant.latencies] == [1, 8]
         assert variant.reason.startswith("Kept" if variant.kept else "Dropped")
         assert variant.settings["threads"] == "1"
+        assert variant.stamp == built.stamp
+        assert all(at.cpu_ms is not None and at.cpu_ms >= 0 for at in variant.latencies)
+        assert variant.throughput is not None
+        assert variant.throughput.batch_rows == 32
+        assert variant.throughput.rows_per_s.value > 0
+        assert variant.profile is not None
+        shares = [one.share for one in variant.profile.operators]
+        assert shares == sorted(shares, reverse=True)
+        assert 0.3 < sum(shares) <= 1.000001
+        assert variant.source_profile is not None
+        assert {one.operator for one in variant.source_profile.operators} & {"addmm", "linear"}
+        assert [standing.goal for standing in variant.standings] == ["one-row", "bulk", "price"]
 
 
 def test_judging_leaves_the_threads_of_pytorch_as_they_were(case: Case) -> None:
     torch.set_num_threads(2)
     config = case.config.model_copy(update={"targets": ("onnx-fp32",)})
-    judge_variants(case.program, case.built, case.dataset, splits(), config, case.store)
+    judge_variants(case.program, case.built, case.rows, config, case.store)
     assert torch.get_num_threads() == 2
 
 
@@ -170,13 +188,15 @@ def test_a_form_of_another_model_is_caught_and_the_others_survive(
     case: Case, network: SmallNetwork, sentence: str
 ) -> None:
     wrong = registered(case.store, case.dataset, exported(network))
-    forged = build_onnx(wrong, case.config, case.store)
+    forged = build_one("onnx-fp32", wrong, case.rows, case.config, case.store)
     if isinstance(network, OneScore):  # refused by the exporter's own check already
         assert forged.failure is not None
         assert "expected" in forged.failure
         sentence = f"not built: {forged.failure}"
+    else:
+        forged = passed_off(case.store, forged, case.onnx)
     built = (forged, case.openvino, case.int8)
-    variants = judge_variants(case.program, built, case.dataset, splits(), case.config, case.store)
+    variants = judge_variants(case.program, built, case.rows, case.config, case.store)
     assert not variants[0].kept
     assert sentence in variants[0].reason
     assert variants[0].latencies == ()
@@ -187,9 +207,7 @@ def test_a_form_of_another_model_is_caught_and_the_others_survive(
 def test_a_form_that_could_not_be_built_is_dropped_with_that_reason(case: Case) -> None:
     failed = case.openvino.model_copy(update={"files": None, "failure": "no rule for Det-20"})
     config = case.config.model_copy(update={"targets": ("openvino-fp32",)})
-    (variant,) = judge_variants(
-        case.program, (case.onnx, failed), case.dataset, splits(), config, case.store
-    )
+    (variant,) = judge_variants(case.program, (case.onnx, failed), case.rows, config, case.store)
     assert variant.reason == "Dropped: not built: no rule for Det-20."
     assert variant.files is None
     assert variant.parity_max is None
@@ -198,21 +216,22 @@ def test_a_form_that_could_not_be_built_is_dropped_with_that_reason(case: Case) 
 
 def test_a_target_that_nobody_built_is_an_error(case: Case) -> None:
     with pytest.raises(ConfigurationError, match="targets openvino-fp32, openvino-int8 were not"):
-        judge_variants(case.program, (case.onnx,), case.dataset, splits(), case.config, case.store)
+        judge_variants(case.program, (case.onnx,), case.rows, case.config, case.store)
 
 
-def test_a_damaged_file_is_found_before_it_is_loaded(case: Case) -> None:
+def test_a_damaged_file_is_dropped_before_it_is_loaded(case: Case) -> None:
     rows = dataset(case.store, frame(900, seed=3))
     program = registered(case.store, rows, exported(SmallNetwork(seed=4)))
     config = case.config.model_copy(update={"targets": ("onnx-fp32",)})
-    onnx = build_onnx(program, config, case.store)
+    onnx = build_one("onnx-fp32", program, rows, config, case.store)
     assert onnx.files is not None
     file = case.store.path(onnx.files) / "model.onnx"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ArtifactError, match="was changed or damaged"):
-        judge_variants(program, (onnx,), rows, splits(), config, case.store)
+    (variant,) = judge_variants(program, (onnx,), _of(rows), config, case.store)
+    assert not variant.kept
+    assert "they were changed or damaged, and are not loaded" in variant.reason
 
 
 def test_a_test_window_with_one_label_cannot_judge(case: Case) -> None:
@@ -220,54 +239,18 @@ def test_a_test_window_with_one_label_cannot_judge(case: Case) -> None:
     data.loc[data[COLUMNS.event_time] >= month(9).start, COLUMNS.label] = 0
     rows = dataset(case.store, data)
     with pytest.raises(DataContractError, match="AUC is undefined"):
-        judge_variants(case.program, case.built, rows, splits(), case.config, case.store)
+        judge_variants(case.program, case.built, _of(rows), case.config, case.store)
 
 
-def _kept(name: str, *, kept: bool = True, **times: tuple[float, float]) -> ModelVariant:
-    latencies = tuple(
-        VariantLatency(batch_rows=int(rows[1:]), p50_ms=ms, p95_ms=ms, ratio_to_eager=ratio)
-        for rows, (ms, ratio) in times.items()
-    )
-    return ModelVariant(
-        name=name,
-        format="onnx",
-        precision="fp32",
-        hardware_class="cpu",
-        files=None,
-        source_sha256="0" * 64,
-        parity_max=0.0,
-        parity_mean=0.0,
-        auc_change=None,
-        latencies=latencies,
-        num_bytes=0,
-        load_ms=1.0,
-        kept=kept,
-        reason="",
-        settings={},
-    )
+def _of(rows: ValidatedDataset) -> SnapshotRows:
+    return SnapshotRows(dataset=rows, splits=splits())
 
 
-@pytest.mark.parametrize(
-    ("batch_rows", "best"), [(1, "small"), (31, "small"), (32, "large"), (5000, "large")]
-)
-def test_the_best_variant_depends_on_the_batch(batch_rows: int, best: str) -> None:
-    variants = (
-        _kept("small", b1=(0.05, 0.3), b32=(0.5, 0.9)),
-        _kept("large", b1=(0.1, 0.6), b32=(0.2, 0.4)),
-        _kept("dropped", kept=False, b1=(0.01, 0.1), b32=(0.01, 0.1)),
-    )
-    chosen = best_variant(variants, batch_rows)
-    assert chosen is not None
-    assert chosen.name == best
-
-
-def test_below_the_smallest_measured_batch_the_smallest_counts() -> None:
-    variants = (_kept("a", b8=(0.2, 0.5)), _kept("b", b8=(0.1, 0.4)))
-    chosen = best_variant(variants, 1)
-    assert chosen is not None
-    assert chosen.name == "b"
-
-
-def test_no_variant_is_best_where_pytorch_is_faster() -> None:
-    assert best_variant((_kept("a", b1=(0.1, 0.5), b1024=(15.0, 1.3)),), 2000) is None
-    assert best_variant((), 1) is None
+def test_a_form_for_other_hardware_is_compared_and_neither_timed_nor_kept(case: Case) -> None:
+    config = case.config.model_copy(update={"targets": ("onnx-fp16",)})
+    fp16 = build_one("onnx-fp16", case.program, case.rows, config, case.store, case.onnx)
+    (variant,) = judge_variants(case.program, (fp16,), case.rows, config, case.store)
+    assert not variant.kept
+    assert variant.parity_max is not None
+    assert variant.latencies == ()
+    assert variant.reason.startswith("Dropped: it agrees with PyTorch, and is for gpu: its speed")

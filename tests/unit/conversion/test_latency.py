@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +20,7 @@ from tasks.conversion.latency import (
 
 def _timing(*rounds_ms: float) -> Timing:
     values = np.array(rounds_ms)
-    return Timing(calls_ms=values, rounds_ms=values)
+    return Timing(calls_ms=values, rounds_ms=values, cpu_rounds_ms=values)
 
 
 @given(st.integers(6, 200))
@@ -62,3 +63,18 @@ def test_short_calls_are_repeated_until_the_round_is_long_enough() -> None:
     timing = time_interleaved({"A": lambda: None}, rounds=2, round_ms=1.0)["A"]
     assert timing.calls_ms.sum() >= 2.0
     assert 0 < timing.p50_ms <= timing.p95_ms
+
+
+def test_a_long_call_is_a_turn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.conversion.latency.SLOW_CALL_MS", -1.0)
+    calls: list[int] = []
+    timing = time_interleaved({"A": lambda: calls.append(1)}, rounds=4, round_ms=1.0)["A"]
+    assert len(calls) == 1 + 4
+    assert len(timing.calls_ms) == len(timing.rounds_ms) == len(timing.cpu_rounds_ms) == 4
+
+
+def test_waiting_takes_time_and_no_processor() -> None:
+    timing = time_interleaved({"A": lambda: time.sleep(0.01)}, rounds=2, round_ms=1.0)["A"]
+    assert timing.p50_ms >= 10
+    assert timing.cpu_ms < timing.p50_ms
+    assert timing.cpu_ratio_to(timing) == 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
@@ -10,19 +11,19 @@ import torch
 
 from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.onnx_export import MODEL_FILE, build_onnx
-from tasks.conversion.parity import score_gap
-from tasks.conversion.rows import ModelInputs
-from tasks.conversion.runtimes import load
-from tasks.conversion.variants import schema_digest
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.onnx_export import MODEL_FILE
+from tasks.conversion.stamps import schema_digest
 from tasks.errors import StorageError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
-from tests.builders import COLUMNS, dataset
+from tests.builders import dataset
 from tests.unit.conversion.conftest import Case
 from tests.unit.conversion.programs import (
     ClashingNames,
     Elementwise,
     SmallNetwork,
+    build_one,
+    built,
     exported,
     registered,
 )
@@ -43,9 +44,8 @@ def test_any_number_of_rows_scores_as_pytorch_does(
     case: Case, edges: ModelInputs, num_rows: int
 ) -> None:
     batch = edges.block(0, num_rows)
-    expected = case.load_source()(batch.categorical, batch.numeric)
-    got = case.load(case.onnx)(batch.categorical, batch.numeric)
-    assert score_gap(expected, got).largest < 1e-6
+    gap = np.abs(case.load_source()(batch) - case.load(case.onnx)(batch))
+    assert gap.max() < 1e-6
 
 
 def test_the_file_names_its_axes_and_pins_its_opset(case: Case) -> None:
@@ -67,15 +67,17 @@ def test_the_file_says_where_it_comes_from(case: Case) -> None:
     assert session.get_modelmeta().custom_metadata_map == {
         "falaj.program_sha256": case.program.program.sha256,
         "falaj.snapshot_sha256": case.dataset.snapshot.data.sha256,
-        "falaj.schema_digest": schema_digest(COLUMNS),
+        "falaj.schema_digest": schema_digest(case.program),
         "falaj.precision": "fp32",
+        "falaj.target": "onnx-fp32",
+        "falaj.versions": case.onnx.stamp["versions"],
     }
 
 
 def test_two_conversions_give_the_same_bytes(case: Case, store: ArtifactStore) -> None:
     rows = dataset(store)
     program = registered(store, rows, case.store.path(case.program.program).read_bytes())
-    again = build_onnx(program, case.config, store)
+    again = build_one("onnx-fp32", program, rows, case.config, store)
     assert again.files is not None
     assert case.onnx.files is not None
     assert again.files.sha256 == case.onnx.files.sha256
@@ -92,21 +94,19 @@ def test_parameters_named_like_inputs_and_output_do_not_break_the_file(
     store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig, edges: ModelInputs
 ) -> None:
     program = registered(store, rows, exported(ClashingNames()))
-    built = build_onnx(program, quick, store)
+    built = build_one("onnx-fp32", program, rows, quick, store)
     assert built.failure is None
-    assert built.files is not None
-    models = (
-        load(store.path(program.program), "pytorch", COLUMNS),
-        load(store.path(built.files), "onnx", COLUMNS),
-    )
-    assert score_gap(*(m(edges.categorical, edges.numeric) for m in models)).largest < 1e-6
+    case = Case(store, rows, program, quick, built, built, built)
+    gap = np.abs(case.load_source()(edges) - case.load(built)(edges))
+    assert gap.max() < 1e-6
 
 
 def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(
     store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
 ) -> None:
     network = Elementwise(lambda numbers: torch.special.gammaln(numbers).sum(1))
-    built = build_onnx(registered(store, rows, exported(network)), quick, store)
+    program = registered(store, rows, exported(network))
+    built = build_one("onnx-fp32", program, rows, quick, store)
     assert built.files is None
     assert built.failure is not None
     assert "cannot be written as ONNX opset 20: No ONNX function found" in built.failure
@@ -118,19 +118,19 @@ def test_a_program_for_a_fixed_number_of_rows_is_a_failure(
     store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
 ) -> None:
     program = registered(store, rows, exported(SmallNetwork(), rows=4, dynamic=False))
-    built = build_onnx(program, quick, store)
+    built = build_one("onnx-fp32", program, rows, quick, store)
     assert built.failure is not None
-    assert "export the program with a dynamic first axis" in built.failure
+    assert "has 4 fixed where any number is promised (batch)" in built.failure
+    assert "export the program with a dynamic batch axis" in built.failure
 
 
-def test_a_form_that_no_target_needs_is_not_built(case: Case, store: ArtifactStore) -> None:
-    config = ConversionConfig(targets=("onnx-fp32",))
-    from tasks.conversion.openvino_export import build_openvino
-
-    built = build_openvino(case.program, case.onnx, config, store)
-    assert built.files is None
-    assert built.failure == "openvino-fp32 was not asked for: the targets are onnx-fp32"
-    assert not store.root.exists()
+def test_a_form_that_no_target_needs_is_not_built(
+    store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
+) -> None:
+    config = quick.model_copy(update={"targets": ("onnx-fp32",)})
+    program = registered(store, rows, exported(SmallNetwork()))
+    assert [one.name for one in built(program, rows, config, store)] == ["onnx-fp32"]
+    assert len(list((store.root / "variants").iterdir())) == 1
 
 
 def test_a_full_disk_is_a_storage_error_and_leaves_nothing_visible(
@@ -146,7 +146,7 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing_visible(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StorageError, match="No space left on device"):
-        build_onnx(program, quick, store)
+        build_one("onnx-fp32", program, rows, quick, store)
     assert list((store.root / "variants").iterdir()) == []
     monkeypatch.undo()
-    assert build_onnx(program, quick, store).failure is None
+    assert build_one("onnx-fp32", program, rows, quick, store).failure is None

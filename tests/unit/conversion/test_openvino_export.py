@@ -4,22 +4,20 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 
 from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.onnx_export import MODEL_FILE, build_onnx
-from tasks.conversion.openvino_export import build_openvino, read_ir, save_ir
-from tasks.conversion.parity import score_gap
-from tasks.conversion.quantization import build_int8
-from tasks.conversion.rows import ModelInputs
-from tasks.conversion.variants import stamp
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.onnx_export import MODEL_FILE
+from tasks.conversion.openvino_export import read_ir, save_ir
 from tasks.errors import StorageError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
-from tests.builders import dataset, splits
+from tests.builders import dataset
 from tests.unit.conversion.conftest import Case
-from tests.unit.conversion.programs import Elementwise, exported, registered
+from tests.unit.conversion.programs import Elementwise, built, exported, registered
 
 
 @pytest.fixture
@@ -32,27 +30,26 @@ def test_any_number_of_rows_scores_as_pytorch_does(
     case: Case, edges: ModelInputs, num_rows: int
 ) -> None:
     batch = edges.block(0, num_rows)
-    expected = case.load_source()(batch.categorical, batch.numeric)
-    got = case.load(case.openvino)(batch.categorical, batch.numeric)
-    assert score_gap(expected, got).largest < 1e-5
+    gap = np.abs(case.load_source()(batch) - case.load(case.openvino)(batch))
+    assert gap.max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
 def test_the_files_say_where_they_come_from(case: Case, name: str) -> None:
-    built = next(one for one in case.built if one.name == name)
-    assert built.files is not None
-    model = read_ir(case.store.path(built.files))
-    expected = stamp(built.name, case.program)  # type: ignore[arg-type]
+    one = next(variant for variant in case.built if variant.name == name)
+    assert one.files is not None
+    model = read_ir(case.store.path(one.files))
+    expected = one.stamp
     assert {key: model.get_rt_info(["falaj", key]).astype(str) for key in expected} == expected
-    assert expected["precision"] == built.precision
+    assert expected["precision"] == one.precision
+    assert expected["program_sha256"] == case.program.program.sha256
+    assert ("calibration_sha256" in expected) == (one.precision == "int8")
 
 
 def test_two_conversions_give_the_same_bytes(case: Case, store: ArtifactStore) -> None:
     rows = dataset(store)
     program = registered(store, rows, case.store.path(case.program.program).read_bytes())
-    onnx = build_onnx(program, case.config, store)
-    again = build_openvino(program, onnx, case.config, store)
-    int8 = build_int8(program, again, rows, splits(), case.config, store)
+    _, again, int8 = built(program, rows, case.config, store)
     for old, new in ((case.openvino, again), (case.int8, int8)):
         assert old.files is not None
         assert new.files is not None
@@ -64,9 +61,7 @@ def test_an_operator_that_openvino_lacks_leaves_the_onnx_form_standing(
 ) -> None:
     network = Elementwise(lambda numbers: torch.linalg.det(numbers[:, :4].reshape(-1, 2, 2)))
     program = registered(store, rows, exported(network))
-    onnx = build_onnx(program, quick, store)
-    openvino = build_openvino(program, onnx, quick, store)
-    int8 = build_int8(program, openvino, rows, splits(), quick, store)
+    onnx, openvino, int8 = built(program, rows, quick, store)
     assert onnx.failure is None
     assert openvino.failure is not None
     assert "OpenVINO cannot convert the ONNX form" in openvino.failure

@@ -6,18 +6,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.parity import ScoreGap, edge_gap, parity_failure, score_gap, score_rows
-from tasks.conversion.rows import BLOCK_ROWS, ModelInputs
+from tasks.conversion.families.tabular import WORDING, edge_batches, score_distances
+from tasks.conversion.families.tabular_rows import tabular_inputs
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.parity import (
+    ScoreGap,
+    answered_gap,
+    parity_failure,
+    score_batches,
+    score_gap,
+)
 from tasks.errors import ConversionParityError
 
-BOUND = QualityBound(max_gap=0.01, mean_gap=0.001, auc_drop=0.0)
+BOUND = QualityBound(max_gap=0.01, mean_gap=0.001, quality_drop=0.0)
 SCORES = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=30)
 
 
 @given(SCORES)
 def test_a_model_agrees_with_itself(scores: list[float]) -> None:
     values = np.array(scores, dtype=np.float32)
-    assert score_gap(values, values) == ScoreGap(largest=0.0, mean=0.0, num_rows=len(values))
+    assert score_gap(values, values, score_distances) == ScoreGap(
+        largest=0.0, mean=0.0, num_rows=len(values)
+    )
 
 
 @given(SCORES, st.data())
@@ -26,18 +36,18 @@ def test_one_changed_score_is_the_largest_gap(scores: list[float], data: st.Data
     position = data.draw(st.integers(0, len(scores) - 1))
     converted = reference.copy()
     converted[position] = 1 - converted[position]
-    gap = score_gap(reference, converted)
+    gap = score_gap(reference, converted, score_distances)
     assert gap.largest == pytest.approx(abs(1 - 2 * reference[position]))
     assert gap.mean == pytest.approx(gap.largest / len(scores))
 
 
 def test_no_rows_have_no_gap() -> None:
-    assert score_gap(np.empty(0), np.empty(0)).largest == 0.0
+    assert score_gap(np.empty(0), np.empty(0), score_distances).largest == 0.0
 
 
 def test_another_shape_is_an_error() -> None:
     with pytest.raises(ConversionParityError, match=r"returned shape \(3, 1\), expected \(3,\)"):
-        score_gap(np.zeros(3), np.zeros((3, 1)))
+        score_gap(np.zeros(3), np.zeros((3, 1)), score_distances)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -49,58 +59,107 @@ def test_a_value_that_is_not_finite_is_an_error_that_says_whose(
     pair[position][1] = value
     whose = ("PyTorch program", "converted model")[position]
     with pytest.raises(ConversionParityError, match=f"the {whose} gives NaN or Inf for 1 of 2"):
-        score_gap(*pair)
+        score_gap(*pair, score_distances)
 
 
 def test_a_model_that_ignores_the_number_of_rows_is_found(typical: ModelInputs) -> None:
-    def one_score(categorical: np.ndarray, numeric: np.ndarray) -> np.ndarray:
+    def one_score(inputs: ModelInputs) -> np.ndarray:
         return np.zeros(1, dtype=np.float32)
 
     with pytest.raises(ConversionParityError, match=r"shape \(1,\) for 1500 rows"):
-        score_rows(one_score, typical)
+        score_batches(one_score, (typical,))
+
+
+def test_a_model_that_gives_another_width_in_another_call_is_found(typical: ModelInputs) -> None:
+    def as_wide_as_long(inputs: ModelInputs) -> np.ndarray:
+        return np.zeros((inputs.num_rows, inputs.num_rows), dtype=np.float32)
+
+    with pytest.raises(ConversionParityError, match="the same after the first axis"):
+        score_batches(as_wide_as_long, (typical.block(0, 2), typical.block(0, 3)))
 
 
 def test_rows_are_scored_in_blocks_and_in_order() -> None:
-    rows = BLOCK_ROWS + 5
-    inputs = ModelInputs(
+    rows = 69
+    inputs = tabular_inputs(
         np.zeros((rows, 1), np.int32), np.arange(rows, dtype=np.float32).reshape(-1, 1)
     )
     sizes = []
 
-    def first_number(categorical: np.ndarray, numeric: np.ndarray) -> np.ndarray:
-        sizes.append(len(numeric))
-        return numeric[:, 0]
+    def first_number(inputs: ModelInputs) -> np.ndarray:
+        sizes.append(inputs.num_rows)
+        return inputs["numeric"][:, 0]
 
-    np.testing.assert_array_equal(score_rows(first_number, inputs), np.arange(rows))
-    assert sizes == [BLOCK_ROWS, 5]
+    scores = score_batches(first_number, tuple(inputs.blocks(64)))
+    np.testing.assert_array_equal(scores, np.arange(rows))
+    assert sizes == [64, 5]
 
 
 def test_an_error_at_one_batch_size_alone_is_found(edges: ModelInputs) -> None:
-    def right(categorical: np.ndarray, numeric: np.ndarray) -> np.ndarray:
-        return np.full(len(numeric), 0.5, dtype=np.float32)
+    def right(inputs: ModelInputs) -> np.ndarray:
+        return np.full(inputs.num_rows, 0.5, dtype=np.float32)
 
-    def wrong_at_seven(categorical: np.ndarray, numeric: np.ndarray) -> np.ndarray:
-        return right(categorical, numeric) + (0.25 if len(numeric) == 7 else 0.0)
+    def wrong_at_seven(inputs: ModelInputs) -> np.ndarray:
+        return right(inputs) + (0.25 if inputs.num_rows == 7 else 0.0)
 
-    assert edge_gap(right, right, edges).largest == 0.0
-    assert edge_gap(right, wrong_at_seven, edges).largest == 0.25
+    batches = edge_batches(edges)
+    assert {batch.num_rows for batch in batches} == {1, 2, 7, 1024}
+    expected, same, wrong = (score_batches(m, batches) for m in (right, right, wrong_at_seven))
+    assert score_gap(expected, same, score_distances).largest == 0.0
+    assert score_gap(expected, wrong, score_distances).largest == 0.25
 
 
 @pytest.mark.parametrize(
-    ("rows", "edges", "sentence"),
+    ("rows", "edges", "timed", "sentence"),
     [
-        ((0.01, 0.001), 0.01, None),
-        ((0.02, 0.001), 0.0, "a probability differs by 0.02 from PyTorch on 9 test rows"),
-        ((0.0, 0.0), 0.5, "a probability differs by 0.5 from PyTorch on 4 edge rows"),
-        ((0.01, 0.002), 0.0, "probabilities differ by 0.002 from PyTorch on average over 9"),
+        ((0.01, 0.001), 0.01, 0.01, None),
+        ((0.02, 0.001), 0.0, 0.0, "a probability differs by 0.02 from PyTorch on 9 test rows"),
+        ((0.0, 0.0), 0.5, 0.0, "a probability differs by 0.5 from PyTorch on 4 edge rows"),
+        ((0.0, 0.0), 0.0, 0.5, "a probability differs by 0.5 from PyTorch on 3 timed rows"),
+        ((0.01, 0.002), 0.0, 0.0, "probabilities differ by 0.002 from PyTorch on average over 9"),
     ],
 )
 def test_gaps_beyond_a_bound_are_a_sentence(
-    rows: tuple[float, float], edges: float, sentence: str | None
+    rows: tuple[float, float], edges: float, timed: float, sentence: str | None
 ) -> None:
-    failure = parity_failure(ScoreGap(*rows, num_rows=9), ScoreGap(edges, edges, 4), BOUND)
+    failure = parity_failure(
+        ScoreGap(*rows, num_rows=9),
+        ScoreGap(edges, edges, 4),
+        ScoreGap(timed, timed, 3),
+        BOUND,
+        WORDING["classification"],
+    )
     if sentence is None:
         assert failure is None
     else:
         assert failure is not None
         assert failure.startswith(sentence)
+
+
+def test_edge_rows_may_have_a_bound_of_their_own() -> None:
+    told = WORDING["classification"]
+    wider = BOUND.model_copy(update={"edge_gap": 0.5})
+    small = ScoreGap(0.001, 0.0001, 9)
+    assert parity_failure(small, ScoreGap(0.4, 0.4, 4), small, wider, told) is None
+    failure = parity_failure(small, ScoreGap(0.6, 0.6, 4), small, wider, told)
+    assert failure is not None
+    assert failure.endswith("on 4 edge rows, allowed are 0.5")
+
+
+def test_rows_that_the_source_itself_has_no_answer_for_are_left_out() -> None:
+    reference = np.array([0.1, np.nan, np.inf, 0.4])
+    gap = answered_gap(reference, np.array([0.1, 0.7, np.nan, 0.5]), score_distances)
+    assert gap.num_rows == 2
+    assert gap.largest == pytest.approx(0.1)
+    with pytest.raises(ConversionParityError, match="converted model gives NaN or Inf for 1 of 2"):
+        answered_gap(reference, np.array([np.nan, 0.7, 0.2, 0.5]), score_distances)
+    with pytest.raises(ConversionParityError, match="returned shape"):
+        answered_gap(reference, np.zeros(3), score_distances)
+
+
+def test_far_from_the_labels_a_gap_of_a_number_counts_in_parts_of_its_distance() -> None:
+    reference, other = np.array([51.0, 1e9, -1e9]), np.array([52.0, 1e9 + 100, -1e9])
+    near, far, same = score_distances(reference, other, unit=2.0, centre=50.0)
+    assert near == pytest.approx(0.5)
+    assert far == pytest.approx(1e-6)
+    assert same == 0
+    assert score_distances(reference, other)[1] == pytest.approx(100)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
-from tasks.conversion.program import check_inputs, load_program
+from tasks.conversion.program import check_program, load_program
 from tasks.errors import ArtifactError, ConversionError
 from tests.builders import COLUMNS
 from tests.unit.conversion.programs import SmallNetwork, exported
@@ -41,7 +42,17 @@ def _changed(source: Path, target: Path, ending: str, change: bytes) -> Path:
 
 def test_a_program_is_loaded_and_knows_its_inputs(program_file: Path) -> None:
     program = load_program(program_file)
-    check_inputs(program, COLUMNS)
+    check_program(program, tabular_signature(COLUMNS))
+
+
+def test_a_program_with_two_answers_is_a_sentence(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return numbers + 1, numbers - 1
+
+    torch.export.save(torch.export.export(Two(), (torch.ones(2, 3),)), tmp_path / "two.pt2")
+    with pytest.raises(ArtifactError, match=r"two\.pt2 gives 2 tensors, expected one"):
+        load_program(tmp_path / "two.pt2")
 
 
 def test_a_program_with_a_pickled_object_is_refused_before_it_runs(
@@ -85,8 +96,8 @@ def test_a_truncated_program_is_refused_with_a_sentence(program_file: Path, tmp_
 
 def test_a_program_of_other_columns_is_refused(program_file: Path) -> None:
     fewer = DatasetSchema(**{**COLUMNS.model_dump(), "numeric": COLUMNS.numeric[:-1]})
-    with pytest.raises(ConversionError, match="'numeric' has 5 columns, the schema 4"):
-        check_inputs(load_program(program_file), fewer)
+    with pytest.raises(ConversionError, match=r"'numeric' is float32 \['any', 5\], .* 4\]"):
+        check_program(load_program(program_file), tabular_signature(fewer))
 
 
 def test_a_program_with_other_input_names_is_refused() -> None:
@@ -96,4 +107,4 @@ def test_a_program_with_other_input_names_is_refused() -> None:
 
     program = torch.export.export(Renamed(), (torch.zeros(2, 3), torch.zeros(2, 5)))
     with pytest.raises(ConversionError, match="takes inputs \\('codes', 'numeric'\\)"):
-        check_inputs(program, COLUMNS)
+        check_program(program, tabular_signature(COLUMNS))

@@ -4,36 +4,41 @@ import numpy as np
 import pytest
 
 from tasks.contracts.base import TimeWindow
+from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.families.tabular import TABULAR
+from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.openvino_export import read_ir
-from tasks.conversion.parity import score_gap
-from tasks.conversion.quantization import build_int8
-from tasks.conversion.rows import ModelInputs
 from tasks.errors import ArtifactError
 from tasks.settings import ArtifactStore
 from tests.builders import COLUMNS, dataset, frame, month, splits
 from tests.unit.conversion.conftest import Case
+from tests.unit.conversion.programs import build_one
 
 
 def _calibrated(case: Case, rows: ValidatedDataset, config: ConversionConfig | None = None) -> Case:
     """The case with its INT8 form calibrated on other rows."""
-    int8 = build_int8(
-        case.program, case.openvino, rows, splits(), config or case.config, case.store
-    )
+    int8 = _int8(case, rows, config or case.config)
     return Case(case.store, rows, case.program, case.config, case.onnx, case.openvino, int8)
 
 
+def _int8(
+    case: Case, rows: ValidatedDataset | SnapshotRows, config: ConversionConfig
+) -> BuiltVariant:
+    given = case.onnx, case.openvino
+    return build_one("openvino-int8", case.program, rows, config, case.store, *given)
+
+
 def _gap(case: Case, inputs: ModelInputs) -> float:
-    models = case.load_source(), case.load(case.int8)
-    return score_gap(*(m(inputs.categorical, inputs.numeric) for m in models)).largest
+    return float(np.abs(case.load_source()(inputs) - case.load(case.int8)(inputs)).max())
 
 
 def test_int8_stays_within_its_bound(case: Case, typical: ModelInputs, edges: ModelInputs) -> None:
     assert case.int8.failure is None
-    assert _gap(case, typical) < case.config.int8.max_gap
-    assert _gap(case, edges) < case.config.int8.max_gap
+    assert _gap(case, typical) < TABULAR.bounds["int8"].max_gap
+    assert _gap(case, edges) < TABULAR.bounds["int8"].max_gap
 
 
 def test_only_matrix_products_are_quantised(case: Case) -> None:
@@ -65,7 +70,9 @@ def test_its_files_are_smaller_and_its_settings_say_how_it_was_calibrated(case: 
 def test_outliers_in_raw_numbers_do_not_spoil_the_scale(case: Case, typical: ModelInputs) -> None:
     data = frame(3000, seed=8)
     data.loc[::50, "distance"] = 1e7
-    assert _gap(_calibrated(case, dataset(case.store, data)), typical) < case.config.int8.max_gap
+    assert (
+        _gap(_calibrated(case, dataset(case.store, data)), typical) < TABULAR.bounds["int8"].max_gap
+    )
 
 
 def test_columns_without_any_value_can_calibrate(case: Case, typical: ModelInputs) -> None:
@@ -76,10 +83,13 @@ def test_columns_without_any_value_can_calibrate(case: Case, typical: ModelInput
     assert np.isfinite(_gap(result, typical))
 
 
-def test_one_row_can_calibrate(case: Case, typical: ModelInputs) -> None:
-    result = _calibrated(case, case.dataset, ConversionConfig(calibration_rows=1))
-    assert result.int8.settings["calibration_rows"] == "1"
-    assert np.isfinite(_gap(result, typical))
+def test_a_few_rows_can_calibrate_and_one_cannot(case: Case, typical: ModelInputs) -> None:
+    few = _calibrated(case, case.dataset, ConversionConfig(calibration_rows=8))
+    assert few.int8.settings["calibration_rows"] == "8"
+    assert np.isfinite(_gap(few, typical))
+    one = _calibrated(case, case.dataset, ConversionConfig(calibration_rows=1)).int8
+    assert one.failure is not None
+    assert "1 rows calibrate it" in one.failure
 
 
 def test_a_training_window_without_rows_is_a_failure_with_the_reason(case: Case) -> None:
@@ -114,14 +124,14 @@ def test_a_damaged_source_is_an_artifact_error(store: ArtifactStore, case: Case)
     for file in case.store.path(case.openvino.files).iterdir():
         (damaged / file.name).write_bytes(file.read_bytes()[:-1])
     rows = dataset(store)
-    program: RegisteredProgram = case.program
+    given = case.onnx, case.openvino
     with pytest.raises(ArtifactError, match="changed or damaged"):
-        build_int8(program, case.openvino, rows, splits(), case.config, store)
+        build_one("openvino-int8", case.program, rows, case.config, store, *given)
 
 
 def test_another_window_gives_another_calibration(case: Case) -> None:
     early = splits().model_copy(
         update={"train": TimeWindow(start=month(1).start, end=month(1).end)}
     )
-    int8 = build_int8(case.program, case.openvino, case.dataset, early, case.config, case.store)
+    int8 = _int8(case, SnapshotRows(dataset=case.dataset, splits=early), case.config)
     assert int8.settings["calibration_window"] == "2013-01-01T00:00Z to 2013-02-01T00:00Z"

@@ -1,22 +1,26 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from sklearn.metrics import r2_score
 
 from tasks.contracts.evaluation import Metric
 from tasks.conversion.config import QualityBound
-from tasks.conversion.judge import quality_failure
+from tasks.conversion.examination import quality_failure
+from tasks.conversion.families.tabular import WORDING, score_distances
+from tasks.conversion.families.tabular_metric import PairedAuc, PairedR2, paired_quality
+from tasks.conversion.families.tabular_rows import LabelledRows, tabular_inputs
 from tasks.conversion.parity import ScoreGap, parity_failure, score_gap
-from tasks.conversion.rows import LabelledRows, ModelInputs
-from tasks.conversion.task_metric import PairedAuc, PairedR2, paired_quality
 from tasks.errors import DataContractError
 
-BOUND = QualityBound(max_gap=0.05, mean_gap=0.005, auc_drop=0.001)
+BOUND = QualityBound(max_gap=0.05, mean_gap=0.005, quality_drop=0.001)
 
 
 def rows(labels: np.ndarray, days: np.ndarray) -> LabelledRows:
-    none = ModelInputs(np.empty((len(labels), 0), np.int32), np.empty((len(labels), 0), np.float32))
+    nothing = np.empty((len(labels), 0))
+    none = tabular_inputs(nothing.astype(np.int32), nothing.astype(np.float32))
     return LabelledRows(none, labels, np.datetime64("2018-04-01") + days)
 
 
@@ -53,10 +57,12 @@ def test_labels_that_are_all_equal_are_refused() -> None:
 
 def test_gaps_are_in_standard_deviations_of_the_label() -> None:
     source = np.array([1000.0, 2000.0], dtype=np.float32)
-    gap = score_gap(source, source + np.array([0, 100], dtype=np.float32), 2000.0)
+    variant = source + np.array([0, 100], dtype=np.float32)
+    gap = score_gap(source, variant, partial(score_distances, unit=2000.0))
     assert (gap.largest, gap.mean) == pytest.approx((0.05, 0.025))
     small = ScoreGap(0.001, 0.0001, 2)
-    failure = parity_failure(gap, small, BOUND.model_copy(update={"max_gap": 0.01}), "regression")
+    bound = BOUND.model_copy(update={"max_gap": 0.01})
+    failure = parity_failure(gap, small, small, bound, WORDING["regression"])
     assert failure is not None
     assert "a prediction differs by 0.05 standard deviations" in failure
 

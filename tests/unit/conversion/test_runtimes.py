@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.contracts.conversion import tabular_signature
 from tasks.conversion import runtimes
-from tasks.conversion.rows import ModelInputs
-from tasks.conversion.runtimes import LoadedModel, load, torch_threads_restored
+from tasks.conversion.families.tabular_rows import tabular_inputs
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.runtimes import (
+    LoadedModel,
+    load_onnx,
+    load_openvino,
+    load_pytorch,
+    torch_threads_restored,
+)
+from tasks.conversion.targets.interface import Load, Runtime
 from tasks.errors import ConversionError, DataContractError
 from tests.builders import COLUMNS
 from tests.unit.conversion.conftest import Case
@@ -35,7 +44,9 @@ def test_each_runtime_says_what_it_really_runs_with(case: Case) -> None:
 
 def test_two_threads_are_read_back_as_two(case: Case) -> None:
     assert case.openvino.files is not None
-    model = load(case.store.path(case.openvino.files), "openvino", COLUMNS, threads=2)
+    model = load_openvino(
+        case.store.path(case.openvino.files), case.program.signature, Runtime(threads=2)
+    )
     assert model.settings["threads"] == "2"
 
 
@@ -48,36 +59,37 @@ def test_a_setting_that_did_not_take_is_an_error() -> None:
 def test_other_layouts_and_number_types_give_the_same_scores(
     model: LoadedModel, typical: ModelInputs
 ) -> None:
-    expected = model(typical.categorical, typical.numeric)
+    expected = model(typical)
     assert expected.dtype == np.float32
     assert expected.shape == (typical.num_rows,)
+    codes, numbers = typical["categorical"], typical["numeric"]
     layouts = [
-        (typical.categorical.astype(np.int64), typical.numeric.astype(np.float64)),
-        (np.asfortranarray(typical.categorical), np.asfortranarray(typical.numeric)),
-        (np.repeat(typical.categorical, 2, axis=0)[::2], np.repeat(typical.numeric, 2, 0)[::2]),
+        (codes.astype(np.int64), numbers.astype(np.float64)),
+        (np.asfortranarray(codes), np.asfortranarray(numbers)),
+        (np.repeat(codes, 2, axis=0)[::2], np.repeat(numbers, 2, 0)[::2]),
     ]
     for categorical, numeric in layouts:
-        np.testing.assert_array_equal(model(categorical, numeric), expected)
+        np.testing.assert_array_equal(model(tabular_inputs(categorical, numeric)), expected)
 
 
 def test_read_only_arrays_are_taken(model: LoadedModel, typical: ModelInputs) -> None:
     batch = typical.block(0, 3)
-    for values in (batch.categorical, batch.numeric):
+    for values in batch.values():
         values.setflags(write=False)
-    assert model(batch.categorical, batch.numeric).shape == (3,)
+    assert model(batch).shape == (3,)
 
 
 def test_a_later_call_does_not_change_an_earlier_result(
     model: LoadedModel, typical: ModelInputs
 ) -> None:
-    first = model(typical.categorical[:8], typical.numeric[:8])
+    first = model(typical.block(0, 8))
     before = first.copy()
-    model(typical.categorical[8:16], typical.numeric[8:16])
+    model(typical.block(8, 16))
     np.testing.assert_array_equal(first, before)
 
 
 def test_no_rows_give_no_scores(model: LoadedModel) -> None:
-    assert model(np.empty((0, 3), np.int32), np.empty((0, 5), np.float32)).shape == (0,)
+    assert model(tabular_inputs(np.empty((0, 3), np.int32), np.empty((0, 5)))).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -87,29 +99,45 @@ def test_arrays_of_another_shape_are_refused_with_a_sentence(
     model: LoadedModel, codes: tuple[int, ...], numbers: tuple[int, ...]
 ) -> None:
     with pytest.raises(DataContractError, match=r"expected .* were they swapped\?"):
-        model(np.zeros(codes, np.int32), np.zeros(numbers, np.float32))
+        model({"categorical": np.zeros(codes, np.int32), "numeric": np.zeros(numbers)})
+
+
+def test_an_array_that_is_absent_is_refused(model: LoadedModel, typical: ModelInputs) -> None:
+    with pytest.raises(DataContractError, match=r"expected \{'categorical': .*, 'numeric': "):
+        model({"numeric": typical["numeric"]})
+
+
+def test_a_provider_that_is_not_there_is_an_error_and_no_silent_fall_back(case: Case) -> None:
+    assert case.onnx.files is not None
+    folder, gpu = case.store.path(case.onnx.files), Runtime(hardware_class="gpu")
+    with (
+        pytest.warns(UserWarning, match="CUDAExecutionProvider"),
+        pytest.raises(ConversionError, match="provider 'CPUExecutionProvider', it was told 'CUDA"),
+    ):
+        load_onnx(folder, case.program.signature, gpu)
 
 
 @pytest.mark.parametrize(
-    ("model_format", "file", "message"),
+    ("load", "file", "message"),
     [
-        ("onnx", "model.onnx", "ONNX Runtime cannot load the model"),
-        ("openvino", "model.xml", "OpenVINO cannot load the model"),
+        (load_onnx, "model.onnx", "ONNX Runtime cannot load the model"),
+        (load_openvino, "model.xml", "OpenVINO cannot load the model"),
     ],
 )
 @pytest.mark.parametrize("content", [None, b"", b"not a model"])
 def test_files_that_are_no_model_are_refused_with_a_sentence(
-    tmp_path: Path, model_format: str, file: str, message: str, content: bytes | None
+    tmp_path: Path, load: Load, file: str, message: str, content: bytes | None
 ) -> None:
     if content is not None:
         (tmp_path / file).write_bytes(content)
     with pytest.raises(ConversionError, match=message):
-        load(tmp_path, model_format, COLUMNS)
+        load(tmp_path, tabular_signature(COLUMNS), Runtime())
 
 
 def test_the_thread_count_of_pytorch_is_put_back(case: Case) -> None:
     before = torch.get_num_threads()
     with torch_threads_restored():
-        load(case.store.path(case.program.program), "pytorch", COLUMNS, threads=before + 1)
+        path = case.store.path(case.program.program)
+        load_pytorch(path, case.program.signature, Runtime(threads=before + 1))
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before

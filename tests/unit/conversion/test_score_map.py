@@ -11,18 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from tasks.contracts.calibration import MapFit, ScoreMap
+from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.release import CalibrationSource
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.onnx_export import MODEL_FILE, build_onnx
+from tasks.conversion.families.tabular_rows import edge_rows, read_rows
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.program import load_program
-from tasks.conversion.rows import ModelInputs, edge_rows, read_rows
-from tasks.conversion.runtimes import load
+from tasks.conversion.runtimes import load_pytorch
 from tasks.conversion.score_map import check_mapped, map_program, mapped_outputs, write_mapped
+from tasks.conversion.targets.interface import Runtime
 from tasks.errors import ArtifactError, ConversionError, ConversionParityError
 from tasks.settings import ArtifactStore, digest_of
 from tests.builders import COLUMNS, dataset, month, splits
-from tests.unit.conversion.programs import SmallNetwork, exported, registered
+from tests.unit.conversion.programs import SmallNetwork, built, exported, registered
 
 NUMBER = COLUMNS.model_copy(update={"task": "regression", "label": "minutes", "unit": "minutes"})
 STEEP, FLAT = ScoreMap(slope=1.7, intercept=-0.4), ScoreMap(slope=0.6, intercept=0.9)
@@ -53,13 +56,11 @@ def inputs(tmp_path: Path) -> ModelInputs:
     store = ArtifactStore(tmp_path / "artifacts")
     rows = read_rows(dataset(store), COLUMNS, month(1, 12), store).inputs
     edges = edge_rows(rows, 1024, seed=1)
-    joined = [np.concatenate(pair) for pair in ((rows.categorical, edges.categorical),
-                                                (rows.numeric, edges.numeric))]  # fmt: skip
-    return ModelInputs(joined[0], joined[1])
+    return ModelInputs({name: np.concatenate((rows[name], edges[name])) for name in rows})
 
 
 def scores(path: Path, rows: ModelInputs, columns: DatasetSchema = COLUMNS) -> np.ndarray:
-    return load(path, "pytorch", columns)(rows.categorical, rows.numeric)
+    return load_pytorch(path, tabular_signature(columns), Runtime())(rows)
 
 
 def test_the_program_gives_the_mapped_logit_and_keeps_the_order_in_every_runtime(
@@ -76,13 +77,13 @@ def test_the_program_gives_the_mapped_logit_and_keeps_the_order_in_every_runtime
 
     store = ArtifactStore(tmp_path / "artifacts")
     made = registered(store, dataset(store), after.read_bytes())
-    onnx = build_onnx(made, ConversionConfig(), store)
+    config = ConversionConfig(targets=("onnx-fp32",))
+    (onnx,) = built(made, dataset(store), config, store)
     assert onnx.files is not None
     session = ort.InferenceSession(
         store.path(onnx.files) / MODEL_FILE, providers=["CPUExecutionProvider"]
     )
-    feed = {"categorical": rows.categorical, "numeric": rows.numeric}
-    assert np.abs(session.run(None, feed)[0] - new).max() < 1e-6
+    assert np.abs(session.run(None, dict(rows))[0] - new).max() < 1e-6
 
 
 def test_maps_of_maps_are_one_map_in_a_program_that_grows_no_longer(tmp_path: Path) -> None:

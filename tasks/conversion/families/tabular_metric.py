@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tasks.contracts.data import TaskKind
 from tasks.contracts.evaluation import Metric
-from tasks.conversion.rows import LabelledRows
+from tasks.conversion.families.tabular_rows import LabelledRows
 from tasks.errors import DataContractError
 
 FloatArray = NDArray[np.floating[Any]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,39 +11,22 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import CATEGORY_CODE_MASK, DatasetSchema, ValidatedDataset
+from tasks.contracts.data import (
+    CATEGORY_CODE_MASK,
+    DatasetSchema,
+    ValidatedDataset,
+    category_code,
+)
+from tasks.conversion.inputs import ModelInputs
 from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
 
-BLOCK_ROWS = 8192
 EXTREME = np.float32(1e30)
 
 
-@dataclass(frozen=True)
-class ModelInputs:
-    """The two raw arrays of every model format, same rows in the same order."""
-
-    categorical: NDArray[np.int32]
-    numeric: NDArray[np.float32]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of both arrays."""
-        return len(self.numeric)
-
-    def block(self, start: int, end: int) -> ModelInputs:
-        """Rows `start` to before `end`, or fewer where there are not so many."""
-        return ModelInputs(self.categorical[start:end], self.numeric[start:end])
-
-    def blocks(self, rows: int = BLOCK_ROWS) -> Iterator[ModelInputs]:
-        """All rows, `rows` at a time."""
-        for start in range(0, self.num_rows, rows):
-            yield self.block(start, start + rows)
-
-    def repeated(self, rows: int) -> ModelInputs:
-        """Exactly `rows` rows: the first ones, started over where there are not so many."""
-        index = np.arange(rows) % self.num_rows
-        return ModelInputs(self.categorical[index], self.numeric[index])
+def tabular_inputs(categorical: NDArray[np.int32], numeric: NDArray[np.float32]) -> ModelInputs:
+    """The two raw arrays of a program that takes a table, same rows in the same order."""
+    return ModelInputs({"categorical": categorical, "numeric": numeric})
 
 
 @dataclass(frozen=True)
@@ -112,7 +94,7 @@ def _labelled(table: pa.Table, columns: DatasetSchema) -> LabelledRows:
     labels = frame[columns.label]
     is_number = columns.task == "regression"
     return LabelledRows(
-        inputs=ModelInputs(*columns.model_inputs(frame)),
+        inputs=tabular_inputs(*columns.model_inputs(frame)),
         labels=labels.to_numpy(np.float64) if is_number else labels.to_numpy() == 1,
         days=times.astype("datetime64[D]"),
     )
@@ -128,7 +110,7 @@ def edge_rows(typical: ModelInputs, num_rows: int, seed: int) -> ModelInputs:
     """
     rng = np.random.default_rng(seed)
     rows = typical.repeated(num_rows)
-    categorical, numeric = rows.categorical, rows.numeric
+    categorical, numeric = rows["categorical"], rows["numeric"]
     unknown = rng.integers(1, CATEGORY_CODE_MASK, categorical.shape, dtype=np.int32)
     numeric[rng.random(numeric.shape) < 0.2] = np.nan
     numeric[rng.random(numeric.shape) < 0.05] = EXTREME
@@ -140,4 +122,56 @@ def edge_rows(typical: ModelInputs, num_rows: int, seed: int) -> ModelInputs:
     numeric[2::8] = -EXTREME
     numeric[3::8] = 0.0
     categorical[4::8] = unknown[4::8]
-    return ModelInputs(categorical, numeric)
+    return tabular_inputs(categorical, numeric)
+
+
+def read_categories(
+    dataset: ValidatedDataset, columns: DatasetSchema, store: ArtifactStore
+) -> tuple[NDArray[np.int32], ...]:
+    """For each categorical column the codes of all its values in the whole snapshot, ascending.
+
+    Raises:
+        ArtifactError: the snapshot is absent or damaged.
+    """
+    table = pq.read_table(
+        store.path(dataset.snapshot.data), columns=list(dict.fromkeys(columns.categorical))
+    )
+    return tuple(_codes(table[name].unique().to_pylist()) for name in columns.categorical)
+
+
+def _codes(values: list[object]) -> NDArray[np.int32]:
+    known = {category_code(None if value is None else str(value)) for value in values}
+    return np.array(sorted(known), dtype=np.int32)
+
+
+def category_rows(typical: ModelInputs, codes: tuple[NDArray[np.int32], ...]) -> ModelInputs:
+    """Ordinary rows in which every value of every category occurs: test rows may lack rare ones.
+
+    Args:
+        typical: ordinary rows.
+        codes: of each categorical column, at least one.
+    """
+    rows = typical.repeated(max([len(column) for column in codes], default=1))
+    for position, column in enumerate(codes):
+        rows["categorical"][:, position] = np.resize(column, rows.num_rows)
+    return rows
+
+
+def magnitude_rows(typical: ModelInputs, num_rows: int, seed: int) -> ModelInputs:
+    """Ordinary rows, some of whose numbers are far smaller or larger than they use to be.
+
+    From a thousandth to a million times as large, of either sign: a form whose numbers overflow, or
+    are rounded to fewer digits than the program's, answers otherwise here.
+
+    Args:
+        typical: ordinary rows.
+        num_rows: how many.
+        seed: of the draws.
+    """
+    rng = np.random.default_rng(seed)
+    rows = typical.repeated(num_rows)
+    numeric = rows["numeric"]
+    factors = 10.0 ** rng.uniform(-3, 6, numeric.shape) * rng.choice([-1, 1], numeric.shape)
+    chosen = rng.random(numeric.shape) < 0.25
+    numeric[chosen] = (numeric * factors)[chosen]
+    return rows

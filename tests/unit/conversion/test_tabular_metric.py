@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from tasks.conversion.rows import LabelledRows, ModelInputs
-from tasks.conversion.task_metric import PairedAuc
+from tasks.conversion.families.tabular_metric import PairedAuc
+from tasks.conversion.families.tabular_rows import LabelledRows, tabular_inputs
 from tasks.errors import DataContractError
 
 Case = tuple[LabelledRows, np.ndarray, np.random.Generator]
 
 
 def _rows(labels: np.ndarray, days: np.ndarray) -> LabelledRows:
-    nothing = ModelInputs(np.empty((len(labels), 0), np.int32), np.empty((len(labels), 0)))
+    nothing = tabular_inputs(np.empty((len(labels), 0), np.int32), np.empty((len(labels), 0)))
     return LabelledRows(nothing, labels.astype(bool), np.datetime64("2013-09-01") + days)
 
 

@@ -1,0 +1,133 @@
+"""Values about what a conversion works on: tensors of a program, and rows to convert it with."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from tasks.contracts.base import Artifact, Contract
+from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
+
+BATCH_AXIS = "batch"
+MOST_ROWS = 65_536  # a call, of a program that training exports
+TensorType = Literal["bool", "uint8", "int32", "int64", "float32"]
+
+
+class TensorSpec(Contract):
+    """One input or output of every format of a model."""
+
+    name: str = Field(min_length=1, description="As the program's argument is named.")
+    dtype: TensorType = Field(description="Type of its numbers.")
+    shape: tuple[str | int, ...] = Field(
+        min_length=1, description="Length of each axis; a name is an axis of any length."
+    )
+    columns: tuple[str, ...] = Field(
+        default=(), description="Meaning of the second axis of raw columns, in order."
+    )
+
+
+class Signature(Contract):
+    """What a program takes and gives; every format of it takes and gives the same."""
+
+    inputs: tuple[TensorSpec, ...] = Field(
+        min_length=1, description="What it takes, in the order of its arguments."
+    )
+    output: TensorSpec = Field(description="What it gives, under a name that no input bears.")
+    largest: dict[str, PositiveInt] = Field(
+        default={}, description="Most that an axis of any length takes, by its name."
+    )
+
+    @model_validator(mode="after")
+    def _rows_come_first(self) -> Self:
+        names = [spec.name for spec in (*self.inputs, self.output)]
+        if len(set(names)) != len(names):
+            raise ValueError(f"tensors {names} name something twice; give each a name of its own")
+        for spec in (*self.inputs, self.output):
+            if spec.shape[0] != BATCH_AXIS:
+                raise ValueError(
+                    f"tensor {spec.name!r} has shape {spec.shape}, expected {BATCH_AXIS!r} as its "
+                    "first axis: programs take any number of rows"
+                )
+        return self
+
+
+def tabular_signature(columns: DatasetSchema) -> Signature:
+    """The tensors of a program that takes these raw columns and gives one score a row."""
+    raw = (
+        ("categorical", "int32", columns.categorical),
+        ("numeric", "float32", columns.numeric),
+    )
+    return Signature.model_validate(
+        {
+            "inputs": [
+                {"name": name, "dtype": dtype, "shape": (BATCH_AXIS, len(names)), "columns": names}
+                for name, dtype, names in raw
+            ],
+            "output": {"name": "score", "dtype": "float32", "shape": (BATCH_AXIS,)},
+            "largest": {BATCH_AXIS: MOST_ROWS},
+        }
+    )
+
+
+class SnapshotRows(Contract):
+    """Rows of a validated snapshot: the training window calibrates, the test window judges."""
+
+    kind: Literal["snapshot"] = "snapshot"
+    dataset: ValidatedDataset
+    splits: DataSplits
+
+    @property
+    def calibration_key(self) -> tuple[object, ...]:
+        """What decides the calibrating rows."""
+        return self.dataset.snapshot.data.sha256, self.splits.train
+
+    @property
+    def calibration_told(self) -> dict[str, str]:
+        """Where the calibrating rows come from, for the settings of a variant."""
+        return {
+            "calibration_snapshot_sha256": self.dataset.snapshot.data.sha256,
+            "calibration_window": str(self.splits.train),
+        }
+
+
+class PreparedRows(Contract):
+    """Model inputs that were prepared beforehand, in two parts: for calibration and for judging."""
+
+    kind: Literal["prepared"] = "prepared"
+    data: Artifact = Field(description="Parquet; the column `part` is `calibration` or `judged`.")
+    num_calibration: PositiveInt
+    num_judged: PositiveInt
+    made_from: dict[str, str] = Field(description="Sources and their versions.")
+    tokenizer: Artifact | None = Field(
+        default=None, description="What made token ids of texts, as a file of `tokenizers`."
+    )
+
+    @property
+    def calibration_key(self) -> tuple[object, ...]:
+        """What decides the calibrating rows."""
+        return (self.data.sha256,)
+
+    @property
+    def calibration_told(self) -> dict[str, str]:
+        """Where the calibrating rows come from, for the settings of a variant."""
+        return {
+            "calibration_rows_sha256": self.data.sha256,
+            **{f"calibration_source_{name}": text for name, text in self.made_from.items()},
+        }
+
+
+ConversionRows = Annotated[SnapshotRows | PreparedRows, Field(discriminator="kind")]
+"""Where the rows come from that calibrate a conversion and judge its results."""
+
+
+class ImportedProgram(Contract):
+    """A program that was trained elsewhere, and where it comes from."""
+
+    program: Artifact
+    family: str
+    signature: Signature
+    columns: DatasetSchema | None = None
+    origin: dict[str, str] = Field(description="Package, its version and licence; settings.")
+    files: dict[str, str] = Field(description="Digest of every file it was made from, by name.")
+    origin_sha256: str = Field(min_length=64, max_length=64, description="Digest of `files`.")

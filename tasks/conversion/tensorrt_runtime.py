@@ -1,0 +1,170 @@
+"""A TensorRT engine: built on the kind of graphics processor that runs it, and run there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.contracts.conversion import Signature
+from tasks.conversion.onnx_export import MODEL_FILE
+from tasks.conversion.runtimes import Array, Float32Array, LoadedModel
+from tasks.conversion.targets.interface import BuildRequest, Runtime
+from tasks.conversion.tensorrt_engine import build_plan, shape_ranges
+from tasks.errors import ConversionError
+
+ENGINE_FILE = "model.plan"
+FACTS_FILE = "engine.json"
+BOUND_TO = ("tensorrt", "compute_capability")
+"""An engine runs on no other version and no other kind of device."""
+
+
+def equipment() -> dict[str, str]:
+    """What engines built here are bound to.
+
+    Raises:
+        ConversionError: TensorRT or a device is missing, with what to do.
+    """
+    trt = _tensorrt()
+    if not torch.cuda.is_available():
+        raise ConversionError(
+            "this machine shows no CUDA device, and an engine is built on the kind of device that "
+            "runs it. Convert on the `gpu` work pool; the ONNX forms serve meanwhile"
+        )
+    major, minor = torch.cuda.get_device_capability()
+    return {
+        "tensorrt": str(trt.__version__),
+        "compute_capability": f"{major}.{minor}",
+        "device": torch.cuda.get_device_name(),
+    }
+
+
+def _tensorrt() -> Any:
+    try:
+        return importlib.import_module("tensorrt")
+    except (ImportError, OSError) as exc:  # its libraries are opened while it is imported
+        raise ConversionError(
+            f"TensorRT cannot be imported here ({exc}), so no engine is built. Convert on the "
+            "`gpu` work pool, in NVIDIA's image of the Triton that is to serve it; the ONNX forms "
+            "serve meanwhile"
+        ) from exc
+
+
+def write_engine(request: BuildRequest, folder: Path, source: str) -> dict[str, str]:
+    """Build the engine of the ONNX form `source`, in the precision that the form has.
+
+    Raises:
+        ConversionError: the source was not built, TensorRT or a device is missing, or TensorRT
+            refuses the model.
+        ArtifactError: the source is absent or damaged.
+    """
+    config, signature = request.config, request.program.signature
+    content = (request.source_folder(source) / MODEL_FILE).read_bytes()
+    typical = sorted(config.batch_sizes)[len(config.batch_sizes) // 2]
+    ranges = shape_ranges(signature, typical, config.engine_rows)
+    plan = build_plan(_tensorrt(), content, ranges)
+    most = next(iter(ranges.values())).most[0]
+    facts = {**request.stamp, **equipment(), "engine_rows": str(most)}
+    (folder / ENGINE_FILE).write_bytes(plan)
+    (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True))
+    return {"made_from": source, "engine_rows": str(most), "shapes": _told(ranges)}
+
+
+def _told(ranges: Any) -> str:
+    return "; ".join(
+        f"{name} {list(shapes.least)} to {list(shapes.most)}, tuned for {list(shapes.typical)}"
+        for name, shapes in ranges.items()
+    )
+
+
+def load_engine(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+    """Load an engine onto the device.
+
+    Raises:
+        ConversionError: there is no such device or TensorRT here, or the engine is another model's.
+    """
+    start = time.perf_counter()
+    if not runtime.hardware_class.startswith("gpu"):
+        raise ConversionError(
+            f"an engine runs on graphics processors, and it was asked for on "
+            f"{runtime.hardware_class!r}; load its ONNX form there"
+        )
+    here = equipment()
+    facts = json.loads((folder / FACTS_FILE).read_text())
+    for name in BOUND_TO:
+        if facts[name] != here[name]:
+            raise ConversionError(
+                f"the engine was built for {name} {facts[name]}, here it is {here[name]}, and an "
+                "engine runs nowhere else. Build it anew on such a machine, from its ONNX form"
+            )
+    trt = _tensorrt()
+    host = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+    engine = host.deserialize_cuda_engine((folder / ENGINE_FILE).read_bytes())
+    if engine is None:
+        raise ConversionError("TensorRT cannot read the engine; build it anew from its ONNX form")
+    check_tensors(trt, engine, signature)
+    score = _Execution(host, engine, signature, int(facts["engine_rows"]))
+    settings = {"runtime": f"tensorrt {here['tensorrt']}", "provider": "TensorRT", **here}
+    return LoadedModel(score, signature, settings, (time.perf_counter() - start) * 1e3)
+
+
+def check_tensors(trt: Any, engine: Any, signature: Signature) -> None:
+    """Read back from the engine what it takes and gives.
+
+    Raises:
+        ConversionError: it is not what the signature says.
+    """
+    expected = {
+        spec.name: (spec is not signature.output, spec.dtype, _lengths(spec.shape))
+        for spec in (*signature.inputs, signature.output)
+    }
+    seen = {}
+    for position in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(position)
+        is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+        dtype = str(np.dtype(trt.nptype(engine.get_tensor_dtype(name))))
+        seen[name] = (is_input, dtype, tuple(engine.get_tensor_shape(name)))
+    if seen != expected:
+        raise ConversionError(
+            f"the engine has {seen}, expected {expected} (input, type, shape): another model's"
+        )
+
+
+def _lengths(shape: tuple[str | int, ...]) -> tuple[int, ...]:
+    return tuple(axis if isinstance(axis, int) else -1 for axis in shape)
+
+
+class _Execution:
+    """Answers of one engine; calls of more rows than it takes are cut into several."""
+
+    def __init__(self, host: Any, engine: Any, signature: Signature, most_rows: int) -> None:
+        self._host, self._engine = host, engine  # an engine needs the runtime that it came from
+        self._context = engine.create_execution_context()
+        self._output, self._most_rows = signature.output, most_rows
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, arrays: dict[str, Array]) -> Float32Array:
+        rows = len(next(iter(arrays.values())))
+        calls = [slice(start, start + self._most_rows) for start in range(0, rows, self._most_rows)]
+        parts = [self._run({name: a[call] for name, a in arrays.items()}) for call in calls]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _run(self, arrays: dict[str, Array]) -> Float32Array:
+        with torch.cuda.stream(self._stream):
+            given = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
+            for name, tensor in given.items():
+                self._context.set_input_shape(name, tuple(tensor.shape))
+                self._context.set_tensor_address(name, tensor.data_ptr())
+            sizes = tuple(self._context.get_tensor_shape(self._output.name))
+            result = torch.empty(sizes, dtype=getattr(torch, self._output.dtype), device="cuda")
+            self._context.set_tensor_address(self._output.name, result.data_ptr())
+            if not self._context.execute_async_v3(self._stream.cuda_stream):
+                shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+                raise ConversionError(f"TensorRT did not run the engine on inputs of {shapes}")
+            answers: Float32Array = result.cpu().numpy()  # waits for the stream
+        return answers

@@ -1,0 +1,50 @@
+"""Runs inside Triton: an ONNX model on ONNX Runtime, where the server has no backend for it.
+
+Triton's Python backend gives a whole dynamic batch as a list of requests of one shape each, beside
+the rows. They are run in one call.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+
+PROVIDER = "CPUExecutionProvider"
+
+
+class TritonPythonModel:
+    """What Triton's Python backend looks for."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model file beside this one."""
+        told = json.loads(args["model_config"])
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = int(told["parameters"]["threads"]["string_value"])
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self._session = ort.InferenceSession(folder / "model.onnx", options, providers=[PROVIDER])
+        self._inputs = [tensor["name"] for tensor in told["input"]]
+        self._outputs = [tensor["name"] for tensor in told["output"]]
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer all requests with one call of the model."""
+        arrays = [[_array(request, name) for name in self._inputs] for request in requests]
+        together = [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
+        results = self._session.run(self._outputs, dict(zip(self._inputs, together, strict=True)))
+        ends = np.cumsum([len(request[0]) for request in arrays])[:-1]
+        parts = zip(*(np.split(result, ends) for result in results), strict=True)
+        return [self._response(answer) for answer in parts]
+
+    def _response(self, answer: tuple[Any, ...]) -> Any:
+        named = zip(self._outputs, answer, strict=True)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, part) for name, part in named])
+
+
+def _array(request: Any, name: str) -> Any:
+    return pb_utils.get_input_tensor_by_name(request, name).as_numpy()

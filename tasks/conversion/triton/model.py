@@ -1,0 +1,197 @@
+"""One model of a Triton repository: its tensors and settings, and the text that Triton reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.contracts.conversion import Signature, TensorSpec
+from tasks.conversion.triton.config import TritonConfig
+
+CONFIG_FILE = "config.pbtxt"
+WARMUP_FOLDER = "warmup"
+BACKENDS = Path(__file__).parent / "backends"
+TYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float32": "TYPE_FP32",
+}
+TEXT_TYPE = "TYPE_STRING"
+ANY_LENGTH = -1
+
+
+class Word(str):
+    """A name that Triton knows, which is written without quotes."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output as Triton knows it; the rows, its first axis, are left out."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> Tensor:
+        """The tensor of a signature."""
+        dims = tuple(ANY_LENGTH if isinstance(axis, str) else axis for axis in spec.shape[1:])
+        return cls(spec.name, TYPES[spec.dtype], dims)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """For the configuration. Triton has no tensor without an axis beside the rows.
+
+        One number a row is told, and sent, as an axis of length 1, which the model does not see.
+        """
+        told: dict[str, Any] = {"name": self.name, "data_type": Word(self.dtype)}
+        if self.dims:
+            return {**told, "dims": list(self.dims)}
+        return {**told, "dims": [1], "reshape": {"shape": []}}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One model of an ensemble; tensors have the same names in all of them."""
+
+    model: TritonModel
+    version: int
+
+
+@dataclass(frozen=True)
+class TritonModel:
+    """One folder of a repository."""
+
+    name: str
+    backend: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    max_batch_rows: int
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """By the name that they get in the folder of the version."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    warmup: Mapping[str, bytes] = field(default_factory=dict)
+    """One row of each input, in a row's order."""
+    warmup_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    """Of an ensemble, in their order; empty for any other model."""
+
+    def config(self, version: int, kind: str, config: TritonConfig) -> dict[str, Any]:
+        """Everything that Triton is told about the model.
+
+        Args:
+            version: the one that is served.
+            kind: of the devices it runs on: `KIND_CPU` or `KIND_GPU`.
+            config: how it is served.
+        """
+        told: dict[str, Any] = {
+            "name": self.name,
+            "max_batch_size": self.max_batch_rows,
+            "input": [tensor.described for tensor in self.inputs],
+            "output": [tensor.described for tensor in self.outputs],
+            "version_policy": {"specific": {"versions": [version]}},
+            "parameters": [
+                {"key": key, "value": {"string_value": value}}
+                for key, value in sorted(self.parameters.items())
+            ],
+        }
+        if self.steps:
+            plain = {side: _without_reshape(told[side]) for side in ("input", "output")}
+            scheduling = {"ensemble_scheduling": self._scheduling()}
+            return {**told, **plain, "platform": "ensemble", **scheduling}
+        return {
+            **told,
+            "backend": self.backend,
+            "instance_group": [{"count": config.instances, "kind": Word(kind)}],
+            "dynamic_batching": _batching(config),
+            "model_warmup": self._warmups(config),
+        }
+
+    def _scheduling(self) -> dict[str, Any]:
+        return {
+            "step": [
+                {
+                    "model_name": step.model.name,
+                    "model_version": step.version,
+                    "input_map": _same_names(step.model.inputs),
+                    "output_map": _same_names(step.model.outputs),
+                }
+                for step in self.steps
+            ]
+        }
+
+    def _warmups(self, config: TritonConfig) -> list[dict[str, Any]]:
+        types = {tensor.name: tensor.dtype for tensor in self.inputs}
+        return [
+            {
+                "name": f"rows_{rows}",
+                "batch_size": rows,
+                "inputs": [
+                    {
+                        "key": name,
+                        "value": {
+                            "data_type": Word(types[name]),
+                            "dims": list(self.warmup_dims[name]),
+                            "input_data_file": name,
+                        },
+                    }
+                    for name in sorted(self.warmup)
+                ],
+            }
+            for rows in config.warmup_rows
+            if self.warmup and rows <= self.max_batch_rows
+        ]
+
+
+def _same_names(tensors: tuple[Tensor, ...]) -> list[dict[str, str]]:
+    return [{"key": tensor.name, "value": tensor.name} for tensor in tensors]
+
+
+def _without_reshape(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of an ensemble, which hands tensors on as its models send them."""
+    return [{k: v for k, v in tensor.items() if k != "reshape"} for tensor in tensors]
+
+
+def _batching(config: TritonConfig) -> dict[str, Any]:
+    """Who waits in vain is told so: a queue without a bound goes on with work nobody awaits."""
+    return {
+        "max_queue_delay_microseconds": config.max_wait_us,
+        "default_queue_policy": {
+            "timeout_action": Word("REJECT"),
+            "default_timeout_microseconds": config.timeout_ms * 1000,
+            "max_queue_size": config.max_queue_requests,
+        },
+    }
+
+
+def tensors_of(signature: Signature) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Inputs and outputs of a program."""
+    return tuple(Tensor.of(spec) for spec in signature.inputs), (Tensor.of(signature.output),)
+
+
+def as_text(fields: Mapping[str, Any], indent: str = "") -> str:
+    """Values in the text format of protocol buffers, in which Triton reads a configuration."""
+    return "".join(
+        f"{indent}{name}{line}\n"
+        for name, value in fields.items()
+        for line in _lines(value, indent)
+    )
+
+
+def _lines(value: Any, indent: str) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f" {{\n{as_text(value, indent + '  ')}{indent}}}"]
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return [line for item in value for line in _lines(item, indent)]
+    if isinstance(value, list):
+        return [f": [{', '.join(_scalar(item) for item in value)}]"]
+    return [f": {_scalar(value)}"]
+
+
+def _scalar(value: str | int) -> str:
+    return str(value) if isinstance(value, Word | int) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,44 @@
+"""Forms that go wrong: files changed after the build, in the store under a digest of their own."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+
+from tasks.contracts.release import BuiltVariant
+from tasks.conversion.onnx_export import MODEL_FILE, write_stamp
+from tasks.settings import ArtifactStore, StagedFolder
+
+Change = Callable[[Path], None]
+"""Changes the files of a folder in place."""
+
+
+def changed(store: ArtifactStore, built: BuiltVariant, change: Change) -> BuiltVariant:
+    """The form with other files, as whoever tampered with them would record it."""
+    assert built.files is not None
+    source = store.path(built.files)
+
+    def build(folder: StagedFolder) -> BuiltVariant:
+        copy = folder.path / "model"
+        shutil.copytree(source, copy)
+        change(copy)
+        return built.model_copy(update={"files": folder.artifact("model")})
+
+    return store.build_once("forged", secrets.token_hex(16), BuiltVariant, build)
+
+
+def passed_off(store: ArtifactStore, forged: BuiltVariant, as_if: BuiltVariant) -> BuiltVariant:
+    """An ONNX form of something else that says it were `as_if`: only its answers betray it."""
+
+    def restamp(folder: Path) -> None:
+        model = onnx.load(folder / MODEL_FILE)
+        del model.metadata_props[:]
+        write_stamp(model, as_if.stamp)
+        onnx.save(model, folder / MODEL_FILE)
+
+    other = changed(store, forged, restamp)
+    return as_if.model_copy(update={"files": other.files})

@@ -1,0 +1,253 @@
+"""What comes in broken: each gives a sentence, leaves nothing half-written, and spoils no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from onnx import numpy_helper
+
+from tasks.contracts.conversion import PreparedRows
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.release import BuiltVariant, RegisteredProgram
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.families.text_embedding import TEXT_EMBEDDING
+from tasks.conversion.judge import judge_variants
+from tasks.conversion.onnx_export import MODEL_FILE, check_opset, export_onnx
+from tasks.conversion.program import load_program
+from tasks.conversion.targets.interface import no_equipment
+from tasks.conversion.targets.registry import TARGETS, with_sources
+from tasks.conversion.variants import build_variant
+from tasks.errors import ConversionError, DataContractError, StorageError
+from tasks.settings import ArtifactStore, StagedFolder
+from tests.builders import dataset
+from tests.disks import SmallDisk, small_disk
+from tests.unit.conversion.conftest import Case
+from tests.unit.conversion.forging import changed
+from tests.unit.conversion.programs import (
+    ClashingNames,
+    NotANumber,
+    SmallNetwork,
+    built,
+    exported,
+    registered,
+)
+from tests.unit.conversion.text_cases import TextCase
+
+ALL = tuple(target.name for target in TARGETS if target.equipment is no_equipment)
+
+
+@pytest.fixture
+def rows(store: ArtifactStore) -> ValidatedDataset:
+    return dataset(store)
+
+
+@pytest.fixture
+def everything(quick: ConversionConfig) -> ConversionConfig:
+    return quick.model_copy(update={"targets": ALL})
+
+
+def _half_written(store: ArtifactStore) -> list[str]:
+    """Folders under `variants` that are not whole."""
+    found = (store.root / "variants").iterdir()
+    return [one.name for one in found if not (one / "value.json").exists()]
+
+
+def test_a_form_that_the_runtime_cannot_load_is_dropped_and_the_others_are_judged(
+    case: Case,
+) -> None:
+    def garbage(folder: Path) -> None:
+        model = onnx.load(folder / MODEL_FILE)
+        model.opset_import[0].version = 99
+        onnx.save(model, folder / MODEL_FILE)
+
+    forms = (changed(case.store, case.onnx, garbage), case.openvino, case.int8)
+    variants = judge_variants(case.program, forms, case.rows, case.config, case.store)
+    assert "ONNX Runtime cannot load the model" in variants[0].reason
+    assert "opset 99" in variants[0].reason.lower()
+    assert all(variant.latencies for variant in variants[1:])
+
+
+def _fixed_reshape(folder: Path) -> None:
+    """A graph that promises any number of rows and holds the number of one call."""
+    model = onnx.load(folder / MODEL_FILE)
+    name = model.graph.output[0].name
+    for node in model.graph.node:
+        for position, made in enumerate(node.output):
+            if made == name:
+                node.output[position] = "inner"
+    model.graph.initializer.append(numpy_helper.from_array(np.array([649], np.int64), "fixed"))
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["inner", "fixed"], [name]))
+    onnx.save(model, folder / MODEL_FILE)
+
+
+def test_a_form_that_takes_one_size_of_call_alone_is_dropped_with_the_runtimes_reason(
+    case: Case,
+) -> None:
+    form = changed(case.store, case.onnx, _fixed_reshape)
+    forms = (form, case.openvino, case.int8)
+    variants = judge_variants(case.program, forms, case.rows, case.config, case.store)
+    assert "cannot answer a call of" in variants[0].reason
+    assert "onnxruntime" in variants[0].reason
+    assert all(variant.latencies for variant in variants[1:])
+
+
+def test_an_answer_of_another_type_is_dropped(case: Case) -> None:
+    def widened(folder: Path) -> None:
+        model = onnx.load(folder / MODEL_FILE)
+        output = model.graph.output[0]
+        for node in model.graph.node:
+            for position, made in enumerate(node.output):
+                if made == output.name:
+                    node.output[position] = "inner"
+        double = onnx.TensorProto.DOUBLE
+        model.graph.node.append(onnx.helper.make_node("Cast", ["inner"], [output.name], to=double))
+        output.type.tensor_type.elem_type = double
+        onnx.save(model, folder / MODEL_FILE)
+
+    config = case.config.model_copy(update={"targets": ("onnx-fp32",)})
+    form = changed(case.store, case.onnx, widened)
+    (variant,) = judge_variants(case.program, (form,), case.rows, config, case.store)
+    assert "it answers with float64, its signature says float32" in variant.reason
+
+
+def test_an_opset_that_was_not_reached_is_refused(case: Case) -> None:
+    program = load_program(case.store.path(case.program.program))
+    model = export_onnx(program, 20, case.program.signature)
+    check_opset(model, 20)
+    with pytest.raises(ConversionError, match=r"sets ai.onnx 20, asked for was ai.onnx 21 alone"):
+        check_opset(model, 21)
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(ConversionError, match=r"ai.onnx 20, com.microsoft 1, asked"):
+        check_opset(model, 20)
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+def test_every_opset_that_can_be_asked_for_gives_forms_or_sentences(
+    store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig, opset: int
+) -> None:
+    config = quick.model_copy(update={"opset": opset, "targets": ("onnx-fp32", "openvino-fp32")})
+    program = registered(store, rows, exported(SmallNetwork()))
+    forms = built(program, rows, config, store)
+    for form in forms:
+        assert (form.files is None) == (form.failure is not None)
+    variants = judge_variants(
+        program, forms, Case(store, rows, program, config, *forms[:1] * 3).rows, config, store
+    )
+    assert all(variant.latencies or "Dropped: " in variant.reason for variant in variants)
+
+
+def test_names_that_clash_break_no_target(
+    store: ArtifactStore, rows: ValidatedDataset, everything: ConversionConfig
+) -> None:
+    program = registered(store, rows, exported(ClashingNames()))
+    assert [form.failure for form in built(program, rows, everything, store)] == [None] * len(ALL)
+
+
+def test_a_program_that_lets_missing_numbers_through_is_told_so_and_nothing_is_kept(
+    store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
+) -> None:
+    """Its calibrating rows hold nulls that reach the result."""
+    program = registered(store, rows, exported(NotANumber()))
+    forms = built(program, rows, quick, store)
+    case = Case(store, rows, program, quick, *forms)
+    variants = judge_variants(program, forms, case.rows, quick, store)
+    for variant in variants:
+        assert not variant.kept
+        assert "the PyTorch program gives NaN or Inf" in variant.reason
+
+
+def _texts(store: ArtifactStore, ids: list[object]) -> PreparedRows:
+    def build(folder: StagedFolder) -> PreparedRows:
+        table = pa.table({"part": ["calibration"] * len(ids), "input_ids": ids})
+        pq.write_table(table, folder.path / "texts.parquet")
+        return PreparedRows(
+            data=folder.artifact("texts.parquet"),
+            num_calibration=len(ids),
+            num_judged=1,
+            made_from={},
+        )
+
+    return store.build_once("corpora", f"odd-{len(ids)}-{ids[-1] is None}", PreparedRows, build)
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ([[2, 5, 3]] * 8 + [None], "1 of 9 texts of the part 'calibration' are null"),
+        ([[2, None, 3]] * 2 + [[2, 3]] * 8, "2 of 10 texts of the part 'calibration' are null"),
+    ],
+    ids=["no text", "no token"],
+)
+def test_nulls_among_calibrating_texts_are_counted(
+    texts: TextCase, ids: list[object], told: str
+) -> None:
+    with pytest.raises(DataContractError, match=told):
+        TEXT_EMBEDDING.read_calibration(
+            texts.program, _texts(texts.store, ids), texts.config, texts.store
+        )
+
+
+def test_a_single_calibrating_text_is_refused_and_forms_without_calibration_stand(
+    texts: TextCase, tmp_path: Path
+) -> None:
+    one = _texts(texts.store, [[2, 5, 3]])
+    config = texts.config.model_copy(update={"targets": ("openvino-weights-int8", "openvino-int8")})
+    forms = {form.name: form for form in built(texts.program, one, config, texts.store)}
+    assert forms["openvino-weights-int8"].failure is None
+    failure = forms["openvino-int8"].failure
+    assert failure is not None
+    assert "rows calibrate it" in failure
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    with small_disk(folder, 8_000_000) as made:
+        yield made
+
+
+def _build_all(
+    program: RegisteredProgram, case_rows: Case, config: ConversionConfig, store: ArtifactStore
+) -> dict[str, BuiltVariant | StorageError]:
+    """Every target by itself; what the disk refuses is kept as the error."""
+    done: dict[str, BuiltVariant | StorageError] = {}
+    for target in with_sources(config.targets):
+        sources = [done[name] for name in target.made_from]
+        if any(isinstance(source, StorageError) for source in sources):
+            continue
+        given = tuple(source for source in sources if isinstance(source, BuiltVariant))
+        try:
+            done[target.name] = build_variant(target, program, given, case_rows.rows, config, store)
+        except StorageError as exc:
+            done[target.name] = exc
+    return done
+
+
+def test_a_disk_that_is_full_refuses_each_target_in_a_sentence_and_all_are_built_later(
+    disk: SmallDisk, everything: ConversionConfig
+) -> None:
+    store = ArtifactStore(disk.folder / "artifacts")
+    rows = dataset(store)
+    program = registered(store, rows, exported(SmallNetwork()))
+    first = built(program, rows, everything.model_copy(update={"targets": ("onnx-fp32",)}), store)
+    case = Case(store, rows, program, everything, *first * 3)
+    with disk.filled():
+        refused = _build_all(program, case, everything, store)
+    assert isinstance(refused.pop("onnx-fp32"), BuiltVariant)  # it was there
+    assert "openvino-fp32" in refused
+    for error in refused.values():
+        assert isinstance(error, StorageError)
+        assert "free space" in str(error)
+    assert _half_written(store) == []
+    later = _build_all(program, case, everything, store)
+    assert set(later) == set(ALL)
+    for form in later.values():
+        assert isinstance(form, BuiltVariant)
+        assert form.failure is None

@@ -1,0 +1,419 @@
+"""A seeded set of forms that go wrong: every one is dropped for its own reason, good ones pass.
+
+All of them say that they are what they should be: only what they answer betrays them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
+
+from tasks.contracts.release import BuiltVariant
+from tasks.conversion.examination import Examined, examine, take_reference
+from tasks.conversion.families.registry import FAMILIES
+from tasks.conversion.families.text_embedding import TEXT_EMBEDDING
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.onnx_export import MODEL_FILE
+from tasks.conversion.onnx_quantization import _Reader
+from tests.builders import COLUMNS
+from tests.promises import Promise, proves
+from tests.unit.conversion.conftest import Case
+from tests.unit.conversion.forging import changed
+from tests.unit.conversion.programs import Decided, build_one, exported, registered
+from tests.unit.conversion.text_cases import TextCase
+
+Edit = Callable[[onnx.ModelProto], None]
+
+
+def edited(edit: Edit) -> Callable[[Path], None]:
+    """A change of the graph, with the stamp left as it is."""
+
+    def change(folder: Path) -> None:
+        model = onnx.load(folder / MODEL_FILE)
+        edit(model)
+        onnx.checker.check_model(model, full_check=True)
+        onnx.save(model, folder / MODEL_FILE)
+
+    return change
+
+
+def _consumers(model: onnx.ModelProto, name: str) -> list[tuple[onnx.NodeProto, int]]:
+    return [
+        (node, position)
+        for node in model.graph.node
+        for position, used in enumerate(node.input)
+        if used == name
+    ]
+
+
+def behind(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
+    """Let everything that read the input `name` read the last of these nodes instead."""
+    for node, position in _consumers(model, name):
+        node.input[position] = nodes[-1].output[0]
+    for offset, node in enumerate(nodes):
+        model.graph.node.insert(offset, node)
+
+
+def before(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> None:
+    """Let these nodes make the output out of `inner`, which is what the graph gave."""
+    name = model.graph.output[0].name
+    for node in model.graph.node:
+        for position, made in enumerate(node.output):
+            if made == name:
+                node.output[position] = "inner"
+    for node, position in _consumers(model, name):
+        node.input[position] = "inner"
+    model.graph.node.extend(nodes)
+
+
+def constant(model: onnx.ModelProto, name: str, values: np.ndarray) -> str:
+    model.graph.initializer.append(numpy_helper.from_array(values, f"bad_{name}"))
+    return f"bad_{name}"
+
+
+def weights(model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Tables of floats with two axes, the largest last."""
+    found = [
+        tensor
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
+    ]
+    return sorted(found, key=lambda tensor: int(np.prod(tensor.dims)))
+
+
+def rewrite(tensor: onnx.TensorProto, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    values = change(numpy_helper.to_array(tensor).copy())
+    tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float32), tensor.name))
+
+
+# What is done to any family's form.
+
+
+def rounded_weights(model: onnx.ModelProto) -> None:
+    """Weights with two significant digits or so: a truncated precision."""
+    for tensor in weights(model):
+        rewrite(tensor, lambda values: np.round(values, 1))
+
+
+def one_wrong_row_of_weights(model: onnx.ModelProto) -> None:
+    """One line of the largest table is zeroed."""
+
+    def change(values: np.ndarray) -> np.ndarray:
+        values[np.abs(values).sum(1).argmax()] = 0
+        return values
+
+    rewrite(weights(model)[-1], change)
+
+
+def overflow(model: onnx.ModelProto) -> None:
+    """Products that leave the range of 16 bits on their way, as in a careless fp16 form."""
+    factors = (("many", 6e4), ("more", 100.0), ("fewer", 1 / 100), ("few", 1 / 6e4))
+    many, more, fewer, few = (constant(model, key, np.float16(v)) for key, v in factors)
+    for product in [n for n in model.graph.node if n.op_type in ("MatMul", "Gemm")]:
+        name = product.output[0]
+        steps = ["plain", "half", "huge", "larger", "large", "back"]
+        plain, half, huge, larger, large, back = (f"{name}_{step}" for step in steps)
+        position = list(model.graph.node).index(product)
+        product.output[0] = plain
+        nodes = [
+            helper.make_node("Cast", [plain], [half], to=TensorProto.FLOAT16),
+            helper.make_node("Mul", [half, many], [huge]),
+            helper.make_node("Mul", [huge, more], [larger]),
+            helper.make_node("Mul", [larger, fewer], [large]),
+            helper.make_node("Mul", [large, few], [back]),
+            helper.make_node("Cast", [back], [name], to=TensorProto.FLOAT),
+        ]
+        for offset, node in enumerate(nodes, start=1):
+            model.graph.node.insert(position + offset, node)
+
+
+def noise(model: onnx.ModelProto) -> None:
+    """Answers that change from one call to the next, by less than the bound of their gap."""
+    before(
+        model,
+        helper.make_node("RandomNormalLike", ["inner"], ["noise"], mean=0.0, scale=7e-7),
+        helper.make_node("Add", ["inner", "noise"], [model.graph.output[0].name]),
+    )
+
+
+def reversed_calls(model: onnx.ModelProto) -> None:
+    """Answers in the opposite order of the rows: the batch axis is mixed up."""
+    starts, ends, axes, steps = (
+        constant(model, key, np.array([value], np.int64))
+        for key, value in (("starts", -1), ("ends", -(2**62)), ("axes", 0), ("steps", -1))
+    )
+    name = model.graph.output[0].name
+    before(model, helper.make_node("Slice", ["inner", starts, ends, axes, steps], [name]))
+
+
+def centred_on_the_call(model: onnx.ModelProto) -> None:
+    """A little of the mean of the whole call in every answer, none of it in a call of one row."""
+    axes = constant(model, "axes", np.array([0], np.int64))
+    part = constant(model, "part", np.float32(0.035))
+    before(
+        model,
+        helper.make_node("ReduceMean", ["inner", axes], ["mean"], keepdims=1),
+        helper.make_node("Sub", ["inner", "mean"], ["rest"]),
+        helper.make_node("Mul", ["rest", part], ["little"]),
+        helper.make_node("Add", ["inner", "little"], [model.graph.output[0].name]),
+    )
+
+
+ANY = (rounded_weights, one_wrong_row_of_weights, overflow, noise, reversed_calls)
+
+
+# What is done to a form that takes a table.
+
+
+def swapped_columns(model: onnx.ModelProto) -> None:
+    last = len(COLUMNS.numeric) - 1
+    order = constant(model, "order", np.array([1, 0, *range(2, last + 1)], np.int64))
+    behind(model, "numeric", helper.make_node("Gather", ["numeric", order], ["swapped"], axis=1))
+
+
+def wrong_scale(model: onnx.ModelProto) -> None:
+    """All numbers 3 % too large: a wrong normalisation."""
+    scale = constant(model, "scale", np.float32(1.03))
+    behind(model, "numeric", helper.make_node("Mul", ["numeric", scale], ["scaled"]))
+
+
+def next_code(model: onnx.ModelProto) -> None:
+    """Every code one too high: an off-by-one of the categories."""
+    one = constant(model, "one", np.int32(1))
+    behind(model, "categorical", helper.make_node("Add", ["categorical", one], ["higher"]))
+
+
+def one_rare_code(model: onnx.ModelProto) -> None:
+    """The vocabulary lacks a single value."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.INT32 and np.prod(tensor.dims) > 5:
+            values = numpy_helper.to_array(tensor).copy()
+            values.flat[-1] += 1
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+            return
+    raise AssertionError("the graph holds no vocabulary")
+
+
+def halved_numbers(model: onnx.ModelProto) -> None:
+    """Raw numbers through 16 bits: large ones overflow, others lose digits."""
+    behind(
+        model,
+        "numeric",
+        helper.make_node("Cast", ["numeric"], ["half"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["half"], ["again"], to=TensorProto.FLOAT),
+    )
+
+
+def missing_reaches_the_result(model: onnx.ModelProto) -> None:
+    """A missing number gives NaN."""
+    axes, zero = (
+        constant(model, "axes", np.array([1], np.int64)),
+        constant(model, "nothing", np.float32(0)),
+    )
+    before(
+        model,
+        helper.make_node("Mul", ["numeric", zero], ["nothings"]),
+        helper.make_node("ReduceSum", ["nothings", axes], ["nothings_of_row"], keepdims=0),
+        helper.make_node("Add", ["inner", "nothings_of_row"], [model.graph.output[0].name]),
+    )
+
+
+def clipped_scores(model: onnx.ModelProto) -> None:
+    """No probability below 2 % or above 60 %."""
+    low, high = (constant(model, k, np.float32(v)) for k, v in (("low", 0.02), ("high", 0.6)))
+    name = model.graph.output[0].name
+    before(model, helper.make_node("Clip", ["inner", low, high], [name]))
+
+
+TABULAR_EDITS = (
+    swapped_columns,
+    wrong_scale,
+    next_code,
+    one_rare_code,
+    halved_numbers,
+    missing_reaches_the_result,
+    clipped_scores,
+)
+
+
+# What is done to a form that takes texts.
+
+
+def no_mask(model: onnx.ModelProto) -> None:
+    """Padding counts as text."""
+    one = constant(model, "always", np.int64(1))
+    behind(model, "attention_mask", helper.make_node("Max", ["attention_mask", one], ["seen"]))
+
+
+def next_token(model: onnx.ModelProto) -> None:
+    last = constant(model, "last", np.int64(59))
+    one = constant(model, "one", np.int64(1))
+    behind(
+        model,
+        "input_ids",
+        helper.make_node("Add", ["input_ids", one], ["higher"]),
+        helper.make_node("Min", ["higher", last], ["next"]),
+    )
+
+
+def one_axis_lost(model: onnx.ModelProto) -> None:
+    """The first number of every embedding is 0."""
+    keep = np.ones(32, np.float32)
+    keep[0] = 0
+    name = model.graph.output[0].name
+    before(model, helper.make_node("Mul", ["inner", constant(model, "keep", keep)], [name]))
+
+
+def other_length(model: onnx.ModelProto) -> None:
+    """Embeddings 3 % too long: a wrong normalisation, which no cosine sees."""
+    name = model.graph.output[0].name
+    longer = constant(model, "longer", np.float32(1.03))
+    before(model, helper.make_node("Mul", ["inner", longer], [name]))
+
+
+TEXT_EDITS = (no_mask, next_token, one_axis_lost, other_length)
+
+
+def per_tensor_int8_of_everything(sample: tuple[ModelInputs, ...]) -> Callable[[Path], None]:
+    """What a quantiser does that is left to its defaults."""
+
+    def change(folder: Path) -> None:
+        file = folder / MODEL_FILE
+        stamp = list(onnx.load(file).metadata_props)
+        quantize_static(file, file, _Reader(sample), per_channel=False)
+        model = onnx.load(file)
+        del model.metadata_props[:]
+        model.metadata_props.extend(stamp)
+        onnx.save(model, file)
+
+    return change
+
+
+def dynamic_int8(folder: Path) -> None:
+    """Scales of each call's own range: a row's answer depends on the others."""
+    file = folder / MODEL_FILE
+    stamp = list(onnx.load(file).metadata_props)
+    quantize_dynamic(file, file, weight_type=QuantType.QUInt8)
+    model = onnx.load(file)
+    del model.metadata_props[:]
+    model.metadata_props.extend(stamp)
+    onnx.save(model, file)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A family's case, and how a form of it is examined."""
+
+    good: BuiltVariant
+    examine: Callable[[BuiltVariant], Examined]
+    change: Callable[[Callable[[Path], None]], BuiltVariant]
+    sample: tuple[ModelInputs, ...]
+
+
+@pytest.fixture(scope="module")
+def decided(case: Case) -> Case:
+    """A form of a network whose answers are far apart."""
+    program = registered(case.store, case.dataset, exported(Decided()))
+    form = build_one("onnx-fp32", program, case.rows, case.config, case.store)
+    return replace(case, program=program, onnx=form)
+
+
+@pytest.fixture(scope="module")
+def table(decided: Case) -> Bench:
+    case = decided
+    reference = take_reference(case.program, case.rows, case.config, case.store)
+    sample = FAMILIES["tabular"].read_calibration(case.program, case.rows, case.config, case.store)
+    return Bench(
+        case.onnx,
+        lambda built: examine(built, reference, case.config, case.store),
+        lambda change: changed(case.store, case.onnx, change),
+        sample,
+    )
+
+
+@pytest.fixture(scope="module")
+def words(texts: TextCase) -> Bench:
+    reference = take_reference(texts.program, texts.rows, texts.config, texts.store)
+    good = texts.built["onnx-fp32"]
+    sample = TEXT_EMBEDDING.read_calibration(texts.program, texts.rows, texts.config, texts.store)
+    return Bench(
+        good,
+        lambda built: examine(built, reference, texts.config, texts.store),
+        lambda change: changed(texts.store, good, change),
+        sample,
+    )
+
+
+@pytest.fixture(params=["table", "words"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    found: Bench = request.getfixturevalue(request.param)
+    return found
+
+
+def test_the_good_form_passes(bench: Bench) -> None:
+    assert bench.examine(bench.good).failure is None
+    untouched = bench.change(edited(lambda model: None))
+    assert bench.examine(untouched).failure is None
+
+
+def _dropped(bench: Bench, change: Callable[[Path], None]) -> str:
+    failure = bench.examine(bench.change(change)).failure
+    assert failure is not None
+    return failure
+
+
+@proves(Promise.CONVERSION, "a seeded set of bad forms, of both families, is caught")
+@pytest.mark.parametrize("edit", ANY, ids=lambda edit: edit.__name__)
+def test_a_bad_form_of_any_family_is_caught(bench: Bench, edit: Edit) -> None:
+    _dropped(bench, edited(edit))
+
+
+@pytest.mark.parametrize("edit", TABULAR_EDITS, ids=lambda edit: edit.__name__)
+def test_a_bad_form_of_a_table_is_caught(table: Bench, edit: Edit) -> None:
+    _dropped(table, edited(edit))
+
+
+@pytest.mark.parametrize("edit", TEXT_EDITS, ids=lambda edit: edit.__name__)
+def test_a_bad_form_of_texts_is_caught(words: Bench, edit: Edit) -> None:
+    _dropped(words, edited(edit))
+
+
+def test_int8_of_everything_with_one_scale_a_tensor_is_caught(bench: Bench) -> None:
+    wide = bench.change(per_tensor_int8_of_everything(bench.sample))
+    failure = bench.examine(wide.model_copy(update={"precision": "int8"})).failure
+    assert failure is not None
+
+
+def test_scales_that_each_call_takes_anew_are_caught(bench: Bench) -> None:
+    form = bench.change(dynamic_int8)
+    assert bench.examine(form).failure is not None
+
+
+def test_an_answer_that_depends_on_its_company_is_told_so(decided: Case) -> None:
+    """Small enough to pass the bound of INT8 on every row that is compared."""
+    case = decided
+    loose = case.config.model_copy(
+        update={
+            "bounds": {
+                "fp32": FAMILIES["tabular"]
+                .bounds["int8"]
+                .model_copy(update={"max_gap": 0.02, "mean_gap": 0.01, "quality_drop": 0.5})
+            }
+        }
+    )
+    reference = take_reference(case.program, case.rows, loose, case.store)
+    form = changed(case.store, case.onnx, edited(centred_on_the_call))
+    failure = examine(form, reference, loose, case.store).failure
+    assert failure is not None
+    assert failure.startswith("a probability depends on the other rows of its call")
+
+
+def test_noise_within_the_bound_is_told_as_answers_that_change(bench: Bench) -> None:
+    assert "expected the same answer each time" in _dropped(bench, edited(noise))

@@ -1,0 +1,225 @@
+"""What a form says of itself: written last, read back, and checked by everyone who loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tasks.contracts.release import BuiltVariant, ModelVariant
+from tasks.conversion.families.tabular_rows import tabular_inputs
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.judge import judge_variants
+from tasks.conversion.loading import load_variant, open_variant
+from tasks.conversion.onnx_export import MODEL_FILE
+from tasks.conversion.openvino_export import read_ir, without_reporting
+from tasks.conversion.stamps import (
+    check_sample,
+    check_stamp,
+    digest_of_inputs,
+    read_stamp,
+    write_beside,
+)
+from tasks.conversion.targets.interface import Runtime, Target
+from tasks.conversion.targets.registry import TARGET, TARGETS
+from tasks.errors import ArtifactError, ConversionError
+from tasks.settings import digest_of
+from tests.builders import COLUMNS, frame
+from tests.promises import Promise, proves
+from tests.unit.conversion.conftest import Case
+from tests.unit.conversion.forging import Change, changed
+from tests.unit.conversion.programs import SmallNetwork, build_one, exported, registered
+
+PLAIN = Target("plain-fp32", "plain", "fp32", ("cpu",), lambda *_: {}, lambda *_: None)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("name", ["onnx-fp32", "openvino-fp32", "openvino-int8"])
+def test_files_carry_all_that_is_known_of_them(case: Case, name: str) -> None:
+    one = next(variant for variant in case.built if variant.name == name)
+    assert one.files is not None
+    seen = read_stamp(TARGET[name], case.store.path(one.files))
+    assert seen == one.stamp
+    assert seen["target"] == name
+    assert seen["precision"] == one.precision
+    assert seen["program_sha256"] == case.program.program.sha256
+    assert seen["snapshot_sha256"] == case.dataset.snapshot.data.sha256
+    for package in TARGET[name].packages:
+        assert f"{package} " in seen["versions"]
+    calibrated = TARGET[name].needs_calibration
+    assert ({"calibration_rows", "calibration_sha256"} <= set(seen)) == calibrated
+    if calibrated:
+        assert seen["calibration_rows"] == one.settings["calibration_rows"]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_folder_without_a_model_is_no_stamp_and_a_sentence(
+    target: Target, tmp_path: Path
+) -> None:
+    with pytest.raises(ArtifactError, match=r"cannot be read as|carry no stamp"):
+        check_stamp(target, tmp_path, {})
+
+
+def _onnx_stamp(values: dict[str, str]) -> Change:
+    def change(folder: Path) -> None:
+        model = onnx.load(folder / MODEL_FILE)
+        del model.metadata_props[:]
+        onnx.helper.set_model_props(model, values)
+        onnx.save(model, folder / MODEL_FILE)
+
+    return change
+
+
+def _no_onnx_stamp(folder: Path) -> None:
+    _onnx_stamp({"author": "somebody"})(folder)
+
+
+def _no_openvino_stamp(folder: Path) -> None:
+    ov = without_reporting("openvino")
+    model = read_ir(folder)
+    bare = ov.Model(model.get_results(), model.get_parameters(), "bare")
+    aside = folder.parent / "aside"
+    ov.save_model(bare, aside / "model.xml", compress_to_fp16=False)
+    del model, bare
+    for file in ("model.xml", "model.bin"):
+        (aside / file).replace(folder / file)
+
+
+@proves(Promise.CONVERSION, "a file that does not say what it is made from is not loaded")
+@pytest.mark.parametrize(
+    ("name", "change"), [("onnx-fp32", _no_onnx_stamp), ("openvino-fp32", _no_openvino_stamp)]
+)
+def test_a_form_that_lost_its_stamp_is_refused(case: Case, name: str, change: Change) -> None:
+    built = next(variant for variant in case.built if variant.name == name)
+    bare = changed(case.store, built, change)
+    with pytest.raises(ArtifactError, match=f"the files of {name} carry no stamp"):
+        load_variant(bare, case.program, Runtime(), case.store)
+    config = case.config.model_copy(update={"targets": (name,)})
+    (variant,) = judge_variants(case.program, (bare,), case.rows, config, case.store)
+    assert not variant.kept
+    assert "carry no stamp" in variant.reason
+
+
+@pytest.mark.parametrize("field", ["program_sha256", "snapshot_sha256", "schema_digest", "target"])
+def test_a_stamp_of_something_else_is_refused(case: Case, field: str) -> None:
+    other = changed(case.store, case.onnx, _onnx_stamp(_prefixed({**case.onnx.stamp, field: "x"})))
+    with pytest.raises(ArtifactError, match=f"say 'x' for {field}, expected"):
+        load_variant(other, case.program, Runtime(), case.store)
+    told = other.model_copy(update={"stamp": {**case.onnx.stamp, field: "x"}})
+    with pytest.raises(ArtifactError, match=rf"for {field}, expected"):
+        open_variant(
+            _folder(case, case.onnx), _with_files(told, case.onnx), case.program, Runtime()
+        )
+
+
+def _prefixed(values: dict[str, str]) -> dict[str, str]:
+    return {f"falaj.{name}": value for name, value in values.items()}
+
+
+def _folder(case: Case, variant: BuiltVariant) -> Path:
+    assert variant.files is not None
+    return case.store.path(variant.files)
+
+
+def _with_files(variant: BuiltVariant, other: BuiltVariant) -> BuiltVariant:
+    return variant.model_copy(update={"files": other.files})
+
+
+def test_a_form_of_another_program_is_refused_by_its_stamp(case: Case) -> None:
+    other = registered(case.store, case.dataset, exported(SmallNetwork(seed=11)))
+    form = build_one("onnx-fp32", other, case.rows, case.config, case.store)
+    with pytest.raises(ArtifactError, match="for program_sha256, expected"):
+        load_variant(form, case.program, Runtime(), case.store)
+
+
+def test_a_record_without_a_stamp_is_refused(case: Case) -> None:
+    old = case.onnx.model_copy(update={"stamp": {}})
+    with pytest.raises(ArtifactError, match="recorded without a stamp, by an earlier release"):
+        load_variant(old, case.program, Runtime(), case.store)
+
+
+def test_a_file_that_changed_after_it_was_recorded_is_refused(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    content = bytearray((_folder(case, case.onnx) / MODEL_FILE).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / MODEL_FILE).write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"have SHA-256 {digest_of(folder)[:12]}, expected"):
+        open_variant(folder, case.onnx, case.program, Runtime())
+
+
+def test_a_variant_that_could_not_be_built_is_not_loaded(case: Case) -> None:
+    failed = case.onnx.model_copy(update={"files": None, "failure": "no operator"})
+    with pytest.raises(ArtifactError, match="onnx-fp32 has no files"):
+        load_variant(failed, case.program, Runtime(), case.store)
+
+
+@pytest.fixture(scope="module")
+def judged(case: Case) -> ModelVariant:
+    config = case.config.model_copy(update={"targets": ("onnx-fp32",)})
+    (variant,) = judge_variants(case.program, case.built, case.rows, config, case.store)
+    return variant
+
+
+def test_a_judged_variant_loads_and_answers(
+    case: Case, judged: ModelVariant, typical: ModelInputs
+) -> None:
+    model = load_variant(judged, case.program, Runtime(), case.store)
+    np.testing.assert_allclose(model(typical), case.load_source()(typical), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["runtime", "provider"])
+def test_a_variant_is_not_served_by_what_it_was_not_judged_with(
+    case: Case, judged: ModelVariant, name: str
+) -> None:
+    settings = {**judged.settings, name: "onnxruntime 0.1"}
+    elsewhere = judged.model_copy(update={"settings": settings})
+    with pytest.raises(
+        ConversionError, match=f"was judged with {name} 'onnxruntime 0.1' and would"
+    ):
+        load_variant(elsewhere, case.program, Runtime(), case.store)
+
+
+def test_a_format_without_room_has_its_stamp_beside_it(tmp_path: Path, case: Case) -> None:
+    expected = case.onnx.stamp
+    assert read_stamp(PLAIN, tmp_path) == {}
+    write_beside(tmp_path, expected)
+    assert read_stamp(PLAIN, tmp_path) == expected
+    check_stamp(PLAIN, tmp_path, expected)
+    (tmp_path / "stamp.json").write_text("{")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        read_stamp(PLAIN, tmp_path)
+
+
+def test_every_value_and_the_order_of_calibrating_rows_count() -> None:
+    one, two = (np.arange(6.0, dtype=np.float32).reshape(3, 2) for _ in range(2))
+    first = digest_of_inputs([ModelInputs({"a": one})])
+    assert digest_of_inputs([ModelInputs({"a": two})]) == first
+    two[0, 0] = 9
+    assert digest_of_inputs([ModelInputs({"a": two})]) != first
+    assert digest_of_inputs([ModelInputs({"a": one[::-1]})]) != first
+    assert digest_of_inputs([ModelInputs({"b": one})]) != first
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda codes, numbers: (codes[:1], numbers[:1]), "1 rows calibrate it, 1 of them"),
+        (lambda codes, numbers: (codes, numbers * np.nan), "40 rows calibrate it, 0 of them"),
+        (lambda codes, numbers: (codes[:0], numbers[:0]), "0 rows calibrate it"),
+    ],
+    ids=["one row", "nothing but nulls", "no row"],
+)
+def test_rows_that_show_no_range_cannot_calibrate(
+    change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], told: str
+) -> None:
+    codes, numbers = COLUMNS.model_inputs(frame(40))
+    check_sample([tabular_inputs(codes, numbers)])
+    with pytest.raises(ConversionError, match=f"{told}.* expected at least 8"):
+        check_sample([tabular_inputs(*change(codes, numbers))])
+
+
+def test_integers_alone_calibrate(case: Case) -> None:
+    check_sample([ModelInputs({"ids": np.ones((8, 4), np.int64)})])

@@ -1,0 +1,191 @@
+"""Rows of any program, and what its answers are worth, without anyone saying what it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.conversion import PreparedRows, Signature
+from tasks.contracts.release import RegisteredProgram
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.families.tensor_rows import edge_calls, read_inputs
+from tasks.conversion.families.tensors import TENSORS, spread_distances, spread_of
+from tasks.conversion.inputs import ModelInputs
+from tasks.errors import ConfigurationError, ConversionError, DataContractError
+from tasks.settings import ArtifactStore, StagedFolder
+
+CONFIG = ConversionConfig(batch_sizes=(1, 4), auc_replicates=50)
+
+
+def signature(*shape: str | int, output: tuple[int, ...] = (), **more: Any) -> Signature:
+    return Signature.model_validate(
+        {
+            "inputs": [{"name": "x", "dtype": "float32", "shape": ("batch", *shape), **more}],
+            "output": {"name": "y", "dtype": "float32", "shape": ("batch", *output)},
+            "largest": {"batch": 16},
+        }
+    )
+
+
+def program(taken: Signature) -> RegisteredProgram:
+    version = ModelVersionRef(
+        name="theirs", version=1, run_id="0" * 32, program_sha256="1" * 64, snapshot_sha256="2" * 64
+    )
+    file = Artifact(uri="programs/theirs", sha256="1" * 64, num_bytes=1)
+    return RegisteredProgram(version=version, program=file, family="tensors", signature=taken)
+
+
+def prepared(store: ArtifactStore, **columns: Any) -> PreparedRows:
+    rows = len(next(iter(columns.values())))
+    parts = ["calibration", "judged"] * (rows // 2)
+
+    def build(folder: StagedFolder) -> PreparedRows:
+        pq.write_table(pa.table({"part": parts, **columns}), folder.path / "rows.parquet")
+        data = folder.artifact("rows.parquet")
+        return PreparedRows(data=data, num_calibration=1, num_judged=1, made_from={})
+
+    return store.build_once("corpora", "rows", PreparedRows, build)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def test_lists_are_nested_as_the_axes_are_or_flat_where_all_axes_are_fixed() -> None:
+    values = np.arange(24).reshape(2, 3, 4)
+    nested = pa.table({"x": values.tolist()})
+    flat = pa.table({"x": values.reshape(2, 12).tolist()})
+    for table in (nested, flat):
+        np.testing.assert_array_equal(read_inputs(table, signature(3, 4))["x"], values)
+    np.testing.assert_array_equal(read_inputs(nested, signature("high", "wide"))["x"], values)
+    assert read_inputs(nested, signature(3, 4))["x"].dtype == np.float32
+
+
+def test_an_input_is_read_from_the_columns_that_it_names() -> None:
+    table = pa.table({"b": [3, 4], "a": [True, False]})
+    read = read_inputs(table, signature(2, columns=("a", "b")))
+    np.testing.assert_array_equal(read["x"], [[1, 3], [0, 4]])
+
+
+@pytest.mark.parametrize(
+    ("column", "taken", "sentence"),
+    [
+        ({"z": [1.0]}, signature(), r"have the columns z, expected 'x'"),
+        ({"x": [[1.0], [1.0, 2.0]]}, signature(2), "have 2 different lengths"),
+        ({"x": [[1.0], None]}, signature(1), "or are absent in some rows"),
+        ({"x": [1.0, None]}, signature(), "holds double with 1 nulls"),
+        ({"x": ["a"]}, signature(), "holds string"),
+        ({"x": [[1.0, 2.0]]}, signature(3), r"\[2\] values of 'x' each, the program takes \[3\]"),
+        ({"x": [[1.0, 2.0]]}, signature(2, 2), r"holds \[2\] numbers a row"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_with_a_sentence(
+    column: dict[str, Any], taken: Signature, sentence: str
+) -> None:
+    with pytest.raises(DataContractError, match=sentence):
+        read_inputs(pa.table(column), taken)
+
+
+def test_whole_numbers_are_not_made_of_others() -> None:
+    taken = Signature.model_validate(
+        {
+            "inputs": [{"name": "code", "dtype": "int64", "shape": ("batch",)}],
+            "output": {"name": "y", "dtype": "float32", "shape": ("batch",)},
+        }
+    )
+    assert read_inputs(pa.table({"code": [1.0, 7.0]}), taken)["code"].tolist() == [1, 7]
+    with pytest.raises(DataContractError, match=r"'code' hold 1\.5, and the program takes whole"):
+        read_inputs(pa.table({"code": [1.0, 1.5]}), taken)
+
+
+def test_edge_rows_stay_within_what_was_seen_and_come_in_calls_of_several_sizes() -> None:
+    codes = np.random.default_rng(0).integers(2, 9, (30, 3))
+    calls = edge_calls(ModelInputs({"codes": codes}), most_rows=16, seed=0)
+    assert [call.num_rows for call in calls] == [1, 2, 7]
+    mixed = np.concatenate([call["codes"] for call in calls])
+    assert mixed.min() == codes.min()
+    assert mixed.max() == codes.max()
+
+
+def test_each_answer_is_compared_in_units_of_its_own_spread() -> None:
+    answers = np.array([[0.0, 1000.0], [2.0, 1200.0]])
+    gaps = spread_distances(answers, answers + np.array([[0, 1], [5, 0]]))
+    np.testing.assert_allclose(gaps, [0.01, 5])  # 100 hides no 5 beside it
+    np.testing.assert_allclose(spread_distances(np.ones((2, 1)), np.zeros((2, 1))), [1, 1])
+
+
+def test_classes_share_a_unit_and_what_hardly_differs_has_a_hundredth_of_the_widest() -> None:
+    answers = np.array([[0.0, 100.0, 7.0], [20.0, 120.0, 7.0]])
+    np.testing.assert_allclose(spread_of(answers, apart=False), [20 / 3] * 3)
+    np.testing.assert_allclose(spread_of(answers, apart=True), [10, 10, 0.1])
+
+
+def test_a_call_of_one_row_is_compared_in_the_unit_of_all(store: ArtifactStore) -> None:
+    rows = prepared(store, x=list(range(40)))
+    judged = TENSORS.read_judged(program(signature()), rows, CONFIG, store)
+    assert judged.distances_of is not None
+    prices = np.linspace(2e5, 3e5, 20).astype(np.float32)
+    (gap,) = judged.distances_of(prices)(prices[:1], prices[:1] + 1)
+    assert gap == pytest.approx(1 / prices.std())
+
+
+@pytest.mark.parametrize(
+    ("labels", "output", "metric"),
+    [
+        (None, (), "agreement"),
+        (None, (3,), "agreement"),
+        ([0, 1] * 10 + [1, 0] * 10, (), "AUC"),
+        ([0.5, 1.5] * 20, (1,), "R²"),
+        ([0, 1, 2, 1] * 10, (3,), "accuracy"),
+    ],
+)
+def test_the_metric_follows_from_labels_and_output(
+    store: ArtifactStore, labels: list[float] | None, output: tuple[int, ...], metric: str
+) -> None:
+    x = np.random.default_rng(0).normal(size=40)
+    if labels == [0.5, 1.5] * 20:
+        labels = list(x)
+    rows = prepared(store, x=x, **({} if labels is None else {"label": labels}))
+    judged = TENSORS.read_judged(program(signature(output=output)), rows, CONFIG, store)
+    assert judged.wording.metric == metric
+    scores = np.random.default_rng(1).normal(size=(20, *output)).astype(np.float32)
+    assert judged.change(scores, scores).value == 0
+    other = judged.change(scores, np.roll(scores, 1, axis=0))
+    assert other.low <= other.value <= other.high
+    assert other.low < other.high
+
+
+def test_what_cannot_judge_or_calibrate_is_refused_with_a_sentence(store: ArtifactStore) -> None:
+    few = prepared(store, x=[1.0, 2.0])
+    with pytest.raises(DataContractError, match="have 1 rows to judge on, expected at least 8"):
+        TENSORS.read_judged(program(signature()), few, CONFIG, store)
+    many = CONFIG.model_copy(update={"batch_sizes": (1, 64)})
+    rows = ArtifactStore(store.root / "other")
+    with pytest.raises(ConfigurationError, match="64 rows a call, the program takes 16 at most"):
+        TENSORS.read_judged(program(signature()), prepared(rows, x=[1.0] * 20), many, rows)
+    third = ArtifactStore(store.root / "third")
+    strange = prepared(third, z=[1.0] * 20)
+    with pytest.raises(ConversionError, match=r"nothing to calibrate INT8 on.*expected 'x'"):
+        TENSORS.read_calibration(program(signature()), strange, CONFIG, third)
+
+
+def test_classes_that_are_no_whole_numbers_are_refused(store: ArtifactStore) -> None:
+    rows = prepared(store, x=[1.0] * 20, label=[0.5] * 20)
+    with pytest.raises(DataContractError, match="the number of each row's class"):
+        TENSORS.read_judged(program(signature(output=(3,))), rows, CONFIG, store)
+
+
+def test_calibration_takes_its_own_part_in_calls_that_the_program_takes(
+    store: ArtifactStore,
+) -> None:
+    rows = prepared(store, x=np.arange(100.0))
+    calls = TENSORS.read_calibration(program(signature()), rows, CONFIG, store)
+    assert [call.num_rows for call in calls] == [16, 16, 16, 2]
+    assert set(np.concatenate([call["x"] for call in calls]) % 2) == {0.0}
