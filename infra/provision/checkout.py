@@ -49,6 +49,16 @@ class Checkout:
         return self.root / "infra" / "requirements.lock"
 
     @property
+    def weights(self) -> Path:
+        """Packages of which only the files are read, beside the environment's own."""
+        return self.venv / "weights"
+
+    @property
+    def weights_requirements(self) -> Path:
+        """The lock of these."""
+        return self.root / "infra" / "weights" / "requirements.lock"
+
+    @property
     def horovod_backend(self) -> Path:
         """The build of Horovod."""
         return self.root / "infra" / "horovod" / "horovod_backend.py"
@@ -57,7 +67,8 @@ class Checkout:
         """The files that decide how an environment comes out."""
         code = sorted((self.root / "infra" / "provision").glob("*.py"))
         entry = self.root / "infra" / "setup.py"
-        return [self.requirements, entry, *code, self.horovod_backend]
+        locks = [self.requirements, self.weights_requirements]
+        return [*locks, entry, *code, self.horovod_backend]
 
 
 def digest(parts: Sequence[str]) -> str:
@@ -87,7 +98,8 @@ def wanted_digest(checkout: Checkout) -> str:
 
 def installed_distributions(venv: Path) -> set[str]:
     """Names and versions of what is installed, as the names of the metadata folders."""
-    return {path.name for path in venv.glob("lib/python3*/site-packages/*.dist-info")}
+    places = ("lib/python3*/site-packages", "weights")
+    return {path.name for place in places for path in venv.glob(f"{place}/*.dist-info")}
 
 
 def is_current(checkout: Checkout, wanted: str) -> bool:

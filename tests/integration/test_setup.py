@@ -15,6 +15,8 @@ import pytest
 from infra.provision.checkout import Checkout, wanted_digest, write_stamp
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("tensorrt-rtx", "triton")
+"""Have environments of their own, which `make test` makes."""
 
 
 def program(path: Path, script: str) -> None:
@@ -56,6 +58,9 @@ def finish(checkout: Checkout) -> None:
         '[ "$1" = -I ] && exit; echo "called: $*"; echo "PYTHONPATH=$PYTHONPATH"; pwd',
     )
     write_stamp(checkout, wanted_digest(checkout))
+    for tool in TOOLS:
+        (checkout.root / f".venv-{tool}").mkdir()
+        (checkout.root / f".venv-{tool}" / "complete").touch()
 
 
 def make(
@@ -78,8 +83,11 @@ def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None
     done = make(checkout, tools)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
     tests = "test drills test-cluster test-keras test-horovod"
+    aside = "test-tensorrt-rtx test-triton test-litert"
     platform = "up down status doctor"
-    assert listed == set(f"help setup run {platform} {tests} bench lint format lock clean".split())
+    assert listed == set(
+        f"help setup run {platform} {tests} {aside} bench lint format lock clean".split()
+    )
     assert done.returncode == 0
 
 
@@ -108,6 +116,21 @@ def test_commands_set_up_first_and_run_in_the_checkout(
     first, *rest = done.stdout.splitlines()
     assert first == "set-up: .venv is up to date"
     assert rest == [called, "PYTHONPATH=", str(checkout.root)]
+
+
+def test_tests_run_where_the_environment_of_a_tool_cannot_be_made(
+    checkout: Checkout, tools: Path
+) -> None:
+    finish(checkout)
+    for tool in TOOLS:
+        (checkout.root / f".venv-{tool}" / "complete").unlink()
+    done = make(checkout, tools, "test")
+    assert "called: -m pytest" in done.stdout
+    for tool in TOOLS:
+        assert f"no .venv-{tool}: its tests will be skipped" in done.stdout
+        refused = make(checkout, tools, f"test-{tool}")
+        assert refused.returncode != 0
+        assert "called: -m pytest" not in refused.stdout
 
 
 def test_ci_runs_make_test_from_any_folder(checkout: Checkout, tools: Path) -> None:
@@ -163,7 +186,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(
 ) -> None:
     done = make(checkout, tools, "setup")
     assert done.returncode != 0
-    assert "[1/7] looking at the machine ... stopped" in done.stdout
+    assert "[1/8] looking at the machine ... stopped" in done.stdout
     assert "this machine lacks a C++ compiler (on Debian and Ubuntu the package g++)" in done.stderr
     assert "Traceback" not in done.stderr
     assert not checkout.python.exists()
@@ -187,7 +210,9 @@ def test_a_read_only_checkout_stops_setup_with_a_sentence(checkout: Checkout, to
     assert "Traceback" not in done.stderr
 
 
-def test_clean_removes_two_folders_and_only_when_told(checkout: Checkout, tools: Path) -> None:
+def test_clean_removes_environments_and_state_and_only_when_told(
+    checkout: Checkout, tools: Path
+) -> None:
     finish(checkout)
     state = checkout.root / ".falaj" / "artifacts"
     state.mkdir(parents=True)
@@ -197,7 +222,11 @@ def test_clean_removes_two_folders_and_only_when_told(checkout: Checkout, tools:
     before = {path.name for path in checkout.root.iterdir()}
     done = make(checkout, tools, "clean", "YES=1")
     assert f"{checkout.root}/.falaj" in done.stdout
-    assert before - {path.name for path in checkout.root.iterdir()} == {".venv", ".falaj"}
+    assert before - {path.name for path in checkout.root.iterdir()} == {
+        ".venv",
+        ".falaj",
+        *(f".venv-{tool}" for tool in TOOLS),
+    }
 
 
 def test_horovod_here_was_built_with_pytorch_and_gloo() -> None:

@@ -30,7 +30,8 @@ PYPROJECT = '[project]\nname = "falaj"\n[tool.ruff]\nline-length = 100\n'
 def checkout(tmp_path: Path) -> Checkout:
     """A checkout with small stand-ins for all files that decide, and a finished environment."""
     made = Checkout(tmp_path / "with space")
-    for path in (made.requirements, made.root / "infra" / "setup.py", made.horovod_backend):
+    entry = made.root / "infra" / "setup.py"
+    for path in (made.requirements, made.weights_requirements, entry, made.horovod_backend):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {path.name}\n")
     (made.root / "infra" / "provision").mkdir()
@@ -62,7 +63,7 @@ def test_a_finished_environment_is_current(checkout: Checkout) -> None:
     "name",
     [
         *("infra/requirements.lock", "infra/setup.py", "infra/provision/code.py"),
-        "infra/horovod/horovod_backend.py",
+        *("infra/horovod/horovod_backend.py", "infra/weights/requirements.lock"),
     ],
 )
 def test_a_change_in_any_deciding_file_makes_it_stale(checkout: Checkout, name: str) -> None:
@@ -88,6 +89,15 @@ def test_a_removed_or_changed_package_makes_it_stale_and_an_added_one_does_not(
     (site_packages(checkout) / "numpy-2.4.6.dist-info").rename(
         site_packages(checkout) / "numpy-3.0.dist-info"
     )
+    assert not current(checkout)
+
+
+def test_weights_that_were_removed_make_it_stale(checkout: Checkout) -> None:
+    weights = checkout.weights / "words-1.0.dist-info"
+    weights.mkdir(parents=True)
+    write_stamp(checkout, wanted_digest(checkout))
+    assert current(checkout)
+    weights.rmdir()
     assert not current(checkout)
 
 

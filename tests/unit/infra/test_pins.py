@@ -64,13 +64,22 @@ def test_what_builds_horovod_is_locked() -> None:
     assert [line for line in asked if not fits(Requirement(line))] == []
 
 
+def test_weights_are_locked_with_digests_and_without_what_they_depend_on() -> None:
+    folder = ROOT / "infra/weights"
+    locked = read_lock((folder / "requirements.lock").read_text())
+    asked = [str(wanted) for wanted in wanted_by((folder / "requirements.in").read_text())]
+    assert [entry.split()[0] for entry in locked.values()] == asked
+    assert [entry for entry in locked.values() if not ENTRY.fullmatch(entry)] == []
+    assert locked.keys().isdisjoint(LOCK)
+
+
 def test_the_installers_are_locked() -> None:
     assert {*TOOLS, UV} <= LOCK.keys()
 
 
 def test_no_package_for_another_kind_of_hardware_is_locked() -> None:
     # NVML's binding is Python alone: it asks the driver, and says so where there is none.
-    assert [name for name in LOCK if re.match("nvidia-(?!ml-py)|triton|cuda", name)] == []
+    assert [name for name in LOCK if re.match("nvidia-(?!ml-py)|triton$|cuda", name)] == []
 
 
 @pytest.mark.parametrize(
@@ -78,6 +87,7 @@ def test_no_package_for_another_kind_of_hardware_is_locked() -> None:
     [
         *("Makefile", ".ci/run", "infra/setup.py", "infra/requirements.in"),
         *("infra/requirements.lock", "infra/horovod/horovod_backend.py", "pyproject.toml"),
+        *("infra/weights/requirements.in", "infra/weights/requirements.lock"),
         *sorted(f"infra/provision/{path.name}" for path in (ROOT / "infra/provision").glob("*.py")),
     ],
 )

@@ -1,16 +1,18 @@
-"""Requests that found the database busy are repeated, and nothing else is."""
+"""Requests that found the database busy are repeated, nothing else is; an idle server rests."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import pytest
+from docket import Docket, Worker
 from sqlalchemy.exc import OperationalError
 
-from infra.platform.prefect_app import MAX_BODY_BYTES, RepeatBusy
+from infra.platform.prefect_app import LOOK_EVERY, MAX_BODY_BYTES, RepeatBusy, rest_longer
 
 FAST = (0.0, 0.0, 0.0)
 
@@ -103,3 +105,29 @@ def test_a_caller_that_leaves_in_the_middle_is_not_answered_twice() -> None:
     with suppress(OperationalError):
         asyncio.run(RepeatBusy(app, FAST)(scope, receive, send))
     assert app.bodies == [b"half"]
+
+
+def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    background_workers: Any = import_module("prefect.server.api.background_workers")
+    made: list[Worker] = []
+
+    class Kept(Worker):
+        async def __aenter__(self) -> Worker:
+            made.append(self)
+            return await super().__aenter__()
+
+    async def start_and_end() -> None:
+        async with (
+            Docket(name="test", url="memory://") as docket,
+            background_workers.background_worker(docket, webserver_only=True),
+        ):
+            pass
+
+    monkeypatch.setattr(background_workers, "Worker", Kept)
+    rest_longer()
+    asyncio.run(start_and_end())
+    [worker] = made
+    assert worker.minimum_check_interval == LOOK_EVERY
+    assert worker.scheduling_resolution == LOOK_EVERY

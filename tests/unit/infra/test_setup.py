@@ -12,7 +12,7 @@ from infra import setup
 from infra.provision.checkout import Checkout
 from infra.provision.commands import CommandError, Commands, SetupError
 from infra.provision.progress import Step
-from infra.setup import Installer, UvError, main, pytorch_note
+from infra.setup import Installer, UvError, install_weights, main, pytorch_note
 
 
 class Recorder(Commands):
@@ -168,3 +168,29 @@ def test_horovod_without_gloo_is_refused(
         setup.check_horovod(
             Checkout(Path("/co")), installer.commands, Path("/cache/key/horovod.whl"), Step("x")
         )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    made = Checkout(tmp_path)
+    made.weights_requirements.parent.mkdir(parents=True)
+    made.weights_requirements.write_text("words==1 \\\n    --hash=sha256:aa\n    # via x\n")
+    return made
+
+
+def test_weights_go_into_a_folder_of_their_own_without_what_they_ask_for(
+    installer: Installer, checkout: Checkout
+) -> None:
+    assert install_weights(checkout, installer, Step("x")) == "words==1"
+    (line,) = Recorder.asked
+    assert {"--require-hashes", "--no-deps"} < set(line)
+    assert line[line.index("--target") + 1] == str(checkout.venv / "weights")
+
+
+def test_weights_that_no_registry_has_end_in_a_sentence_and_cost_no_second_environment(
+    installer: Installer, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "answer", failing(CommandError("No solution found")))
+    with pytest.raises(SetupError, match=r"the weights words==1 cannot be had.*PIP_FIND_LINKS"):
+        install_weights(checkout, installer, Step("x"))
+    assert [line[0] for line in Recorder.asked] == ["uv", "python"]
