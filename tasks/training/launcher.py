@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.training import StartingPoint, TrainedModel
+from tasks.contracts.training import Lesson, StartingPoint, TrainedModel
 from tasks.errors import TransientError, refused_writes_explained
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.access import access_handed_over
@@ -26,6 +26,7 @@ from tasks.training.launch.probe_measure import PROBE_MODULE
 from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rank_log import RankLog
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES
+from tasks.training.lesson import write_taught
 from tasks.training.planning import plan_ranks
 from tasks.training.replay import write_replayed
 from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
@@ -57,6 +58,7 @@ def launch_training(
     work: Path,
     on_epoch: OnEpoch | None = None,
     initial: StartingPoint | None = None,
+    lesson: Lesson | None = None,
 ) -> TrainedModel:
     """Train on the ranks of this host, or of several, and publish the best epoch.
 
@@ -71,6 +73,7 @@ def launch_training(
         work: folder of the run directories; one is removed when its model is published.
         on_epoch: called in this thread after each epoch, also for those of earlier attempts.
         initial: whose weights to begin with; none: from scratch.
+        lesson: whose answers to learn beside the labels; none: nobody's.
 
     Raises:
         TransientError: a rank was lost, stuck, or another process trains the same model.
@@ -87,12 +90,13 @@ def launch_training(
     applied: tuple[str, ...] = ()
     if config.telemetry.apply_suggestions:
         config, applied = with_suggestions(config, advice, kind)
-    inputs = (snapshot.data.sha256, snapshot.columns, splits, initial, code_digest(__file__))
+    learnt_from = (snapshot.data.sha256, snapshot.columns, splits, initial, lesson)
+    inputs = (*learnt_from, code_digest(__file__))
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
         with _nursery_of(config, run) as nursery:
-            job, plan = _planned(dataset, splits, config, store, run, initial, nursery)
+            job, plan = _planned(dataset, splits, config, store, run, initial, lesson, nursery)
             job = job.model_copy(update={"applied": applied})
             result = run_job(run, job, lock, on_epoch or (lambda _: None), nursery=nursery)
         if result.telemetry and result.telemetry.diagnosis:
@@ -118,6 +122,7 @@ def _planned(
     store: ArtifactStore,
     run: RunDirectory,
     initial: StartingPoint | None,
+    lesson: Lesson | None,
     nursery: Nursery | None,
 ) -> tuple[TrainingJob, RankPlan]:
     """What the ranks are asked to do, and how many they are."""
@@ -128,6 +133,9 @@ def _planned(
         told = write_replayed(path, run.snapshot, columns, splits, since, share, config.seed)
         LOGGER.info("%s", told)
         path = run.snapshot
+    if lesson is not None:
+        LOGGER.info("%s", write_taught(path, run.taught_snapshot, dataset, splits, lesson, store))
+        path = run.taught_snapshot
     plan = plan_ranks(path, columns, splits, config, run.path.parent / "probes", nursery)
     job = TrainingJob(
         snapshot_path=path,
@@ -137,6 +145,7 @@ def _planned(
         model=snapshot.feature_service,
         initial_path=store.path(initial.checkpoint) if initial else None,
         initial_columns=initial.columns if initial else None,
+        lesson=lesson,
         num_ranks=plan.num_ranks,
         threads_per_rank=plan.threads_per_rank,
     )

@@ -30,7 +30,7 @@ from tasks.training.data.source import BLOCK_ROWS, Sources
 from tasks.training.elastic.session import CommitPoint
 from tasks.training.model import export_program
 from tasks.training.networks import build_network
-from tasks.training.objective import Objective, objective_of
+from tasks.training.objective import Objective, labels_of, objective_of
 from tasks.training.run_directory import (
     ProgressReporter,
     RunDirectory,
@@ -124,7 +124,7 @@ class TrainingSession:
             self._config.strategy,
             exchange,
             build_network(self._sources.preprocessing, self._config),
-            self._objective.row_losses,
+            self._objective.training_losses(self._job.lesson),
             partial(adamw, config=self._config),
             torch.device(self._config.device),
         )
@@ -320,8 +320,9 @@ class TrainingSession:
         totals = np.zeros(self._objective.num_totals + 2)
         for block in self._blocks_in_step():
             outputs = self._strategy.evaluate(block.inputs)
-            losses = self._objective.row_losses(outputs, block.labels)
-            totals[:-2] += self._objective.totals(outputs, block.labels)
+            labels = labels_of(block.labels)
+            losses = self._objective.row_losses(outputs, labels)
+            totals[:-2] += self._objective.totals(outputs, labels)
             totals[-2:] += (losses.double().sum().item(), block.num_rows)
             self._progress.step()
         totals = self._summed(totals)

@@ -1,6 +1,10 @@
 """What a network is trained for: the loss of a row, and the quality by which epochs are compared.
 
 Quality is made of totals over rows, which ranks simply add up.
+
+Where there is a teacher, the loss of a training row is a mean of two: that of its label, and that
+of the teacher's answer (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
+2015). Validation knows the labels alone, so its curves compare with those of any other training.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from tasks.contracts.training import Lesson
 from tasks.training.data.preprocess import LabelScale, Preprocessing
 from tasks.training.metrics import (
     NUM_SCORE_BINS,
@@ -34,6 +39,37 @@ class Objective(ABC):
 
     num_totals: int
     row_losses: RowLosses
+
+    @abstractmethod
+    def answer_losses(self, outputs: Tensor, answers: Tensor, temperature: float) -> Tensor:
+        """Loss of each row against what a teacher answers, shape (rows,).
+
+        Args:
+            outputs: of the network, shape (rows,).
+            answers: of the teacher, shape (rows,): logits, or predictions in the label's unit.
+            temperature: softens the probabilities of a classification.
+        """
+
+    def training_losses(self, lesson: Lesson | None) -> RowLosses:
+        """What is minimised: the labels' losses, mixed with a teacher's where there is one."""
+        if lesson is None:
+            return self.row_losses
+        return self.taught_losses(lesson.weight, lesson.temperature)
+
+    def taught_losses(self, weight: float, temperature: float) -> RowLosses:
+        """Losses of rows whose targets are (answer, label), shape (rows, 2).
+
+        Args:
+            weight: share of the teacher's answers; the labels have the rest.
+            temperature: as `answer_losses`.
+        """
+
+        def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+            answers, labels = targets[:, 0], targets[:, 1]
+            learnt = self.answer_losses(outputs, answers, temperature)
+            return (1 - weight) * self.row_losses(outputs, labels) + weight * learnt
+
+        return losses
 
     @abstractmethod
     def totals(self, outputs: Tensor, labels: Tensor) -> Float64Array:
@@ -60,6 +96,15 @@ class Classification(Objective):
     def __init__(self) -> None:
         self.row_losses = partial(functional.binary_cross_entropy_with_logits, reduction="none")
 
+    def answer_losses(self, outputs: Tensor, answers: Tensor, temperature: float) -> Tensor:
+        """Cross-entropy of softened probabilities.
+
+        Times the temperature's square, since its gradients shrink by that (Hinton et al., 2).
+        """
+        soft = torch.sigmoid(answers / temperature)
+        losses: Tensor = self.row_losses(outputs / temperature, soft)
+        return temperature**2 * losses
+
     def totals(self, outputs: Tensor, labels: Tensor) -> Float64Array:
         """Two histograms of scores."""
         scores = torch.sigmoid(outputs).nan_to_num()  # what is no number shows in the loss
@@ -83,6 +128,10 @@ class Regression(Objective):
         standardised = (labels - self._scale.mean) / self._scale.deviation
         return functional.huber_loss(outputs, standardised, reduction="none", delta=HUBER_DELTA)
 
+    def answer_losses(self, outputs: Tensor, answers: Tensor, temperature: float) -> Tensor:
+        """Huber loss against the teacher's prediction; there is nothing to soften."""
+        return self._huber(outputs, answers)
+
     def totals(self, outputs: Tensor, labels: Tensor) -> Float64Array:
         """Squared errors, labels, squared labels (standardised) and rows."""
         standardised = (labels.double() - self._scale.mean) / self._scale.deviation
@@ -91,6 +140,11 @@ class Regression(Objective):
     def quality(self, totals: Float64Array) -> dict[str, float]:
         """R2."""
         return {"validation_r2": explained_share(totals)}
+
+
+def labels_of(targets: Tensor) -> Tensor:
+    """The labels among what a batch has to learn, shape (rows,); a teacher's answers are left."""
+    return targets if targets.ndim == 1 else targets[:, -1]
 
 
 def objective_of(preprocessing: Preprocessing) -> Objective:

@@ -28,7 +28,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from tasks.contracts.base import Contract
 from tasks.contracts.data import DatasetSchema, DataSplits
 from tasks.contracts.telemetry import TrainingTelemetry
-from tasks.contracts.training import EpochMetrics
+from tasks.contracts.training import EpochMetrics, Lesson
 from tasks.errors import TransientError, refused_writes_explained
 from tasks.settings import write_atomically
 from tasks.training.config import TrainingConfig
@@ -57,6 +57,8 @@ class TrainingJob(Contract):
     """Checkpoint of the model whose weights the network begins with."""
     initial_columns: DatasetSchema | None = None
     """What that model takes."""
+    lesson: Lesson | None = None
+    """The teacher whose answers the snapshot holds beside the labels."""
     num_ranks: PositiveInt = 1
     threads_per_rank: PositiveInt = 1
     applied: tuple[str, ...] = ()
@@ -135,6 +137,11 @@ class RunDirectory:
     def snapshot(self) -> Path:
         """The rows of a training that goes on from the champion."""
         return self.path / "snapshot.parquet"
+
+    @property
+    def taught_snapshot(self) -> Path:
+        """The rows with a teacher's answers."""
+        return self.path / "taught.parquet"
 
     @property
     def elastic(self) -> Path:

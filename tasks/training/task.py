@@ -16,7 +16,7 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
+from tasks.contracts.training import EpochMetrics, Lesson, StartingPoint, TrainedModel
 from tasks.retry_policy import (
     NUM_RETRIES,
     RETRY_DELAYS_S,
@@ -73,6 +73,7 @@ def train_distributed(
     splits: DataSplits,
     config: TrainingConfig,
     initial: StartingPoint | None = None,
+    lesson: Lesson | None = None,
 ) -> TrainedModel:
     """Train on Horovod ranks, or as `config.strategy` says, and return the best epoch.
 
@@ -105,7 +106,14 @@ def train_distributed(
         progress.show(100 * (metrics.epoch + 1) / config.max_epochs)
 
     model = launch_training(
-        dataset, splits, config, settings.store, settings.home / "training", report, initial
+        dataset,
+        splits,
+        config,
+        settings.store,
+        settings.home / "training",
+        report,
+        initial,
+        lesson,
     )
     progress.show(100.0)
     create_table_artifact(

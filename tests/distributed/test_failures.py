@@ -34,12 +34,15 @@ def finished_epochs(log: str) -> list[int]:
 
 
 def assert_no_kept_epoch_is_repeated(log: str) -> None:
-    """An epoch that ended is on disk or it is computed again; what is on disk is not repeated."""
+    """An epoch that ended is on disk or it is computed again; what is on disk is not repeated.
+
+    Ranks whose driver was killed may write one more epoch before their guards stop them, and
+    no driver is left to put its line into the log: the log may end before what was kept.
+    """
     first, second = log.split("--- attempt at")[1:]
     resumed = re.search(r"resumed after epoch (\d+) of an earlier attempt", second)
     assert resumed is not None
     kept = int(resumed[1])
-    assert kept <= finished_epochs(first)[-1]
     assert finished_epochs(first) == list(range(len(finished_epochs(first))))
     assert finished_epochs(second) == list(range(kept + 1, CONFIG.max_epochs))
 

@@ -32,7 +32,7 @@ class ShardTensors:
         num_rows = sum(map(len, parts))
         positions = np.empty((num_rows, layout.num_categorical), dtype=np.int64)
         numeric = np.empty((num_rows, layout.num_numeric), dtype=np.float32)
-        labels = np.empty(num_rows, dtype=np.float32)
+        labels = np.empty(layout.target_shape(num_rows), dtype=np.float32)
         begin = 0
         parts.reverse()
         while parts:

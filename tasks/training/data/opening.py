@@ -57,7 +57,9 @@ def open_sources(
         DataContractError: the snapshot is not what was promised, or a window lacks rows.
         StorageError: the disk has not enough space for decoded rows, or refused them.
     """
-    snapshot = SnapshotFile(job.snapshot_path, job.columns, job.config.num_shards)
+    snapshot = SnapshotFile(
+        job.snapshot_path, job.columns, job.config.num_shards, is_taught=job.lesson is not None
+    )
     shards = range(rank, job.config.num_shards, size)
     splits = job.splits
     mode, reason = _agreed_mode(job, snapshot, len(shards), exchange)

@@ -28,7 +28,8 @@ class RowSource(Protocol):
 
     `Batch.inputs` is (positions, numeric): int64 (rows, categorical columns) from
     `Preprocessing.category_positions`, and float32 (rows, numeric columns), NaN for missing.
-    `Batch.labels` is float32 (rows,): 0 or 1, or the number of a regression.
+    `Batch.labels` is float32 (rows,): 0 or 1, or the number of a regression; where there is a
+    teacher float32 (rows, 2): its answer, which only training rows have, and the label.
     """
 
     @property
@@ -126,9 +127,9 @@ class Shuffle:
 def inputs_of(
     words: Int32Array, layout: RowLayout, preprocessing: Preprocessing
 ) -> tuple[Int64Array, Float32Array, Float32Array]:
-    """Positions, numbers and labels of some rows of words; the latter two are views."""
+    """Positions, numbers and targets of some rows of words; the latter two are views."""
     positions = preprocessing.category_positions(layout.codes(words))
-    return positions, layout.numeric(words), layout.labels(words)
+    return positions, layout.numeric(words), layout.targets(words)
 
 
 def empty_batch(num_rows: int, layout: RowLayout, *, pinned: bool) -> Batch:
@@ -139,4 +140,4 @@ def empty_batch(num_rows: int, layout: RowLayout, *, pinned: bool) -> Batch:
 
     positions = made(num_rows, layout.num_categorical, dtype=torch.int64)
     numeric = made(num_rows, layout.num_numeric, dtype=torch.float32)
-    return Batch((positions, numeric), made(num_rows, dtype=torch.float32))
+    return Batch((positions, numeric), made(*layout.target_shape(num_rows), dtype=torch.float32))

@@ -285,6 +285,7 @@ def _identity(snapshot: SnapshotFile, window: TimeWindow) -> str:
         seen.st_size,
         seen.st_mtime_ns,
         snapshot.columns,
+        snapshot.layout.width,
         snapshot.num_shards,
         window,
     )

@@ -1,0 +1,124 @@
+"""Shrink: a registered version's network made smaller, and the way of every candidate."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from flows.conversion import conversion_flow
+from flows.leasing import leased, training_request
+from flows.promotion import promotion_flow
+from flows.provenance import code_commit
+from flows.recalibration import with_splits
+from flows.whereabouts import RECORDED
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.release import ShrinkingParent, ShrinkingResult
+from tasks.contracts.training import ShrunkModel, TrainedModel
+from tasks.evaluation.task import fit_yardstick, judge_candidate, judge_student, score_model_window
+from tasks.features.task import build_training_set
+from tasks.lineage.task import record_shrinking
+from tasks.registry.task import find_rival, find_shrinking_parent, register_candidate
+from tasks.reporting.task import publish_shrinking
+from tasks.settings import Settings
+from tasks.training.shrinking.student import StudentPlan, chosen, lesson_of
+from tasks.training.shrinking.task import plan_student
+from tasks.training.task import train_distributed
+from tasks.validation.suites import read_suite
+from tasks.validation.task import validate_training_set
+
+
+@flow(
+    name="shrinking",
+    flow_run_name="shrink-{config.registry.model_name}-{config.shrinking.method}",
+    persist_result=True,
+    result_serializer="json",
+    **RECORDED,
+)
+def shrinking_flow(config: PipelineConfig, version: int | None = None) -> ShrinkingResult:
+    """Prune a version's network, or let a small one learn from it; what loses is not registered.
+
+    It is trained on the rows of its parent's training, by the same launcher and loop, and judged,
+    converted and promoted or refused as every candidate is. A network that had a teacher is
+    compared with its twin that had none.
+
+    Args:
+        config: the use case; `config.shrinking` says how.
+        version: number of the version to make smaller; None: the champion, or what that was made
+            from where it is a smaller network itself.
+
+    Raises:
+        ConfigurationError: the network would be no smaller, or cannot be pruned.
+        RegistryError: there is no such version, or its files are missing or damaged.
+    """
+    config.training.check_installed()
+    parent = find_shrinking_parent(version, config.registry)
+    plan = plan_student(parent, config.shrinking, config.training)
+    config = with_splits(config, parent.splits)
+    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
+    snapshot = build_training_set(config.window, config.features)
+    dataset = validate_training_set(snapshot, suite)
+
+    twins = train_twins(plan, parent, dataset, config)
+    choice = chosen(plan.shrinking, twins.taught, twins.untaught)
+    model = choice.model
+    judged = judge_student(
+        model, parent.program, twins.taught, twins.untaught, dataset, config.evaluation
+    )
+    result = ShrinkingResult(
+        shrinking=model.shrinking,
+        hidden_sizes=plan.config.hidden_sizes,
+        num_parameters=model.num_parameters,
+        choice=choice.reason,
+        judged=judged,
+    )
+    if judged.refusal:
+        publish_shrinking(result, config.name)
+        return result
+    result = release(result, model, dataset, config)
+    publish_shrinking(result, config.name)
+    return result
+
+
+def release(
+    result: ShrinkingResult, model: ShrunkModel, dataset: ValidatedDataset, config: PipelineConfig
+) -> ShrinkingResult:
+    """The way of every candidate: judged, registered, converted, promoted or refused."""
+    rival = find_rival(model, config.registry)
+    yardstick = fit_yardstick(dataset, config.splits, config.yardstick)
+    evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation)
+    commit = code_commit()
+    version = register_candidate(model, evaluation, dataset, config.registry, commit)
+    entities, staging = config.features.training_set.sql, config.staging_queries
+    record_shrinking(
+        model, version, dataset, evaluation, entities, staging, commit, return_state=True
+    )
+    variants = conversion_flow(version, dataset, config)
+    decision = promotion_flow(version, evaluation, dataset, variants, config)
+    released = {"evaluation": evaluation, "version": version, "variants": variants}
+    return result.model_copy(update={**released, "promotion": decision})
+
+
+class Twins(NamedTuple):
+    """The same network trained twice: with a teacher, where one is asked for, and without."""
+
+    taught: TrainedModel | None
+    untaught: TrainedModel
+
+
+def train_twins(
+    plan: StudentPlan, parent: ShrinkingParent, dataset: ValidatedDataset, config: PipelineConfig
+) -> Twins:
+    """Train what was planned, on leased devices; equal starts, rows, epochs and seeds."""
+    lesson = None
+    if config.shrinking.teaches:
+        train = config.splits.train
+        answers = score_model_window(parent.program, dataset, train, config.evaluation)
+        lesson = lesson_of(answers, config.shrinking)
+    with leased(training_request(config.lease, config.training.device), config.lease):
+        untaught = train_distributed(dataset, config.splits, plan.config, plan.initial)
+        if lesson is None:
+            return Twins(None, untaught)
+        taught = train_distributed(dataset, config.splits, plan.config, plan.initial, lesson)
+    return Twins(taught, untaught)

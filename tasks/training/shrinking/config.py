@@ -1,0 +1,83 @@
+"""How a smaller network is to be made from a registered one."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from tasks.contracts.base import field_title
+from tasks.contracts.training import ShrinkingMethod
+
+
+class ShrinkingConfig(BaseModel):
+    """Pruning, distillation or both, of the champion or another version; kept with the result."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    method: ShrinkingMethod = Field(
+        default="pruning",
+        description="`pruning`: hidden units of least weight go, and the rest is trained on. "
+        "`distillation`: a small network learns from the labels and from what the large one says. "
+        "`pruning-distillation`: what pruning left learns from both.",
+    )
+    pruned_share: float = Field(
+        default=0.75,
+        gt=0,
+        lt=1,
+        description="Of pruning: share of the units of each hidden layer that go.",
+    )
+    hidden_sizes: tuple[PositiveInt, ...] = Field(
+        default=(64, 32),
+        min_length=1,
+        max_length=8,
+        description="Of distillation alone: units of each hidden layer of the small network.",
+    )
+    max_embedding_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=512,
+        description="Upper bound of a category's embedding; none: the large network's. Pruning "
+        "presses the embeddings into it by their singular values.",
+    )
+    num_bins: int | None = Field(
+        default=None,
+        ge=2,
+        le=256,
+        description="Bins of each number's encoding; none: the large network's. Pruning writes "
+        "each number's part down anew on the fewer bins.",
+    )
+    dropout: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Share of hidden units dropped in training; none: the large network's.",
+    )
+    temperature: float = Field(
+        default=2.0,
+        ge=1,
+        le=100,
+        description="Of distillation: logits are divided by it, so that small probabilities count.",
+    )
+    teacher_weight: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Of distillation: share of the loss that the large network's answers have; the "
+        "labels have the rest.",
+    )
+    max_epochs: int = Field(default=8, ge=1, le=1000, description="Passes over the training rows.")
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Peak of the one-cycle schedule; none: the large network's.",
+    )
+
+    @property
+    def prunes(self) -> bool:
+        """Whether units are taken out of the large network."""
+        return self.method != "distillation"
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the large network's answers are learnt."""
+        return self.method != "pruning"

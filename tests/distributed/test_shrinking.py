@@ -1,0 +1,142 @@
+"""Smaller networks on real ranks: the same loop, with a teacher's answers in its loss."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tasks.contracts.evaluation import ScoredWindow
+from tasks.contracts.release import RegisteredProgram, ShrinkingParent
+from tasks.contracts.training import EpochMetrics, Lesson, StartingPoint, TrainedModel
+from tasks.errors import TransientError
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.judge import score_window
+from tasks.settings import ArtifactStore
+from tasks.training.config import TrainingConfig
+from tasks.training.launcher import OnEpoch, launch_training
+from tasks.training.shrinking.config import ShrinkingConfig
+from tasks.training.shrinking.planning import plan_student
+from tasks.training.shrinking.student import StudentPlan
+from tests.builders import COLUMNS, dataset, frame, splits
+from tests.distributed.runs import NUM_ROWS, config, losses, on_ranks, train
+from tests.distributed.test_continuing import start_of
+from tests.distributed.test_failures import assert_no_kept_epoch_is_repeated, log_of, pid_of_rank
+
+ONE_RANK = on_ranks(1)
+SMALL = config(**ONE_RANK, hidden_sizes=(4,), max_epochs=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shrinking")
+
+
+@pytest.fixture(scope="module")
+def parent(folder: Path) -> ShrinkingParent:
+    model = train(folder, config(**ONE_RANK))
+    program = RegisteredProgram(
+        version=start_of(model).version, program=model.program, columns=COLUMNS
+    )
+    return ShrinkingParent(
+        program=program,
+        checkpoint=model.checkpoint,
+        splits=splits(),
+        training_config=model.config,
+    )
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path, parent: ShrinkingParent) -> ScoredWindow:
+    store = ArtifactStore(folder / "store")
+    rows = dataset(store, frame(NUM_ROWS))
+    return score_window(parent.program, rows, splits().train, EvaluationConfig(), store)
+
+
+def taught(
+    folder: Path,
+    settings: TrainingConfig,
+    lesson: Lesson | None,
+    start: StartingPoint | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> TrainedModel:
+    store = ArtifactStore(folder / "store")
+    rows = dataset(store, frame(NUM_ROWS))
+    work = folder / "work"
+    return launch_training(rows, splits(), settings, store, work, on_epoch, start, lesson)
+
+
+def planned(folder: Path, parent: ShrinkingParent, **asked: object) -> StudentPlan:
+    shrinking = ShrinkingConfig.model_validate(asked)
+    return plan_student(parent, shrinking, config(**ONE_RANK), ArtifactStore(folder / "store"))
+
+
+def test_a_lesson_that_weighs_next_to_nothing_gives_the_curve_of_plain_training(
+    folder: Path, answers: ScoredWindow
+) -> None:
+    lesson = Lesson(answers=answers, weight=1e-9, temperature=2.0)
+    with_lesson, plain = taught(folder, SMALL, lesson), taught(folder, SMALL, None)
+    assert with_lesson.checkpoint != plain.checkpoint  # two trainings, not one found again
+    for one, other in zip(losses(with_lesson.epochs), losses(plain.epochs), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_a_student_without_a_teacher_is_plain_training_to_the_last_bit(
+    tmp_path: Path, folder: Path, parent: ShrinkingParent
+) -> None:
+    plan = planned(folder, parent, method="distillation", hidden_sizes=[4], max_epochs=3)
+    student = taught(tmp_path, plan.config, None)
+    plain = taught(folder, SMALL, None)
+    assert losses(student.epochs) == losses(plain.epochs)
+    assert student.program.sha256 == plain.program.sha256
+
+
+def test_a_lesson_of_the_teacher_alone_brings_the_student_near_to_it(
+    folder: Path, answers: ScoredWindow
+) -> None:
+    # Labels have no part in the loss here, and yet it learns what they say.
+    lesson = Lesson(answers=answers, weight=1.0, temperature=2.0)
+    model = taught(folder, SMALL, lesson)
+    assert model.epochs[model.best_epoch].quality > 0.6
+
+
+def test_a_taught_training_is_the_same_on_two_ranks_as_on_one(
+    folder: Path, answers: ScoredWindow
+) -> None:
+    lesson = Lesson(answers=answers, weight=0.5, temperature=2.0)
+    one = taught(folder, SMALL, lesson)
+    two = taught(folder, config(**on_ranks(2), hidden_sizes=(4,), max_epochs=3), lesson)
+    assert (one.num_ranks, two.num_ranks) == (1, 2)
+    for ours, theirs in zip(losses(one.epochs), losses(two.epochs), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_a_pruned_network_is_trained_on_from_what_was_left(
+    folder: Path, parent: ShrinkingParent
+) -> None:
+    plan = planned(folder, parent, pruned_share=0.5, max_epochs=1)
+    tuned = taught(folder, plan.config, None, plan.initial)
+    scratch = taught(folder, plan.config, None)
+    assert tuned.started_from == plan.initial
+    assert tuned.num_parameters < plan.shrinking.parent_parameters
+    assert tuned.config["hidden_sizes"] == [8, 4]
+    assert tuned.epochs[0].quality > scratch.epochs[0].quality + 0.02
+
+
+def test_a_killed_fine_tuning_with_a_teacher_goes_on_where_it_was(
+    folder: Path, parent: ShrinkingParent, answers: ScoredWindow
+) -> None:
+    plan = planned(folder, parent, method="pruning-distillation", pruned_share=0.5, max_epochs=6)
+    lesson = Lesson(answers=answers, weight=0.5, temperature=2.0)
+
+    def kill(metrics: EpochMetrics) -> None:
+        if metrics.epoch == 1:
+            os.kill(pid_of_rank(0, folder), signal.SIGKILL)
+
+    with pytest.raises(TransientError, match="rank 0 was killed"):
+        taught(folder, plan.config, lesson, plan.initial, kill)
+    model = taught(folder, plan.config, lesson, plan.initial)
+    assert_no_kept_epoch_is_repeated(log_of(model, folder))
+    assert [metrics.epoch for metrics in model.epochs] == list(range(6))

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tasks.contracts.evaluation import ScoredWindow
+from tasks.contracts.training import Lesson
+from tasks.errors import DataContractError
+from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.training.data.decode import ANSWER
+from tasks.training.lesson import logits_of, write_taught
+from tasks.training.objective import Classification, Regression, labels_of
+from tests.builders import COLUMNS, dataset, frame, splits
+from tests.unit.training.data.test_opening import job, opened
+from tests.unit.training.test_objective import SCALE
+
+
+def scored(store: ArtifactStore, rows: pd.DataFrame, snapshot: str) -> ScoredWindow:
+    """A teacher's scores of the training window: a number of each row that no other has."""
+    train = splits().train
+    inside = rows[rows[COLUMNS.event_time].between(train.start, train.end, inclusive="left")]
+    scores = pd.DataFrame(
+        {
+            COLUMNS.row_id: inside[COLUMNS.row_id],
+            "score": (0.1 + 0.8 * inside[COLUMNS.row_id] / len(rows)).astype(np.float32),
+        }
+    )
+
+    def build(folder: StagedFolder) -> ScoredWindow:
+        scores.to_parquet(folder.path / "scores.parquet", index=False)
+        return ScoredWindow(
+            program_sha256="0" * 64,
+            snapshot_sha256=snapshot,
+            window=train,
+            num_rows=len(scores),
+            scores=folder.artifact("scores.parquet"),
+            metrics=None,
+            excess_brier=None,
+        )
+
+    return store.build_once("scores", content_key(len(rows), snapshot), ScoredWindow, build)
+
+
+def lesson(answers: ScoredWindow, weight: float = 0.5, temperature: float = 2.0) -> Lesson:
+    return Lesson(answers=answers, weight=weight, temperature=temperature)
+
+
+def expected_logit(ids: pd.Series, num_rows: int) -> np.ndarray:
+    p = (0.1 + 0.8 * ids.to_numpy() / num_rows).astype(np.float32).astype(np.float64)
+    return np.log(p / (1 - p))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize(("weight", "temperature"), [(0.5, 2.0), (0.9, 1.0), (1.0, 5.0)])
+def test_the_loss_mixes_labels_and_softened_answers_as_the_formula_says(
+    weight: float, temperature: float
+) -> None:
+    rng = np.random.default_rng(0)
+    z, t, y = rng.normal(0, 2, 50), rng.normal(0, 2, 50), rng.integers(0, 2, 50)
+
+    def cross_entropy(q: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        p = sigmoid(logits)
+        return -(q * np.log(p) + (1 - q) * np.log(1 - p))
+
+    soft = cross_entropy(sigmoid(t / temperature), z / temperature)
+    expected = (1 - weight) * cross_entropy(y, z) + weight * temperature**2 * soft
+    targets = torch.from_numpy(np.stack([t, y], axis=1))
+    losses = Classification().taught_losses(weight, temperature)(torch.from_numpy(z), targets)
+    np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-9)
+
+
+def test_at_any_temperature_the_answers_pull_towards_the_teacher() -> None:
+    outputs = torch.tensor([0.3], requires_grad=True)
+    for temperature in (1.0, 3.0, 20.0):
+        losses = Classification().taught_losses(1.0, temperature)
+        (gradient,) = torch.autograd.grad(
+            losses(outputs, torch.tensor([[0.3, 0.0]])).sum(), outputs
+        )
+        assert gradient.item() == pytest.approx(0.0, abs=1e-6)
+        (gradient,) = torch.autograd.grad(
+            losses(outputs, torch.tensor([[2.0, 0.0]])).sum(), outputs
+        )
+        assert -1.7 < gradient.item() < -0.2  # it does not fade with the temperature
+
+
+def test_a_regression_learns_the_teachers_prediction_as_it_learns_the_label() -> None:
+    objective = Regression(SCALE)
+    outputs = torch.tensor([0.0, 1.0])
+    answers, labels = torch.tensor([5300.0, 3300.0]), torch.tensor([3300.0, 5300.0])
+    losses = objective.taught_losses(0.25, 2.0)(outputs, torch.stack([answers, labels], dim=1))
+    of_labels, of_answers = (objective.row_losses(outputs, of) for of in (labels, answers))
+    torch.testing.assert_close(losses, 0.75 * of_labels + 0.25 * of_answers)
+
+
+def test_validation_sees_labels_alone() -> None:
+    labels = torch.tensor([0.0, 1.0])
+    assert torch.equal(labels_of(labels), labels)
+    assert torch.equal(labels_of(torch.stack([torch.full((2,), 9.0), labels], dim=1)), labels)
+
+
+def test_a_teacher_that_is_certain_has_a_finite_logit() -> None:
+    logits = logits_of(np.array([0.0, 0.5, 1.0], dtype=np.float32))
+    assert np.isfinite(logits).all()
+    assert logits[1] == 0.0
+    assert logits[0] == pytest.approx(-logits[2], rel=1e-3)
+    assert logits[2] > 15
+
+
+def test_answers_stand_beside_their_rows_and_nowhere_else(tmp_path: Path) -> None:
+    store, rows = ArtifactStore(tmp_path / "store"), frame(1600)
+    data = dataset(store, rows)
+    shuffled = rows.sample(frac=1, random_state=1)  # rows are found by id, not by place
+    source = tmp_path / "rows.parquet"
+    shuffled.to_parquet(source, row_group_size=100, index=False)
+    answers = scored(store, rows, data.snapshot.data.sha256)
+    target = tmp_path / "taught.parquet"
+    told = write_taught(source, target, data, splits(), lesson(answers), store)
+    made = pd.read_parquet(target)
+    assert f"{answers.num_rows:,} training rows" in told
+    pd.testing.assert_frame_equal(made.drop(columns=ANSWER), shuffled.reset_index(drop=True))
+    train = splits().train
+    inside = made[COLUMNS.event_time].between(train.start, train.end, inclusive="left")
+    assert made.loc[~inside, ANSWER].isna().all()
+    expected = expected_logit(made.loc[inside, COLUMNS.row_id], len(rows))
+    np.testing.assert_allclose(made.loc[inside, ANSWER], expected, rtol=1e-4, atol=1e-5)
+    before, after = (pq.ParquetFile(path).metadata for path in (source, target))
+    sizes = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in (before, after)]
+    assert sizes[0] == sizes[1]
+
+
+def test_answers_of_other_rows_are_refused(tmp_path: Path) -> None:
+    store, rows = ArtifactStore(tmp_path / "store"), frame(800)
+    data = dataset(store, rows)
+    source = store.path(data.snapshot.data)
+    strange = lesson(scored(store, rows, "1" * 64))
+    with pytest.raises(DataContractError, match="score the training window of the same snapshot"):
+        write_taught(source, tmp_path / "t", data, splits(), strange, store)
+    fewer = lesson(scored(store, rows[rows[COLUMNS.row_id] % 5 > 0], data.snapshot.data.sha256))
+    with pytest.raises(DataContractError, match=r"no answer for \d+ of the training rows"):
+        write_taught(source, tmp_path / "t", data, splits(), fewer, store)
+
+
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_teacher_adds_an_answer_to_each_row_and_changes_no_step(
+    tmp_path: Path, mode: str, num_ranks: int
+) -> None:
+    store, rows = ArtifactStore(tmp_path / "store"), frame(1600)
+    data = dataset(store, rows)
+    answers = lesson(scored(store, rows, data.snapshot.data.sha256))
+    plain = job(tmp_path, rows, mode=mode)
+    target = tmp_path / "taught.parquet"
+    write_taught(plain.snapshot_path, target, data, splits(), answers, store)
+    taught = plain.model_copy(update={"snapshot_path": target, "lesson": answers})
+    position = COLUMNS.numeric.index("temp")
+    by_temperature = rows.set_index("temp")[COLUMNS.row_id]
+    for ours, theirs in zip(
+        opened(taught, tmp_path, num_ranks), opened(plain, tmp_path, num_ranks), strict=True
+    ):
+        for one, other in zip(ours.training.batches(1), theirs.training.batches(1), strict=True):
+            for a, b in zip(one.inputs, other.inputs, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(one.labels[:, 1], other.labels)
+            ids = by_temperature[one.inputs[1][:, position].numpy()]
+            expected = expected_logit(ids, len(rows))
+            np.testing.assert_allclose(one.labels[:, 0], expected, rtol=1e-4, atol=1e-5)
+        for one, other in zip(ours.validation.blocks(), theirs.validation.blocks(), strict=True):
+            assert torch.equal(labels_of(one.labels), other.labels)
+            assert one.labels[:, 0].isnan().all()
+        ours.close()
+        theirs.close()
