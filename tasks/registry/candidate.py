@@ -10,7 +10,12 @@ from collections.abc import Iterator, Mapping
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import FeatureSnapshot, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, Metric, Quality
-from tasks.contracts.training import CandidateModel, RecalibratedModel, TrainedModel
+from tasks.contracts.training import (
+    CandidateModel,
+    RecalibratedModel,
+    ShrunkModel,
+    TrainedModel,
+)
 from tasks.errors import RegistryError
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
@@ -22,6 +27,7 @@ from tasks.registry.mlflow_registry import (
     PROGRAM_TAG,
     RECALIBRATED_TAG,
     RIVAL_TAG,
+    SHRUNK_TAG,
     SNAPSHOT_TAG,
     MetricPoint,
     RegisteredVersion,
@@ -62,7 +68,7 @@ def register_candidate(
     with exclusive(location):
         version = _find_whole(registry, config.model_name, trained)
         if version is None:
-            _discard_half_runs(registry, config)
+            discard_half_runs(registry, config)
             version = _register(registry, trained, evaluation, dataset, config, store, code_commit)
         registry.finish_run(version.run_id)
         registry.set_tags(version, {RIVAL_TAG: _rival_of(evaluation)})
@@ -102,7 +108,7 @@ def _find_whole(registry: Registry, name: str, trained: CandidateModel) -> Regis
     return None
 
 
-def _discard_half_runs(registry: Registry, config: RegistryConfig) -> None:
+def discard_half_runs(registry: Registry, config: RegistryConfig) -> None:
     """Clear up after killed processes: while we hold the lock, an unfinished run is a dead one."""
     finished = {version.run_id for version in registry.versions(config.model_name)}
     for run_id in registry.unfinished_runs(config.experiment):
@@ -190,10 +196,12 @@ def _taggable(name: str) -> str:
 
 
 def _source_tags(trained: CandidateModel) -> dict[str, str]:
-    """Of a recalibrated model the version that its network is of."""
-    if not isinstance(trained, RecalibratedModel):
-        return {}
-    return {RECALIBRATED_TAG: str(trained.calibration.source.version)}
+    """The version that a model was made from, where it was made from one."""
+    if isinstance(trained, RecalibratedModel):
+        return {RECALIBRATED_TAG: str(trained.calibration.source.version)}
+    if isinstance(trained, ShrunkModel):
+        return {SHRUNK_TAG: str(trained.shrinking.parent.version)}
+    return {}
 
 
 def _learnt(trained: CandidateModel) -> Iterator[MetricPoint]:
@@ -258,6 +266,12 @@ def _describe(trained: CandidateModel, evaluation: EvaluationReport) -> str:
     if isinstance(trained, RecalibratedModel):
         calibration = trained.calibration
         made = f"Version {calibration.source.version} recalibrated on {calibration.fit.window}"
+    if isinstance(trained, ShrunkModel):
+        shrinking = trained.shrinking
+        made = (
+            f"Version {shrinking.parent.version} made smaller by {shrinking.method} "
+            f"({trained.num_parameters:,} of {shrinking.parent_parameters:,} parameters), {made}"
+        )
     return (
         f"{made}; test {name} {quality.value:.4f} "
         f"({quality.low:.4f} to {quality.high:.4f}) on {evaluation.overall.num_rows:,} rows, "

@@ -24,7 +24,7 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.release import GateResult, ModelVariant
 from tasks.registry.config import PromotionConfig
-from tasks.registry.records import VersionRecord
+from tasks.registry.records import VariantList, VersionRecord
 
 SECONDS_PER_DAY = 86_400
 TINY = 1e-30
@@ -96,7 +96,7 @@ def whole_artifacts(evidence: Evidence, config: PromotionConfig) -> tuple[bool, 
         problems.append("the version has no readable manifest")
     if record.variants is None:
         problems.append("the version has no readable list of variants")
-    elif tuple(entry.variant for entry in record.variants.variants) != evidence.variants:
+    elif _filed_for_the_same(record.variants, evidence.variants) != evidence.variants:
         problems.append("the variants in the registry are not those that were presented")
     if problems:
         return False, "; ".join(problems)
@@ -105,6 +105,15 @@ def whole_artifacts(evidence: Evidence, config: PromotionConfig) -> tuple[bool, 
         f"the model's files, {len(kept)} kept variants, the snapshot, its validation result and "
         "the stored predictions have their digests"
     )
+
+
+def _filed_for_the_same(
+    listed: VariantList, presented: tuple[ModelVariant, ...]
+) -> tuple[ModelVariant, ...]:
+    """The registry's variants for the hardware classes of these; all, where these are none."""
+    classes = {variant.hardware_class for variant in presented}
+    filed = (entry.variant for entry in listed.variants)
+    return tuple(v for v in filed if not classes or v.hardware_class in classes)
 
 
 def later_test_window(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tasks.contracts.base import Contract
+from tasks.contracts.conversion import ImportedProgram
 from tasks.contracts.data import FeatureSnapshot
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
@@ -24,6 +25,7 @@ from tasks.contracts.training import CandidateModel
 from tasks.errors import RegistryError, refused_writes_explained
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
+    ORIGIN_TAG,
     PROGRAM_TAG,
     VARIANTS_TAG,
     RegisteredVersion,
@@ -34,12 +36,14 @@ from tasks.registry.records import (
     PROGRAM_FILE,
     VARIANTS_FILE,
     FileRecord,
+    ImportedManifest,
     ModelInterface,
     ModelManifest,
     ModelStart,
     RegisteredVariant,
     VariantList,
     VersionRecord,
+    describe_import,
     describe_model,
 )
 from tasks.settings import ArtifactStore, digest_of, flush_to_disk, size_of, write_atomically
@@ -75,6 +79,30 @@ def write_model(
     names = (PROGRAM_FILE, checkpoint, EVALUATION_FILE)
     files = {name: _record(folder / name) for name in names}
     manifest = describe_model(trained, evaluation, snapshot, model_name, code_commit, files)
+    return _write_value(folder / MANIFEST_FILE, manifest)
+
+
+def write_import(
+    folder: Path,
+    imported: ImportedProgram,
+    model_name: str,
+    code_commit: str,
+    store: ArtifactStore,
+) -> str:
+    """Fill the folder of a program that was trained elsewhere and flush it to disk.
+
+    Returns:
+        SHA-256 of `model.json`, written last.
+
+    Raises:
+        ArtifactError: the program is gone from the store, or damaged.
+        StorageError: the disk refused.
+    """
+    with refused_writes_explained(folder):
+        folder.mkdir(parents=True)
+        copy_flushed(store.path(imported.program), folder / PROGRAM_FILE)
+    files = {PROGRAM_FILE: _record(folder / PROGRAM_FILE)}
+    manifest = describe_import(imported, model_name, code_commit, files)
     return _write_value(folder / MANIFEST_FILE, manifest)
 
 
@@ -126,11 +154,15 @@ def remove_unlisted(folder: Path, listed: VariantList) -> None:
 def read_version(version: RegisteredVersion) -> VersionRecord:
     """Read a version back and check every file against the digests in the registry's database."""
     ref, folder, damage = version.ref, version.folder, list[str]()
-    manifest = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelManifest, damage)
+    manifest, imported = None, None
+    if ORIGIN_TAG in version.tags:
+        imported = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ImportedManifest, damage)
+    else:
+        manifest = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelManifest, damage)
     variants = _read_value(version, VARIANTS_FILE, VARIANTS_TAG, VariantList, damage)
     expected: dict[str, str] = {}
-    if manifest is not None:
-        expected |= {name: record.sha256 for name, record in manifest.files.items()}
+    if described := manifest or imported:
+        expected |= {name: record.sha256 for name, record in described.files.items()}
         if expected.get(PROGRAM_FILE) != ref.program_sha256:
             damage.append(f"{MANIFEST_FILE} is of another program than the version's tag says")
     if variants is not None:
@@ -140,7 +172,7 @@ def read_version(version: RegisteredVersion) -> VersionRecord:
             if entry.folder is not None and entry.variant.files is not None
         }
     damage += [text for name, sha in expected.items() if (text := _damage(folder / name, sha))]
-    return VersionRecord(ref=ref, manifest=manifest, variants=variants, damage=tuple(damage))
+    return VersionRecord(ref, manifest, variants, tuple(damage), imported)
 
 
 def copy_flushed(source: Path, target: Path) -> None:

@@ -6,8 +6,14 @@ import logging
 from collections.abc import Mapping
 
 from tasks.contracts.base import ModelVersionRef, TimeWindow
+from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.release import CalibrationSource, RegisteredProgram
+from tasks.contracts.release import (
+    CalibrationSource,
+    RegisteredProgram,
+    ShrinkingParent,
+    TrainedVersion,
+)
 from tasks.contracts.training import CandidateModel, StartingPoint
 from tasks.errors import RegistryError, refused_writes_explained
 from tasks.registry.config import RegistryConfig
@@ -15,12 +21,18 @@ from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
     CHAMPION,
+    ORIGIN_TAG,
     PROGRAM_TAG,
     RIVAL_TAG,
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import copy_flushed, verified_program, verified_start
+from tasks.registry.model_folder import (
+    copy_flushed,
+    read_version,
+    verified_program,
+    verified_start,
+)
 from tasks.registry.records import PROGRAM_FILE
 from tasks.settings import ArtifactStore, StagedFolder, content_key
 
@@ -103,6 +115,39 @@ def fetch_version(
         TransientError: the registry was busy.
     """
     return _fetch(Registry(location).confirmed(ref), store)
+
+
+def find_trained(name: str, number: int | None, location: RegistryLocation) -> TrainedVersion:
+    """A version that was trained here, with the splits of its rows.
+
+    Args:
+        name: registered model.
+        number: of the version; None for the champion, and before there is one for the candidate.
+        location: the registry.
+
+    Raises:
+        RegistryError: there is no such version, its files are missing or damaged, or it was trained
+            elsewhere.
+        TransientError: the registry was busy.
+    """
+    registry = Registry(location)
+    if number is not None:
+        version = registry.version(name, number)
+    else:
+        found = registry.by_alias(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
+        if found is None:
+            raise RegistryError(
+                f"{name} has neither a champion nor a candidate; train a first version, or name "
+                "the number of another one"
+            )
+        version = found
+    if read_version(version).imported is not None:
+        raise RegistryError(
+            f"{name} version {version.ref.version} was trained elsewhere and has no snapshot here; "
+            "import it again with the conversion that it is to get: that finds this version"
+        )
+    _, manifest = verified_start(version)
+    return TrainedVersion(version=version.ref, splits=manifest.splits)
 
 
 def find_start(
@@ -192,6 +237,78 @@ def find_calibration_source(
     return _fetch_source(champion, store)
 
 
+def find_shrinking_parent(
+    version: int | None,
+    name: str,
+    location: RegistryLocation,
+    store: ArtifactStore,
+) -> ShrinkingParent:
+    """The version that a smaller network is to come from, with all that its training needs.
+
+    Where the champion is such a smaller network, the version that it was made from: a repeated run
+    finds its model instead of shrinking on and on, and each loss is measured from the same network.
+
+    Args:
+        version: its number; None for the champion.
+        name: registered model.
+        location: the registry.
+        store: takes the program and the checkpoint.
+
+    Raises:
+        RegistryError: there is no champion or no such version, it was trained elsewhere, or its
+            files are missing or damaged.
+        TransientError: the registry was busy.
+    """
+    registry = Registry(location)
+    if version is not None:
+        return _fetch_parent(registry.version(name, version), store)
+    champion = registry.by_alias(name, CHAMPION)
+    if champion is None:
+        raise RegistryError(
+            f"{name} has no champion that could be made smaller; expected one. Train and promote a "
+            "first version, or name a version"
+        )
+    return _fetch_parent(_before_shrinking(champion, registry), store)
+
+
+def _before_shrinking(champion: RegisteredVersion, registry: Registry) -> RegisteredVersion:
+    """The version that a smaller champion was made from; any other champion itself.
+
+    A map of its scores is followed to the network that it maps.
+    """
+    version = champion
+    while True:
+        _, manifest = verified_start(version)
+        if manifest.shrinking is not None:
+            return registry.confirmed(manifest.shrinking.parent)
+        if manifest.calibration is None:
+            return champion
+        version = registry.confirmed(manifest.calibration.source)
+
+
+def _fetch_parent(version: RegisteredVersion, store: ArtifactStore) -> ShrinkingParent:
+    if ORIGIN_TAG in version.tags:
+        raise RegistryError(
+            f"{version} was trained elsewhere, so nothing here can train a smaller network as it "
+            "was; expected a version that this project trained. Convert it to fewer bits instead"
+        )
+    checkpoint, manifest = verified_start(version)
+    program = _fetch(version, store)
+
+    def build(folder: StagedFolder) -> ShrinkingParent:
+        with refused_writes_explained(folder.path):
+            copy_flushed(checkpoint, folder.path / checkpoint.name)
+        return ShrinkingParent(
+            program=program,
+            checkpoint=folder.artifact(checkpoint.name),
+            splits=manifest.splits,
+            training_config=manifest.training_config,
+        )
+
+    key = content_key("shrinking parent", version.ref)
+    return store.build_once("programs", key, ShrinkingParent, build)
+
+
 def _fetch_source(version: RegisteredVersion, store: ArtifactStore) -> CalibrationSource:
     checkpoint, manifest = verified_start(version)
     program = _fetch(version, store)
@@ -224,6 +341,14 @@ def _recorded_rival(registry: Registry, version: RegisteredVersion) -> Registere
 def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgram:
     ref = version.ref
     source, interface = verified_program(version)
+    signature = interface.signature
+    if signature is None:
+        if interface.columns is None:
+            raise RegistryError(
+                f"{version} says neither its columns nor its tensors in {version.folder}, so "
+                "nothing can call it; register it again"
+            )
+        signature = tabular_signature(interface.columns)
 
     def build(folder: StagedFolder) -> RegisteredProgram:
         with refused_writes_explained(folder.path):
@@ -231,6 +356,12 @@ def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgra
         program = folder.artifact(PROGRAM_FILE)
         if program.sha256 != ref.program_sha256:
             raise RegistryError(f"{version} changed while it was copied; run again")
-        return RegisteredProgram(version=ref, program=program, columns=interface.columns)
+        return RegisteredProgram(
+            version=ref,
+            program=program,
+            columns=interface.columns,
+            family=interface.family,
+            signature=signature,
+        )
 
     return store.build_once("programs", content_key(ref), RegisteredProgram, build)

@@ -9,10 +9,22 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.calibration import Calibration
+from tasks.contracts.conversion import (
+    ImportedProgram,
+    Signature,
+    TensorSpec,
+    tabular_signature,
+)
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
 from tasks.contracts.evaluation import Comparison, EvaluationReport, Quality
 from tasks.contracts.release import ModelVariant
-from tasks.contracts.training import CandidateModel, RecalibratedModel, StartingPoint
+from tasks.contracts.training import (
+    CandidateModel,
+    RecalibratedModel,
+    Shrinking,
+    ShrunkModel,
+    StartingPoint,
+)
 
 MANIFEST_FILE = "model.json"
 VARIANTS_FILE = "variants.json"
@@ -28,15 +40,6 @@ class FileRecord(Contract):
 
     sha256: str = Field(min_length=64, max_length=64)
     num_bytes: NonNegativeInt
-
-
-class TensorSpec(Contract):
-    """One input or output of every format of the model."""
-
-    name: str
-    dtype: str
-    shape: tuple[str | int, ...] = Field(description="`rows` is the dynamic batch axis.")
-    columns: tuple[str, ...] = Field(description="Meaning of the second axis, in order.")
 
 
 class Preprocessing(Contract):
@@ -90,7 +93,25 @@ class ModelManifest(Contract):
         default=None,
         description="The map of another version's scores; None where the network was trained.",
     )
+    shrinking: Shrinking | None = Field(
+        default=None, description="The version that it is a smaller one of; None for none."
+    )
     evaluation: EvaluationSummary
+    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
+
+
+class ImportedManifest(Contract):
+    """`model.json` of a program that was trained elsewhere."""
+
+    manifest_version: Literal[1] = 1
+    model_name: str
+    code_commit: str
+    family: str
+    signature: Signature
+    columns: DatasetSchema | None
+    origin: dict[str, str] = Field(description="Package, its version and licence; settings.")
+    origin_files: dict[str, str] = Field(description="Digest of every file it was made from.")
+    snapshot_sha256: str = Field(description="Digest of `origin_files`: there is no snapshot.")
     files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
 
 
@@ -103,12 +124,15 @@ class ModelInterface(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    columns: DatasetSchema
+    columns: DatasetSchema | None
+    family: str = "tabular"
+    signature: Signature | None = None
 
 
 class ModelStart(ModelInterface):
     """The part of `model.json` that going on from the model takes."""
 
+    columns: DatasetSchema
     snapshot_sha256: str
     splits: DataSplits
     training_config: dict[str, object]
@@ -116,6 +140,7 @@ class ModelStart(ModelInterface):
     started_from: StartingPoint | None = None
     best_epoch: NonNegativeInt
     calibration: Calibration | None = None
+    shrinking: Shrinking | None = None
 
 
 class RegisteredVariant(Contract):
@@ -138,9 +163,12 @@ class VersionRecord:
 
     ref: ModelVersionRef
     manifest: ModelManifest | None
+    """None too of a program that was trained elsewhere."""
     variants: VariantList | None
     damage: tuple[str, ...]
     """One sentence for each file that is missing or not what its digest says."""
+    imported: ImportedManifest | None = None
+    """Of a program that was trained elsewhere."""
 
 
 def describe_model(
@@ -152,12 +180,13 @@ def describe_model(
     files: dict[str, FileRecord],
 ) -> ModelManifest:
     """The manifest of one trained model."""
+    signature = tabular_signature(trained.columns)
     return ModelManifest(
         model_name=model_name,
         code_commit=code_commit,
         columns=trained.columns,
-        inputs=_inputs(trained.columns),
-        outputs=(TensorSpec(name="score", dtype="float32", shape=("rows",), columns=()),),
+        inputs=signature.inputs,
+        outputs=(signature.output,),
         preprocessing=Preprocessing(fitted_on=trained.splits.train),
         snapshot_sha256=trained.snapshot_sha256,
         splits=trained.splits,
@@ -170,6 +199,7 @@ def describe_model(
         best_epoch=trained.best_epoch,
         started_from=trained.started_from,
         calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
+        shrinking=trained.shrinking if isinstance(trained, ShrunkModel) else None,
         evaluation=EvaluationSummary(
             window=evaluation.window,
             overall=evaluation.overall,
@@ -181,9 +211,18 @@ def describe_model(
     )
 
 
-def _inputs(columns: DatasetSchema) -> tuple[TensorSpec, ...]:
-    named = (("categorical", "int32", columns.categorical), ("numeric", "float32", columns.numeric))
-    return tuple(
-        TensorSpec(name=name, dtype=dtype, shape=("rows", len(names)), columns=names)
-        for name, dtype, names in named
+def describe_import(
+    imported: ImportedProgram, model_name: str, code_commit: str, files: dict[str, FileRecord]
+) -> ImportedManifest:
+    """The manifest of a program that was trained elsewhere."""
+    return ImportedManifest(
+        model_name=model_name,
+        code_commit=code_commit,
+        family=imported.family,
+        signature=imported.signature,
+        columns=imported.columns,
+        origin=imported.origin,
+        origin_files=imported.files,
+        snapshot_sha256=imported.origin_sha256,
+        files=files,
     )

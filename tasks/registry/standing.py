@@ -12,6 +12,7 @@ from datetime import datetime
 
 from tasks.contracts.release import ChampionStanding, Rollback
 from tasks.errors import RegistryError
+from tasks.registry.approval import WAITING, known_approval
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
     CHAMPION,
@@ -29,8 +30,13 @@ RESTORED_BY_TAG = "restored_by"  # order that made it champion again; empty afte
 ROLLBACK_SHA_TAG = "rollback_sha256"
 
 
-def find_standing(name: str, location: RegistryLocation) -> ChampionStanding | None:
+def find_standing(name: str, location: RegistryLocation, now: datetime) -> ChampionStanding | None:
     """The champion, since when, and its predecessor; None where there is no champion.
+
+    Args:
+        name: registered model.
+        location: the registry.
+        now: this moment, UTC; a question whose time is over waits for nobody.
 
     Raises:
         RegistryError: the champion was not registered by this pipeline, or MLflow refused.
@@ -50,6 +56,7 @@ def find_standing(name: str, location: RegistryLocation) -> ChampionStanding | N
         promoted_at=datetime.fromisoformat(told) if told and not restored else None,
         former=former.ref if former else None,
         former_trouble=_trouble(former) if former else None,
+        asked_about=_asked_about(registry, champion, now),
     )
 
 
@@ -122,6 +129,19 @@ def _former(registry: Registry, champion: RegisteredVersion) -> RegisteredVersio
         return None
     known = [v for v in registry.versions(champion.name) if v.number == int(number)]
     return known[0] if known else None
+
+
+def _asked_about(registry: Registry, champion: RegisteredVersion, now: datetime) -> int | None:
+    later = [v for v in registry.versions(champion.name) if v.number > champion.number]
+    for version in sorted(later, key=lambda v: -v.number):
+        try:
+            approval = known_approval(version)
+        except RegistryError as exc:  # its promotion is refused; the champion stands
+            logger.warning("%s", exc)
+            continue
+        if approval is not None and approval.state == WAITING and now < approval.deadline:
+            return version.number
+    return None
 
 
 def _trouble(version: RegisteredVersion) -> str | None:

@@ -17,6 +17,7 @@ from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
 from prefect.logging import get_run_logger
 
 from tasks.contracts.base import ModelVersionRef, TimeWindow
+from tasks.contracts.conversion import ImportedProgram
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import (
@@ -26,6 +27,8 @@ from tasks.contracts.release import (
     PromotionDecision,
     RegisteredProgram,
     Rollback,
+    ShrinkingParent,
+    TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
 from tasks.registry.config import PromotionConfig, RegistryConfig
@@ -108,6 +111,25 @@ def find_calibration_source(
     )
 
 
+@task(name="find-shrinking-parent", task_run_name="find-parent-{config.model_name}", **_POLICY)
+def find_shrinking_parent(version: int | None, config: RegistryConfig) -> ShrinkingParent:
+    """The version that a smaller network is to come from; None for the champion.
+
+    Of a champion that is a smaller network already, the version that it was made from.
+
+    Safe to retry: it only reads, and copies files into the store under their digest.
+
+    Raises:
+        RegistryError: there is none, or its files are missing or damaged. Not retried.
+    """
+    from tasks.registry import programs
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    location = RegistryLocation.of(settings)
+    return programs.find_shrinking_parent(version, config.model_name, location, settings.store)
+
+
 @task(name="fetch-champion", task_run_name="fetch-champion-{config.model_name}", **_POLICY)
 def fetch_champion(config: RegistryConfig) -> RegisteredProgram:
     """The champion's program, copied into the artifact store and checked by digest.
@@ -142,6 +164,23 @@ def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
     return programs.fetch_version(version, RegistryLocation.of(settings), settings.store)
 
 
+@task(name="find-trained-version", task_run_name="find-version-{config.model_name}", **_POLICY)
+def find_trained(config: RegistryConfig, number: int | None) -> TrainedVersion:
+    """A version that was trained here, with the splits of its rows; None for the champion.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        RegistryError: there is no such version, it is damaged, or was trained elsewhere. Not
+            retried.
+    """
+    from tasks.registry import programs
+    from tasks.registry.connection import RegistryLocation
+
+    location = RegistryLocation.of(Settings.from_environment())
+    return programs.find_trained(config.model_name, number, location)
+
+
 @task(name="register-candidate", task_run_name="register-{config.model_name}", **_POLICY)
 def register_candidate(
     trained: CandidateModel,
@@ -172,6 +211,23 @@ def register_candidate(
         description=f"{ref.name} version {ref.version} is the candidate",
     )
     return ref
+
+
+@task(name="register-import", task_run_name="register-{config.model_name}", **_POLICY)
+def register_import(
+    imported: ImportedProgram, config: RegistryConfig, code_commit: str
+) -> ModelVersionRef:
+    """Register a program that was trained elsewhere.
+
+    Safe to retry: the same program of the same origin is one version, which comes into being after
+    its files; a run that was cut off is discarded by the next call.
+    """
+    from tasks.registry import imports
+    from tasks.registry.connection import RegistryLocation
+
+    settings = Settings.from_environment()
+    location = RegistryLocation.of(settings)
+    return imports.register_import(imported, config, location, settings.store, code_commit)
 
 
 # No timeout: trials may run in threads, where Prefect cannot keep one.
@@ -328,6 +384,17 @@ def close_promotion_question(model: str, version: int, digest: str) -> bool:
     return close_question(model, version, location, datetime.now(UTC), digest)
 
 
+def promotion_question_is_open(model: str, version: int, digest: str) -> bool:
+    """True while a question is the last one put about a version and nobody settled it.
+
+    Not a task: it is to see the registry as it is now, also where a run is started again.
+    """
+    from tasks.registry.approval import is_open
+    from tasks.registry.connection import RegistryLocation
+
+    return is_open(model, version, RegistryLocation.of(Settings.from_environment()), digest)
+
+
 def show_gates(decision: PromotionDecision) -> None:
     """The gates of a decision as a table in the Prefect UI."""
     from tasks.registry.question import outcome
@@ -355,7 +422,8 @@ def find_standing(model_name: str) -> ChampionStanding | None:
     from tasks.registry import standing
     from tasks.registry.connection import RegistryLocation
 
-    return standing.find_standing(model_name, RegistryLocation.of(Settings.from_environment()))
+    location = RegistryLocation.of(Settings.from_environment())
+    return standing.find_standing(model_name, location, datetime.now(UTC))
 
 
 @task(name="roll-back", task_run_name="roll-back-{model_name}-{replaced}", **_POLICY)

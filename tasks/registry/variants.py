@@ -12,7 +12,6 @@ from tasks.registry.mlflow_registry import (
     KEPT_TAG,
     NOBODY,
     VARIANTS_TAG,
-    RegisteredVersion,
     Registry,
 )
 from tasks.registry.model_folder import (
@@ -22,6 +21,7 @@ from tasks.registry.model_folder import (
     remove_unlisted,
     write_variants,
 )
+from tasks.registry.records import VersionRecord
 from tasks.settings import ArtifactStore
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -35,8 +35,9 @@ def attach_variants(
 ) -> ModelVersionRef:
     """File the kept variants under the version, and name all, kept and dropped, with the reasons.
 
-    Idempotent: the same variants, whole in the registry, are not copied again. Interrupted, the
-    version has the list it had before; the next call completes.
+    They take the place of those that were made before for the same hardware classes; what was made
+    for other classes stays. Idempotent: the same variants, whole in the registry, are not copied
+    again. Interrupted, the version has the list it had before; the next call completes.
 
     Raises:
         RegistryError: a variant is of another program, or has no files though it is kept; the
@@ -49,27 +50,34 @@ def attach_variants(
     registry = Registry(location)
     with exclusive(location):
         version = registry.confirmed(ref)
-        listed = list_variants(ref.program_sha256, variants)
-        if _is_attached(version, digest_of_value(listed)):
+        record = read_version(version)
+        together = _with_other_classes(record, variants)
+        listed = list_variants(ref.program_sha256, together)
+        attached = version.tags.get(VARIANTS_TAG) == digest_of_value(listed)
+        if attached and not record.damage:
             return ref
-        digest = write_variants(version.folder, ref.program_sha256, variants, store)
-        kept = ",".join(v.name for v in variants if v.kept) or NOBODY
+        digest = write_variants(version.folder, ref.program_sha256, together, store)
+        kept = ",".join(dict.fromkeys(v.name for v in together if v.kept)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)
     return ref
 
 
-def _is_attached(version: RegisteredVersion, list_sha256: str) -> bool:
-    if version.tags.get(VARIANTS_TAG) != list_sha256:
-        return False
-    return not read_version(version).damage
+def _with_other_classes(
+    record: VersionRecord, variants: tuple[ModelVariant, ...]
+) -> tuple[ModelVariant, ...]:
+    """These, and what is filed for hardware classes that none of these is of; class by class."""
+    classes = {variant.hardware_class for variant in variants}
+    listed = record.variants.variants if record.variants is not None else ()
+    others = [e.variant for e in listed if e.variant.hardware_class not in classes]
+    return tuple(sorted((*others, *variants), key=lambda variant: variant.hardware_class))
 
 
 def _check(ref: ModelVersionRef, variants: tuple[ModelVariant, ...]) -> None:
-    names = [variant.name for variant in variants]
+    names = [(variant.hardware_class, variant.name) for variant in variants]
     for variant in variants:
         problem = _problem(ref, variant)
-        if names.count(variant.name) > 1:
+        if names.count((variant.hardware_class, variant.name)) > 1:
             problem = "is there twice"
         if problem:
             raise RegistryError(

@@ -70,8 +70,8 @@ def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) 
     assert record.manifest.snapshot_sha256 == filed.trained.snapshot_sha256
     assert record.manifest.columns == filed.trained.columns
     assert [(i.name, i.dtype, i.shape) for i in record.manifest.inputs] == [
-        ("categorical", "int32", ("rows", 3)),
-        ("numeric", "float32", ("rows", 5)),
+        ("categorical", "int32", ("batch", 3)),
+        ("numeric", "float32", ("batch", 5)),
     ]
     assert "CRC-32" in record.manifest.preprocessing.category_code_rule
     assert sorted(p.name for p in filed.folder.iterdir()) == [

@@ -1,0 +1,131 @@
+"""Real texts, as token ids: docstrings of installed packages, or the lines of a file."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import shutil
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+
+from tasks.contracts.conversion import PreparedRows
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.imports.config import CorpusConfig, EncoderConfig
+from tasks.imports.weights import TOKENIZER_FILE, find_files
+from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
+
+ROWS_FILE = "texts.parquet"
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def prepare_corpus(
+    config: CorpusConfig, encoder: EncoderConfig, store: ArtifactStore
+) -> PreparedRows:
+    """Choose texts, turn them into token ids, and part them: calibration, and others to judge.
+
+    The choice depends on the texts and the seed alone, not on the order in which files are found.
+
+    Raises:
+        ConfigurationError: a package, the file or the tokenizer is not there.
+        DataContractError: there are fewer texts than are asked for.
+        StorageError: the disk refused a write.
+    """
+    tokenizer = find_files(encoder).path(TOKENIZER_FILE)
+    sources = _sources(config)
+    key = content_key(
+        "corpus", code_digest(__file__), config, encoder.max_tokens, digest_of(tokenizer), sources
+    )
+
+    def build(folder: StagedFolder) -> PreparedRows:
+        judged, calibration = choose(read_texts(config), config)
+        parts = ["judged"] * len(judged) + ["calibration"] * len(calibration)
+        texts = [*judged, *calibration]
+        ids = tokenize(texts, tokenizer, encoder.max_tokens)
+        table = pa.table({"part": parts, "text": texts, "input_ids": ids})
+        pq.write_table(table, folder.path / ROWS_FILE)
+        shutil.copyfile(tokenizer, folder.path / TOKENIZER_FILE)
+        return PreparedRows(
+            data=folder.artifact(ROWS_FILE),
+            num_calibration=len(calibration),
+            num_judged=len(judged),
+            made_from=sources,
+            tokenizer=folder.artifact(TOKENIZER_FILE),
+        )
+
+    return store.build_once("corpora", key, PreparedRows, build)
+
+
+def _sources(config: CorpusConfig) -> dict[str, str]:
+    if config.file is not None:
+        if not config.file.is_file():
+            raise ConfigurationError(
+                f"{config.file} does not exist, so there are no texts; name a UTF-8 file with one "
+                "text a line"
+            )
+        return {config.file.name: digest_of(config.file)}
+    try:
+        return {package: distribution(package).version for package in config.packages}
+    except PackageNotFoundError as exc:
+        raise ConfigurationError(
+            f"package {exc.name!r} is not installed here, so its docstrings cannot be read; name "
+            "installed packages"
+        ) from exc
+
+
+def read_texts(config: CorpusConfig) -> Iterator[str]:
+    """All texts of the sources, of whatever length, some of them more than once."""
+    if config.file is not None:
+        yield from config.file.read_text(encoding="utf-8").splitlines()
+        return
+    for package in config.packages:
+        for file in distribution(package).files or ():
+            if file.suffix == ".py" and "tests" not in file.parts:
+                yield from docstrings(Path(str(file.locate())))
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """First paragraph of every docstring of a Python file, which is read and not run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other people's escape sequences
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, FileNotFoundError):
+        return  # templates, and files that a package lists and did not install
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield " ".join(text.split("\n\n")[0].split())
+
+
+def choose(texts: Iterator[str], config: CorpusConfig) -> tuple[list[str], list[str]]:
+    """Texts to judge on and others to calibrate with: a seeded draw among the different ones.
+
+    Raises:
+        DataContractError: there are not enough of them.
+    """
+    fitting = {text for text in texts if config.min_words <= len(text.split()) <= config.max_words}
+    wanted = config.judged_texts + config.calibration_texts
+    if len(fitting) < wanted:
+        raise DataContractError(
+            f"the corpus has {len(fitting)} different texts of {config.min_words} to "
+            f"{config.max_words} words, expected {wanted}; name more packages or ask for fewer"
+        )
+    drawn = sorted(fitting, key=lambda text: _drawn_rank(text, config.seed))[:wanted]
+    return drawn[: config.judged_texts], drawn[config.judged_texts :]
+
+
+def _drawn_rank(text: str, seed: int) -> bytes:
+    return hashlib.sha256(f"{seed} {text}".encode(errors="replace")).digest()
+
+
+def tokenize(texts: list[str], file: Path, max_tokens: int) -> list[list[int]]:
+    """Token ids of each text, special tokens included, cut after `max_tokens`, without padding."""
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.enable_truncation(max_tokens)
+    tokenizer.no_padding()
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts)]

@@ -1,0 +1,85 @@
+"""Prefect tasks of the imports room: models that were trained elsewhere, and their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.contracts.conversion import ImportedProgram, PreparedRows
+from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.settings import Settings
+
+# Not cached by content: the inputs name packages and files, and what is in these decides. Each
+# call digests that, and finds what was built from the same in the artifact store.
+_POLICY: dict[str, Any] = {
+    "retries": NUM_RETRIES,
+    "retry_delay_seconds": RETRY_DELAYS_S,
+    "retry_jitter_factor": RETRY_JITTER,
+    "retry_condition_fn": only_transient,
+    "timeout_seconds": 900,
+    "persist_result": True,
+    "result_serializer": "json",
+    "cache_policy": NO_CACHE,
+}
+
+
+@task(name="export-encoder", **_POLICY)
+def export_encoder(config: EncoderConfig) -> ImportedProgram:
+    """Build the program of a text encoder that was trained elsewhere.
+
+    Safe to retry: the program appears whole, under a key of its content, or not at all.
+
+    Raises:
+        ConfigurationError: the files are not there, or are of another kind. Not retried.
+        ArtifactError: the weights are damaged. Not retried.
+    """
+    from tasks.imports.program import export_encoder as export
+
+    return export(config, Settings.from_environment().store)
+
+
+@task(name="prepare-corpus", **_POLICY)
+def prepare_corpus(config: CorpusConfig, encoder: EncoderConfig) -> PreparedRows:
+    """Choose the texts that calibrate and judge, as token ids.
+
+    Safe to retry: the choice is seeded, and the file appears whole or not at all.
+
+    Raises:
+        ConfigurationError: a source is not there. Not retried.
+        DataContractError: there are too few texts. Not retried.
+    """
+    from tasks.imports.corpus import prepare_corpus as prepare
+
+    return prepare(config, encoder, Settings.from_environment().store)
+
+
+@task(name="take-program", **_POLICY)
+def take_program(config: ProgramConfig) -> ImportedProgram:
+    """Take a program that was exported elsewhere.
+
+    Safe to retry: the program appears whole, under a key of its content, or not at all.
+
+    Raises:
+        ConfigurationError: the file is not there. Not retried.
+    """
+    from tasks.imports.ready import take_program as take
+
+    return take(config, Settings.from_environment().store)
+
+
+@task(name="take-rows", **_POLICY)
+def take_rows(config: RowsConfig) -> PreparedRows:
+    """Take rows that were prepared elsewhere.
+
+    Safe to retry: the file appears whole, under a key of its content, or not at all.
+
+    Raises:
+        ConfigurationError: the file is not there, or is no Parquet. Not retried.
+        DataContractError: it lacks one of the two parts. Not retried.
+    """
+    from tasks.imports.ready import take_rows as take
+
+    return take(config, Settings.from_environment().store)

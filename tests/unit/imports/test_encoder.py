@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.errors import ArtifactError, ConfigurationError
+from tasks.imports.config import CorpusConfig, EncoderConfig
+from tasks.imports.program import export_encoder
+from tasks.imports.weights import FILES, find_files, read_encoder
+from tasks.settings import ArtifactStore, digest_of
+from tests import encoders
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def _reference(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The same encoder, written with torch's own attention and straight from the checkpoint."""
+    w = encoders.tensors()
+    norm = torch.nn.functional.layer_norm
+
+    def linear(values: torch.Tensor, name: str) -> torch.Tensor:
+        return values @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def normed(values: torch.Tensor, name: str) -> torch.Tensor:
+        return norm(values, (32,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-12)
+
+    values = w["embeddings.word_embeddings.weight"][ids]
+    values = values + w["embeddings.position_embeddings.weight"][torch.arange(ids.shape[1])]
+    values = values + w["embeddings.token_type_embeddings.weight"][torch.zeros_like(ids)]
+    values = normed(values, "embeddings.LayerNorm")
+    for number in range(2):
+        prefix = f"encoder.layer.{number}."
+        query, key, value = (
+            linear(values, f"{prefix}attention.self.{part}").unflatten(2, (4, 8)).transpose(1, 2)
+            for part in ("query", "key", "value")
+        )
+        seen = mask.bool()[:, None, None, :]
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, seen)
+        mixed = linear(mixed.transpose(1, 2).flatten(2), f"{prefix}attention.output.dense")
+        values = normed(values + mixed, f"{prefix}attention.output.LayerNorm")
+        inner = torch.nn.functional.gelu(linear(values, f"{prefix}intermediate.dense"))
+        values = normed(
+            values + linear(inner, f"{prefix}output.dense"), f"{prefix}output.LayerNorm"
+        )
+    mean = (values * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+    return torch.nn.functional.normalize(mean)
+
+
+def test_it_is_the_encoder_that_the_checkpoint_describes(tmp_path: Path) -> None:
+    network, _ = read_encoder(find_files(encoders.write_encoder(tmp_path)))
+    ids = torch.randint(0, 60, (5, 11), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(11)[None] < torch.tensor([11, 3, 1, 7, 9])[:, None]).long()
+    with torch.no_grad():
+        torch.testing.assert_close(network(ids, mask), _reference(ids, mask), atol=1e-5, rtol=0)
+
+
+def test_the_program_takes_any_number_of_texts_of_any_length(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    imported = export_encoder(encoders.write_encoder(tmp_path / "e"), store)
+    module = torch.export.load(store.path(imported.program)).module()
+    for shape in ((1, 1), (2, 8), (64, 24), (1, 24), (7, 1)):
+        ids = torch.ones(shape, dtype=torch.int64)
+        assert module(ids, ids).shape == (shape[0], 32)
+    assert imported.signature.largest == {"batch": 64, "seq": 24}
+    assert imported.signature.output.name == "embedding_unit"
+
+
+def test_it_is_built_once_and_says_what_it_was_made_from(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    config = encoders.write_encoder(tmp_path / "e")
+    first, second = export_encoder(config, store), export_encoder(config, store)
+    assert first == second
+    assert store.num_builds == 1
+    assert first.files == {name: digest_of(config.folder / name) for name in FILES}
+    encoders.write_encoder(tmp_path / "e", seed=1)
+    other = export_encoder(config, store)
+    assert other.origin_sha256 != first.origin_sha256
+    assert other.program.sha256 != first.program.sha256
+
+
+def test_a_package_without_the_files_of_an_encoder_is_refused_with_their_names() -> None:
+    with pytest.raises(ConfigurationError, match=r"of numpy lacks config\.json, model"):
+        find_files(EncoderConfig(package="numpy", folder=Path("numpy")))
+
+
+def test_a_package_that_is_not_installed_is_a_sentence() -> None:
+    with pytest.raises(ConfigurationError, match="'no-such-package' is not installed here"):
+        find_files(EncoderConfig(package="no-such-package", folder=Path("model")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "this network is built otherwise"),
+        ({"hidden_act": "relu"}, "this network is built otherwise"),
+        ({"vocab_size": -1}, "describes no BERT encoder"),
+    ],
+)
+def test_another_kind_of_network_is_refused_with_a_sentence(
+    tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        read_encoder(find_files(encoders.write_encoder(tmp_path, **changes)))
+
+
+def test_weights_of_another_network_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"does not fit config\.json"):
+        read_encoder(find_files(encoders.write_encoder(tmp_path, intermediate_size=128)))
+
+
+def test_damaged_weights_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    config = encoders.write_encoder(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ArtifactError, match=r"model\.safetensors cannot be read"):
+        read_encoder(find_files(config))
+
+
+def test_a_shape_that_is_no_json_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    config = encoders.write_encoder(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"config\.json describes no BERT encoder"):
+        read_encoder(find_files(config))
+
+
+def test_more_tokens_than_positions_are_refused(tmp_path: Path, store: ArtifactStore) -> None:
+    config = encoders.write_encoder(tmp_path / "e").model_copy(update={"max_tokens": 25})
+    with pytest.raises(ConfigurationError, match="positions for 24 tokens only"):
+        export_encoder(config, store)
+
+
+@pytest.mark.parametrize("values", [{}, {"packages": ["numpy"], "file": "texts.txt"}])
+def test_a_corpus_has_one_source(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="either packages or a file"):
+        CorpusConfig.model_validate(values)
+
+
+def test_a_package_that_lies_beside_the_environment_is_read_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = tmp_path / "weights"
+    encoders.write_encoder(aside / "small_words" / "model")
+    (aside / "small_words-1.2.dist-info").mkdir()
+    (aside / "small_words-1.2.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: small-words\nVersion: 1.2\nRequires-Dist: not-here\n"
+    )
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    found = find_files(EncoderConfig(package="small-words", folder=Path("small_words/model")))
+    assert found.origin == {"package": "small-words", "version": "1.2"}
+    assert found.path("config.json").is_file()

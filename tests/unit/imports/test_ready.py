@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.contracts.conversion import Signature
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.imports.config import ProgramConfig, RowsConfig
+from tasks.imports.ready import take_program, take_rows
+from tasks.settings import ArtifactStore, digest_of
+
+SIGNATURE = Signature.model_validate(
+    {
+        "inputs": [{"name": "pixels", "dtype": "uint8", "shape": ["batch", 28, 28]}],
+        "output": {"name": "logits", "dtype": "float32", "shape": ["batch", 10]},
+    }
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def _rows(tmp_path: Path, **columns: list[object]) -> RowsConfig:
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    return RowsConfig(file=tmp_path / "rows.parquet")
+
+
+def test_a_program_is_taken_as_it_is_once(tmp_path: Path, store: ArtifactStore) -> None:
+    file = tmp_path / "digits.pt2"
+    file.write_bytes(b"a program")
+    config = ProgramConfig(
+        file=file, family="pictures", signature=SIGNATURE, origin={"package": "digits"}
+    )
+    taken = take_program(config, store)
+    assert take_program(config, store) == taken
+    assert store.num_builds == 1
+    assert store.path(taken.program).read_bytes() == b"a program"
+    assert taken.files == {"digits.pt2": digest_of(file)}
+    assert (taken.family, taken.signature) == ("pictures", SIGNATURE)
+
+
+def test_rows_are_taken_with_the_count_of_their_parts(tmp_path: Path, store: ArtifactStore) -> None:
+    config = _rows(tmp_path, part=["judged", "calibration", "judged"], x=[1, 2, 3])
+    rows = take_rows(config, store)
+    assert (rows.num_calibration, rows.num_judged) == (1, 2)
+    assert rows.made_from == {"rows.parquet": digest_of(config.file)}
+    assert store.path(rows.data).read_bytes() == config.file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"x": [1]}, "has no column 'part'"),
+        ({"part": ["judged"]}, "no row whose part is 'calibration'"),
+        ({"part": ["calibration", None]}, "no row whose part is 'judged'"),
+    ],
+)
+def test_rows_without_both_parts_are_refused(
+    tmp_path: Path, store: ArtifactStore, columns: dict[str, list[object]], sentence: str
+) -> None:
+    with pytest.raises(DataContractError, match=sentence):
+        take_rows(_rows(tmp_path, **columns), store)
+
+
+def test_files_that_are_absent_or_of_another_kind_are_a_sentence(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    absent = tmp_path / "absent"
+    with pytest.raises(ConfigurationError, match="absent does not exist"):
+        take_rows(RowsConfig(file=absent), store)
+    with pytest.raises(ConfigurationError, match="absent does not exist"):
+        take_program(ProgramConfig(file=absent, family="x", signature=SIGNATURE), store)
+    with pytest.raises(ConfigurationError, match=f"{Path.cwd()}/here.pt2 does not exist"):
+        take_program(ProgramConfig(file=Path("here.pt2"), signature=SIGNATURE), store)
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} is a folder; name a file"):
+        take_rows(RowsConfig(file=tmp_path), store)
+    (tmp_path / "text").write_text("part,x")
+    with pytest.raises(ConfigurationError, match="text is no Parquet file"):
+        take_rows(RowsConfig(file=tmp_path / "text"), store)
+
+
+def test_a_signature_begins_with_rows_and_names_each_tensor_once() -> None:
+    values = SIGNATURE.model_dump(mode="json")
+    values["output"]["shape"] = [10, "batch"]
+    with pytest.raises(ValueError, match="expected 'batch' as its first axis"):
+        Signature.model_validate(values)
+    values["output"] = {**values["output"], "shape": ["batch"], "name": "pixels"}
+    with pytest.raises(ValueError, match="name something twice"):
+        Signature.model_validate(values)
