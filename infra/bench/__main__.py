@@ -1,13 +1,14 @@
 """`make bench`: every figure of README, measured in one run, as a ratio or against its bound.
 
-    python -m infra.bench [loop] [features] [training] [operation]
+    python -m infra.bench [loop] [features] [training] [conversion] [operation]
 
 `loop`: three loops in state folders of their own, through Prefect, again on the same state, and as
 plain functions. `features`: the feature store's own parts against Feast's and against plain DuckDB
 and Redis. `training`: ranks against torch DDP and against ranks that do not talk, start, reading,
-checkpoints, compression, lost ranks. `operation`: the platform's start and idle cost, leases, the
-way from a verdict to its retraining, stages on work pools. All without an argument. Exit code 1
-where a figure misses its bound.
+checkpoints, compression, lost ranks, smaller networks. `conversion`: variants of the loop's model
+and of a sentence encoder against PyTorch and ONNX Runtime, in CPU time. `operation`: the platform's
+start and idle cost, leases, the way from a verdict to its retraining, stages on work pools. All
+without an argument. Exit code 1 where a figure misses its bound.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sklearn.metrics import roc_auc_score
 from flows.config import PipelineConfig, read_pipeline_config
 from infra.bench.checkpoints import checkpoint_figures
 from infra.bench.compression import compression_figures
+from infra.bench.conversion import conversion_figures
 from infra.bench.elastic import measure_elastic
 from infra.bench.false_alarms import count_false_alarms
 from infra.bench.figures import Figure, at_least, at_most
@@ -39,12 +41,13 @@ from infra.bench.platform import platform_figures
 from infra.bench.reading import reading_figures
 from infra.bench.retrieval import retrieval_figures
 from infra.bench.routing import routing_figures
+from infra.bench.smaller_models import smaller_model_figures
 from infra.bench.strategies import strategy_figures
 from infra.bench.telemetry import clock_cost
 from tasks.settings import Settings
 
 GIB = 2**30
-PARTS_OF_A_LOOP = ("loop", "features", "training")
+PARTS_OF_A_LOOP = ("loop", "features", "training", "conversion")
 """Those that read the state folder of a finished loop."""
 PARTS = (*PARTS_OF_A_LOOP, "operation")
 NUM_KEYS = 336_776
@@ -79,7 +82,8 @@ def _figures_of_a_loop(folder: Path, parts: list[str]) -> list[Figure]:
     settings = Settings.from_environment()
     figures = _loop_figures(folder, first, settings) if "loop" in parts else []
     figures += _feature_figures(settings) if "features" in parts else []
-    return figures + (_training_figures(folder, settings) if "training" in parts else [])
+    figures += _training_figures(folder, settings) if "training" in parts else []
+    return figures + (_conversion_figures(folder, settings) if "conversion" in parts else [])
 
 
 def _training_figures(folder: Path, settings: Settings) -> list[Figure]:
@@ -92,8 +96,14 @@ def _training_figures(folder: Path, settings: Settings) -> list[Figure]:
         ("checkpoints", checkpoint_figures),
         ("ranks lost and added", measure_elastic),
         ("the step clock", clock_cost),
+        ("smaller networks", lambda: smaller_model_figures(settings, folder)),
     ]
     return _measured(measured)
+
+
+def _conversion_figures(folder: Path, settings: Settings) -> list[Figure]:
+    _say("variants of the tabular model and of the encoder")
+    return conversion_figures(settings, folder / "encoder")
 
 
 def _operation_figures() -> list[Figure]:

@@ -106,14 +106,14 @@ def score_window(
     """
     snapshot = dataset.snapshot
     key = content_key(
-        "scores", code_digest(__file__), model.program.sha256, model.columns,
+        "scores", code_digest(__file__), model.program.sha256, model.raw_columns,
         snapshot.data.sha256, window, config,
     )  # fmt: skip
 
     def build(folder: StagedFolder) -> ScoredWindow:
         columns = snapshot.columns
         keep = (columns.row_id, columns.event_time, columns.label, *baseline_columns(columns))
-        program = Program.open(model.program, model.columns, store)
+        program = Program.open(model.program, model.raw_columns, store)
         rows = score_rows(program, dataset, window, keep, store, config.batch_rows)
         rows.to_parquet(folder.path / "scores.parquet", index=False)
         labelled = rows[rows[columns.label].notna()]
@@ -177,7 +177,7 @@ def _scored_test_rows(
     rows[YARDSTICK_SCORE] = reference[YARDSTICK_SCORE]
     rows[CHAMPION_SCORE] = np.full(len(rows), np.nan, dtype=np.float32)
     if rival is not None:
-        champion = Program.open(rival.program, rival.columns, store)
+        champion = Program.open(rival.program, rival.raw_columns, store)
         scored = score_rows(champion, dataset, window, (columns.row_id,), store, config.batch_rows)
         rows[CHAMPION_SCORE] = scored[SCORE]
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from tasks.contracts.base import TimeWindow
@@ -14,10 +14,11 @@ from tasks.contracts.evaluation import (
     MetricSet,
     Quality,
     ScoredWindow,
+    StudentReport,
     Yardstick,
 )
 from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import CandidateModel
+from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
@@ -156,6 +157,43 @@ def compare_former(
 
     store = Settings.from_environment().store
     return compare_scored(former, present, dataset.snapshot.columns, config, store)
+
+
+@task(
+    name="judge-student",
+    task_run_name="judge-student-of-v{parent.version.version}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def judge_student(
+    student: ShrunkModel,
+    parent: RegisteredProgram,
+    taught: TrainedModel | None,
+    untaught: TrainedModel,
+    dataset: ValidatedDataset,
+    config: EvaluationConfig,
+) -> StudentReport:
+    """Judge a smaller network beside its parent, and the teacher by a twin without one.
+
+    Safe to retry: it only reads artifacts.
+
+    Raises:
+        DataContractError: the test window cannot be judged, or a program does not give one
+            probability a row. Not retried.
+    """
+    from tasks.evaluation.siblings import judge_siblings
+
+    store = Settings.from_environment().store
+    report = judge_siblings(student, parent, taught, untaught, dataset, config, store)
+    if report.refusal:
+        get_run_logger().warning("not registered: %s", report.refusal)
+    return report
 
 
 def metric_rows(report: EvaluationReport) -> list[dict[str, str]]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from tasks.contracts.data import ValidationResult
 from tasks.contracts.drift import DriftVerdict, FeatureDrift
 from tasks.contracts.evaluation import Metric, SliceMetrics
-from tasks.contracts.release import Approval, ModelVariant, PromotionDecision, VariantLatency
+from tasks.contracts.measurement import VariantLatency
+from tasks.contracts.release import Approval, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord
 from tasks.reporting.judgement import (
     labels_told,

@@ -18,6 +18,7 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.run import RunRecord
 from tasks.reporting.charts import Mark, Series, calibration_chart, curve_chart, line_chart
+from tasks.reporting.conversion import trades
 from tasks.reporting.facts import comparisons, features_by_drift, next_step, slices_by_column
 from tasks.reporting.judgement import (
     digits_of_errors,
@@ -340,6 +341,7 @@ def gallery(record: RunRecord) -> dict[str, Markup]:
         "learning-curve": losses(record),
         "drift": drift(record),
         "latency": latencies(record),
+        **{f"trade-{n}": drawing for n, (_, drawing) in enumerate(trades(record), start=1)},
         "lineage": lineage_chart(columns(record)),
         "features": feature_values(record),
     }

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tasks.contracts.run import RunRecord
-from tasks.reporting import facts, figures, judgement, quantities, training_cost
+from tasks.reporting import conversion, facts, figures, judgement, quantities, training_cost
 from tasks.reporting.checks import Check, StoredArtifact, checks
 from tasks.reporting.svg import STYLE_SHEET
 
@@ -57,6 +57,7 @@ def render_page(record: RunRecord, stored: Sequence[StoredArtifact], docs: str) 
         .render(
             record=record,
             facts=facts,
+            conversion=conversion,
             judgement=judgement,
             figures=figures,
             training_cost=training_cost,

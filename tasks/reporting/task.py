@@ -8,6 +8,7 @@ from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.contracts.release import ShrinkingResult
 from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
@@ -111,3 +112,42 @@ def publish_search(record: StudyRecord) -> str:
         description=f"Search {record.study}",
     )
     return str(page.relative_to(settings.home))
+
+
+@task(
+    name="publish-shrinking",
+    task_run_name="page-{result.shrinking.method}-of-v{result.shrinking.parent.version}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=600,
+    cache_policy=NO_CACHE,
+)
+def publish_shrinking(result: ShrinkingResult, use_case: str) -> str:
+    """Write the page of a shrinking, show its pictures in the Prefect UI; returns the page's place.
+
+    The place is relative to the state folder. Safe to retry: the same result gives the same files.
+
+    Raises:
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.reporting.shrinking_page import announcement, gallery, write_shrinking_page
+    from tasks.reporting.svg import as_data_url
+
+    settings = Settings.from_environment()
+    page = write_shrinking_page(result, use_case, settings.reports)
+    place, made = str(page.relative_to(settings.home)), result.shrinking
+    for key, drawing in gallery(result).items():
+        create_image_artifact(
+            as_data_url(drawing),
+            key=f"shrinking-{key}",
+            description=f"{made.method} of {made.parent.name} version {made.parent.version}",
+        )
+    create_markdown_artifact(
+        announcement(result, place),
+        key="shrinking",
+        description=f"A smaller network of version {made.parent.version}: "
+        f"{'refused' if result.judged.refusal else 'registered'}",
+    )
+    return place

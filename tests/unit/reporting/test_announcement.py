@@ -38,7 +38,8 @@ def test_names_out_of_the_data_are_neither_markdown_nor_html(tmp_path: Path) -> 
 def test_the_gallery_leaves_out_what_was_not_measured(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "artifacts")
     assert set(gallery(run_record(store))) == {
-        "calibration", "roc", "learning-curve", "drift", "latency", "lineage"
+        "calibration", "roc", "learning-curve", "drift", "latency", "lineage",
+        "trade-1", "trade-2", "trade-3", "trade-4",
     }  # fmt: skip
     assert "latency" not in gallery(hostile_record(store))
 

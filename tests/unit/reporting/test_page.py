@@ -81,7 +81,7 @@ def test_the_page_names_the_facts_of_the_run(store: ArtifactStore) -> None:
 def test_every_picture_has_a_role_a_title_and_a_description(store: ArtifactStore) -> None:
     text, page = rendered(run_record(store), store)
     pictures = [a for tag, a in page.tags if tag == "svg" and "chart" in (a.get("class") or "")]
-    assert len(pictures) == 18
+    assert len(pictures) == 22
     assert all(a.get("role") == "img" for a in pictures)
     assert text.count("<desc>") == len(pictures)
 

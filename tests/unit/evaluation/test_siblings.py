@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tasks.contracts.evaluation import Metric, StudentReport
+from tasks.contracts.training import Shrinking, ShrunkModel
+from tasks.errors import DataContractError
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.siblings import judge_siblings, who_won, why_refused
+from tasks.settings import ArtifactStore
+from tests.builders import dataset, frame, splits
+from tests.unit.evaluation.programs import LateRate, stored_program, trained_model
+from tests.unit.registry.builders import comparison, metric_set
+
+JUDGING = EvaluationConfig(replicates=200)
+
+
+class Blurred(LateRate):
+    """Ranks nearly as `LateRate`: scores in steps."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        return torch.round(super().forward(categorical, numeric) * 8) / 8
+
+
+class Blind(LateRate):
+    """Knows next to nothing."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        return torch.sigmoid(torch.nan_to_num(numeric)[:, 3] * 0.01)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> ArtifactStore:
+    return ArtifactStore(tmp_path_factory.mktemp("siblings"))
+
+
+def judged(
+    store: ArtifactStore,
+    student: LateRate,
+    twin: LateRate | None = None,
+    judging: EvaluationConfig = JUDGING,
+) -> StudentReport:
+    """A student beside `LateRate`, and beside a twin without a teacher where one is given."""
+    rows = dataset(store, frame(6000))
+    parent = stored_program(store, LateRate())
+    made, alone = (
+        trained_model(stored_program(store, network).program, rows)
+        for network in (student, twin or student)
+    )
+    shrinking = Shrinking(
+        parent=parent.version,
+        method="distillation" if twin else "pruning",
+        settings={},
+        parent_sizes=(8,),
+        parent_parameters=99,
+        is_taught=twin is not None,
+    )
+    shrunk = ShrunkModel.model_validate({**made.model_dump(), "shrinking": shrinking.model_dump()})
+    taught = made if twin else None
+    return judge_siblings(shrunk, parent, taught, alone, rows, judging, store)
+
+
+def test_a_student_as_good_as_its_parent_is_offered_with_the_paired_difference(
+    store: ArtifactStore,
+) -> None:
+    report = judged(store, Blurred())
+    assert report.window == splits().test
+    assert report.refusal is None
+    assert report.verdict is None
+    change = report.to_parent.primary
+    assert change.value == pytest.approx(report.student.primary.value - report.parent.primary.value)
+    alone = report.parent.primary
+    assert change.high - change.low < (alone.high - alone.low) / 2  # what both share cancels
+
+
+def test_a_student_below_its_parents_interval_is_refused_with_both_numbers(
+    store: ArtifactStore,
+) -> None:
+    report = judged(store, Blind())
+    assert report.refusal is not None
+    assert f"{report.student.primary.value:.4f}" in report.refusal
+    assert f"[{report.parent.primary.low:.4f}, {report.parent.primary.high:.4f}]" in report.refusal
+    assert "Nothing was registered" in report.refusal
+
+
+def test_a_teacher_that_helps_wins_and_one_that_harms_loses(store: ArtifactStore) -> None:
+    assert "The teacher helped" in str(judged(store, LateRate(), twin=Blind()).verdict)
+    assert "The teacher did harm" in str(judged(store, Blind(), twin=LateRate()).verdict)
+    equal = judged(store, Blurred(), twin=Blurred())
+    assert "The teacher made no difference" in str(equal.verdict)
+    assert equal.teaching is not None
+    assert equal.teaching.primary.value == 0.0
+
+
+def report(difference: Metric, value: float = 0.75) -> StudentReport:
+    change = comparison("untaught twin", 0.0).model_copy(update={"auc_difference": difference})
+    return StudentReport(
+        window=splits().test,
+        parent=metric_set(0.75),
+        student=metric_set(value),
+        to_parent=change,
+        taught=metric_set(value),
+        untaught=metric_set(value),
+        teaching=change,
+        refusal=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "told"),
+    [
+        (0.001, 0.004, 0.007, "The teacher helped: taught minus untaught is AUC +0.0040"),
+        (-0.007, -0.004, -0.001, "The teacher did harm"),
+        (-0.002, 0.001, 0.004, "Whether the teacher helped, 4,000 test rows cannot tell"),
+        (1e-6, 2e-6, 3e-6, "The teacher made no difference"),
+    ],
+)
+def test_who_won_is_said_by_the_whole_interval(
+    low: float, value: float, high: float, told: str
+) -> None:
+    assert told in str(who_won(report(Metric(value=value, low=low, high=high))))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_refused"),
+    [(0.75, False), (0.7401, False), (0.7399, True), (float("nan"), True)],
+)
+def test_the_lower_end_of_the_parents_interval_is_the_bound_and_no_number_is_below_it(
+    value: float, is_refused: bool
+) -> None:
+    found = report(Metric(value=0.0, low=-1.0, high=1.0), value)
+    assert (why_refused(found) is not None) is is_refused
+
+
+def test_a_test_window_too_small_to_judge_is_refused(store: ArtifactStore, tmp_path: Path) -> None:
+    with pytest.raises(DataContractError, match=r"cannot be judged: .* rows, fewer than 1,000,000"):
+        judged(store, Blurred(), judging=EvaluationConfig(min_slice_rows=1_000_000))

@@ -1,0 +1,119 @@
+"""What the page says of a conversion: what serves which goal, what it costs, where time goes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.reporting import conversion
+from tasks.reporting.quantities import MISSING
+from tasks.reporting.trade import Trade, trade_chart
+from tasks.settings import ArtifactStore
+from tests.unit.reporting.run_records import hostile_record, run_record
+from tests.unit.reporting.test_charts import marks, parsed, texts
+from tests.unit.reporting.test_page import rendered
+
+NUMBERS = st.floats(-1, 1) | st.just(float("nan"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def test_every_goal_is_listed_also_one_that_nothing_serves(store: ArtifactStore) -> None:
+    found = {choice.goal: choice for choice in conversion.choices(run_record(store))}
+    assert {goal: choice.variant for goal, choice in found.items()} == {
+        "one-row": "onnx-fp32",
+        "bulk": "openvino-fp32",
+        "edge": "no variant",
+    }
+    assert found["edge"].rule == "Best at edge."
+    assert found["bulk"].hardware_class == "cpu"
+
+
+def test_costs_are_those_of_variants_that_were_timed(store: ArtifactStore) -> None:
+    found = conversion.costs(run_record(store))
+    assert [cost.variant for cost in found] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
+    assert found[0].rows_per_s == "240,000"
+    assert found[0].price.endswith(" USD")
+    assert found[0].core_ms[0] == "batch 1: 0.0404 ms"
+    assert found[2].rows_per_s == MISSING
+
+
+def test_operators_are_told_before_and_after(store: ArtifactStore) -> None:
+    rows = conversion.operators(run_record(store))
+    assert [row.name for row in rows] == ["PyTorch eager, before", "onnx-fp32", "openvino-fp32"]
+    assert rows[1].operators.startswith("MatMul 60")
+    assert "Gather" in rows[1].operators
+
+
+def test_the_page_shows_goals_costs_and_operators(store: ArtifactStore) -> None:
+    _, page = rendered(run_record(store), store)
+    for words in (
+        "What serves which goal", "Best at bulk.", "no variant", "What each variant takes",
+        "core seconds", "0.04 USD an hour", "PyTorch eager, before",
+    ):  # fmt: skip
+        assert words.lower() in page.words.lower(), words
+
+
+def test_there_is_a_picture_for_each_batch_size_and_for_the_price(store: ArtifactStore) -> None:
+    captions = [caption for caption, _ in conversion.trades(run_record(store))]
+    assert captions == [
+        "Latency of one row against AUC change: left is cheaper, up is better",
+        "Latency of 32 rows against AUC change: left is cheaper, up is better",
+        "Latency of 1,024 rows against AUC change: left is cheaper, up is better",
+        "Price against AUC change: left is cheaper, up is better",
+    ]
+    assert all(
+        parsed(drawing) is not None for _, drawing in conversion.trades(hostile_record(store))
+    )
+
+
+def test_a_chosen_variant_is_marked_without_colour_and_a_dropped_one_is_outlined() -> None:
+    root = parsed(
+        trade_chart(
+            "trade",
+            [
+                Trade("one", 0.1, 0.0, -0.001, 0.001, kept=True, chosen=True),
+                Trade("other", 1.0, -0.01, -0.02, 0.0, kept=False, chosen=False),
+            ],
+            "ms",
+            "AUC change",
+        )
+    )
+    assert {"★ one", "other"} <= set(texts(root))
+    assert len(marks(root, "dropped")) == 1
+    assert len(marks(root, "whisker")) == 2
+
+
+def test_names_of_equal_variants_do_not_lie_on_each_other() -> None:
+    points = [Trade(f"variant-{n}", 1.0, 0.0, 0.0, 0.0, True, False) for n in range(12)]
+    root = parsed(trade_chart("trade", points, "ms", "AUC change"))
+    heights = sorted(
+        float(element.get("y", "0"))
+        for element in root.iter()
+        if "variant-" in "".join(element.itertext()) and element.tag.endswith("text")
+    )
+    assert len(heights) == 12
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 15
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.text(max_size=40), st.floats(1e-9, 1e9), st.floats(-1, 1), NUMBERS, NUMBERS,
+            st.booleans(), st.booleans(),
+        ),
+        min_size=1, max_size=9,
+    )
+)  # fmt: skip
+def test_the_picture_takes_any_variants(
+    rows: list[tuple[str, float, float, float, float, bool, bool]],
+) -> None:
+    parsed(trade_chart("trade", [Trade(*row) for row in rows], "ms", "AUC change"))
