@@ -32,9 +32,11 @@ from flows.embedded import (
     wait_until_ready,
 )
 from flows.feature_commands import add_feature_commands, serve_features, show_audit
+from flows.import_command import add_import_command, read_description, run_import
 from flows.recalibrate_command import add_recalibrate_command, recalibrate
 from flows.retry_argument import add_retry_command
 from flows.search_command import add_search_command, run_search
+from flows.shrink_command import add_shrink_command, run_shrink
 from tasks.contracts.base import TimeWindow
 from tasks.errors import (
     ConfigurationError,
@@ -95,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("train", help="train, judge and register a candidate")
     add_recalibrate_command(commands)
     add_search_command(commands)
+    add_shrink_command(commands)
+    add_import_command(commands)
     commands.add_parser("parity", help="compare online features with offline ones")
     verify = commands.add_parser("verify", help="make a training snapshot again from its pins")
     verify.add_argument("snapshot", help="beginning of its digest, as the report shows it")
@@ -113,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
     """Run the command against a Prefect API; return what to tell the person at the end."""
     window = _window(options) if getattr(options, "start", None) else None
+    if options.command == "import":
+        read_description(options)
     with ExitStack() as stack:
         stack.enter_context(disk_with_space(settings.home))
         stack.enter_context(only_run(settings.home))
@@ -165,6 +171,10 @@ def _run_flow(
                 return retry_run(options)
             if options.command == "search":
                 return run_search(config, options, settings)
+            if options.command == "shrink":
+                return run_shrink(config, options, settings)
+            if options.command == "import":
+                return run_import(options)
             return _COMMANDS[options.command](config, window, settings)
         finally:
             send_what_is_left()

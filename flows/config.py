@@ -26,6 +26,7 @@ from tasks.settings import USE_CASE_FILE, USE_CASE_NAME
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import check_space
+from tasks.training.shrinking.config import ShrinkingConfig
 
 
 class PipelineConfig(BaseModel):
@@ -44,6 +45,7 @@ class PipelineConfig(BaseModel):
     training: TrainingConfig = TrainingConfig()
     lease: StageLease = StageLease()
     search: SearchConfig = SearchConfig()
+    shrinking: ShrinkingConfig = ShrinkingConfig()
     yardstick: YardstickConfig = YardstickConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     conversion: ConversionConfig = ConversionConfig()

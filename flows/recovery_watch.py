@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -33,19 +33,19 @@ logger = logging.getLogger("tasks.recovery.watch")
 def watch(config: RecoveryConfig, every_s: float, stop: threading.Event) -> None:
     """Look and repair until `stop` is set."""
     told: set[str] = set()
-    while not stop.is_set():
-        try:
-            _look(config, told)
-        except (httpx.HTTPError, PrefectHTTPStatusError, TransientError) as exc:
-            logger.warning("the Prefect API does not answer (%s); looking again", exc)
-        stop.wait(every_s)
-
-
-def _look(config: RecoveryConfig, told: set[str]) -> None:
-    """One look; what can only be told of is told once."""
     with get_client(sync_client=True) as client:
-        repairs = find_repairs(client, config)
-        leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
+        while not stop.is_set():
+            try:
+                _look(client, config, told)
+            except (httpx.HTTPError, PrefectHTTPStatusError, TransientError) as exc:
+                logger.warning("the Prefect API does not answer (%s); looking again", exc)
+            stop.wait(every_s)
+
+
+def _look(client: SyncPrefectClient, config: RecoveryConfig, told: set[str]) -> None:
+    """One look; what can only be told of is told once."""
+    repairs = find_repairs(client, config)
+    leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
     new = [r for r in repairs if r.action != "report" or r.run not in told]
     told.update(r.run for r in repairs if r.action == "report")
     if new or leaking:

@@ -35,9 +35,11 @@ FLOWS = {
     "feature-refresh": "flows.feature_refresh.feature_refresh_flow",
     "training": "flows.training.training_flow",
     "conversion": "flows.conversion.conversion_flow",
+    "reconversion": "flows.reconversion.reconversion_flow",
     "promotion": "flows.promotion.promotion_flow",
     "drift-check": "flows.drift_check.drift_check_flow",
     "search": "flows.search.search_flow",
+    "model-import": "flows.model_import.model_import_flow",
 }
 POLL_S = 1.0
 PAGE = 200

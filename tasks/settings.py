@@ -380,6 +380,22 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
             aside.unlink(missing_ok=True)
 
 
+def tool_python(name: str, environment: Mapping[str, str] | None = None) -> Path | None:
+    """Interpreter of an environment that one tool has to itself; None where there is none.
+
+    A tool whose packages cannot be beside the project's runs there, as a process of its own.
+
+    Args:
+        name: such as `triton`. `FALAJ_TRITON_PYTHON` names the interpreter; else it is that of
+            `.venv-triton` beside the code, where `make` puts it.
+        environment: variables; those of this process where None.
+    """
+    env = os.environ if environment is None else environment
+    variable = f"FALAJ_{name.upper().replace('-', '_')}_PYTHON"
+    python = Path(env.get(variable) or PROJECT_ROOT / f".venv-{name}" / "bin" / "python")
+    return python if python.is_file() else None
+
+
 def platform_address(home: Path, name: str) -> str | None:
     """An address of the platform that runs, or ran last, on a state folder; None where none did.
 

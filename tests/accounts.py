@@ -47,8 +47,11 @@ CHAMPIONS = """
 SELECT name, CAST(version AS INTEGER) FROM registered_model_aliases WHERE alias = 'champion'
 """
 DECIDED = """
-SELECT CAST(version AS INTEGER), value FROM model_version_tags
-WHERE name = :name AND key = 'promotion_sha256' ORDER BY 1
+SELECT CAST(decided.version AS INTEGER), decided.value
+FROM model_version_tags AS decided LEFT JOIN model_version_tags AS promoted
+  ON promoted.name = decided.name AND promoted.version = decided.version
+  AND promoted.key = 'promoted_at'
+WHERE decided.name = :name AND decided.key = 'promotion_sha256' ORDER BY promoted.value
 """
 STAGES = ("feature-refresh", "training", "conversion", "promotion", "drift-check")
 
@@ -112,7 +115,7 @@ class Account:
 
         Raises:
             AssertionError: there is not one such, or its promotion is half done: its record is
-                missing, says otherwise, or a later version's says that it should be the champion.
+                missing, says otherwise, or a later promotion's names another version.
         """
         database = self.home / "mlflow" / "mlflow.db"
         ((name, number),) = _rows(database, CHAMPIONS)

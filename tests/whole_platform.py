@@ -40,6 +40,9 @@ LIMIT_S = 600
 BUSY_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0)
 """SQLite has one writer at a time; Prefect's own client asks again in the same way."""
 
+DAY_HOURS = (8, 18)
+"""Local hours in which every airport's weather is read by flights."""
+
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -146,12 +149,14 @@ class WholePlatform:
         """Give one hour the temperature of the next, so that no stage is finished for these rows.
 
         One hour alone, and another one each time: what is off the grid of the readings, or changes
-        much of a day, is found out by the validation.
+        much of a day, is found out by the validation. An hour of the day: at night no flight reads
+        it, and the training set would be the same.
         """
         if self._weather is None:
             self._weather = self.repository.read("weather")
         rows = self._weather.copy()
-        differing = rows.index[:-1][rows["temp"].to_numpy()[:-1] != rows["temp"].to_numpy()[1:]]
+        by_day, following = rows["hour"].astype(int).between(*DAY_HOURS), rows["temp"].shift(-1)
+        differing = rows.index[by_day & following.notna() & (rows["temp"] != following)]
         self._renewed += 1
         hour = differing[2 * self._renewed % len(differing)]
         rows.loc[hour, "temp"] = rows.loc[hour + 1, "temp"]

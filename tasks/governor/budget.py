@@ -1,4 +1,4 @@
-"""May the governor act now? Cool-down, and the budget of a week."""
+"""May the governor act now? A person who is asked already, cool-down, and the budget of a week."""
 
 from __future__ import annotations
 
@@ -82,7 +82,11 @@ def carried_out_as(
 
 
 def why_not_now(
-    action: Action, now: datetime, spent: Sequence[Spent], config: GovernorConfig
+    action: Action,
+    now: datetime,
+    spent: Sequence[Spent],
+    config: GovernorConfig,
+    asked_about: int | None = None,
 ) -> Refusal | None:
     """The first bound that an action would break; None where it may be done.
 
@@ -96,9 +100,13 @@ def why_not_now(
         now: the database's time; no moment in `spent` is later.
         spent: retrainings and recalibrations of the model that were claimed before.
         config: the bounds.
+        asked_about: version whose promotion waits for a person: it may be the cure.
     """
     if action not in KINDS:
         return None
+    if asked_about is not None:
+        reason = f"version {asked_about} waits for a person's approval, and may be the cure"
+        return Refusal(Outcome.APPROVAL, reason)
     cool_down = timedelta(hours=config.cool_down_hours)
     held_by = [s for s in spent if action is Action.RECALIBRATE or s.action is action]
     latest = max(held_by, key=lambda s: s.claimed_at, default=None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 from tasks.governor.book import Book, Episode, governing
@@ -25,6 +26,15 @@ PLAYED_AGAIN = timedelta(days=180)
 """A window so far before the latest is not late: recorded data is played from its start again."""
 
 
+@dataclass(frozen=True)
+class _Here:
+    """What the one who asks knows of the platform and the registry; see `answer`."""
+
+    champion: int | None
+    recalibrates: bool
+    asked_about: int | None
+
+
 def answer(
     ledger: Ledger,
     verdict_id: str,
@@ -33,6 +43,7 @@ def answer(
     mode: Mode = "act",
     *,
     recalibrates: bool = True,
+    asked_about: int | None = None,
 ) -> Answer:
     """Answer a verdict, and all of its model and use case that have no answer yet.
 
@@ -43,6 +54,7 @@ def answer(
         actor: who asks, for the record.
         mode: `decide_only` writes decisions, and neither opens nor closes nor claims anything.
         recalibrates: something here carries out a recalibration; else it becomes a retraining.
+        asked_about: version whose promotion waits for a person's answer; nothing is trained before.
 
     Returns:
         The new rows, or the one that answered the verdict before; and what is to be carried out.
@@ -54,7 +66,16 @@ def answer(
     verdict = ledger.verdict(verdict_id)
     if verdict.answered_at is None:
         model, use_case = verdict.model, verdict.use_case
-        made = settle(ledger, model, use_case, champion, actor, mode, recalibrates=recalibrates)
+        made = settle(
+            ledger,
+            model,
+            use_case,
+            champion,
+            actor,
+            mode,
+            recalibrates=recalibrates,
+            asked_about=asked_about,
+        )
         if any(decision.verdict_id == verdict_id for decision in made.decisions):
             return made
     ledger.count_asked(verdict_id)  # somebody has answered it, just now or long ago
@@ -71,17 +92,17 @@ def settle(
     mode: Mode = "act",
     *,
     recalibrates: bool = True,
+    asked_about: int | None = None,
 ) -> Answer:
     """Answer all verdicts of a model and use case, then look again at trouble that had to wait."""
+    here = _Here(champion, recalibrates, asked_about)
     with governing(ledger.engine, model, use_case, actor) as book:
         if mode == "decide_only":
             numbers = [_advise(book, verdict) for verdict in book.unanswered()]
         else:
             _close_for_promotion(book, champion)
-            numbers = [
-                _answer_one(book, verdict, champion, recalibrates) for verdict in book.unanswered()
-            ]
-            numbers += _review(book, recalibrates)
+            numbers = [_answer_one(book, verdict, here) for verdict in book.unanswered()]
+            numbers += _review(book, here)
     decisions = ledger.numbered(numbers)
     for made in decisions:
         logger.info("%s: %s, %s: %s", model, made.action, made.outcome, made.reason)
@@ -107,15 +128,13 @@ def _close_for_promotion(book: Book, champion: int | None) -> None:
             book.close(episode, f"version {champion} became the champion")
 
 
-def _answer_one(
-    book: Book, verdict: StoredVerdict, champion: int | None, recalibrates: bool
-) -> int:
+def _answer_one(book: Book, verdict: StoredVerdict, here: _Here) -> int:
     choice = decide(verdict.evidence, verdict.policy)
     latest = book.latest_window_end()
     book.mark_answered(verdict.verdict_id)
     version = verdict.evidence.version
-    if champion is not None and version != champion:
-        reason = f"version {version} was judged, version {champion} is the champion by now"
+    if here.champion is not None and version != here.champion:
+        reason = f"version {version} was judged, version {here.champion} is the champion by now"
         return book.write(verdict.verdict_id, choice, Outcome.SUPERSEDED, reason)
     end = verdict.evidence.window.end
     if latest is not None and end < latest < end + PLAYED_AGAIN:
@@ -127,14 +146,14 @@ def _answer_one(
             book.close(episode, f"verdict {verdict.verdict_id}")
     if choice.cause is None:
         return book.write(verdict.verdict_id, choice, Outcome.NOTHING_TO_DO, choice.reason)
-    return _answer_trouble(book, verdict, choice, choice.cause, recalibrates)
+    return _answer_trouble(book, verdict, choice, choice.cause, here)
 
 
 def _answer_trouble(
-    book: Book, verdict: StoredVerdict, choice: Choice, cause: Cause, recalibrates: bool
+    book: Book, verdict: StoredVerdict, choice: Choice, cause: Cause, here: _Here
 ) -> int:
     episode = book.episode(verdict, cause)
-    if episode.recalibrated:
+    if episode.recalibrated and here.asked_about is None:
         # Had it helped, another version were the champion: what follows is another episode.
         book.close(episode, f"its recalibration did not help: verdict {verdict.verdict_id}")
         episode = book.episode(verdict, cause)
@@ -143,13 +162,11 @@ def _answer_trouble(
     if episode.is_claimed:
         reason = f"episode {episode.episode_id[:12]} has had its run; {choice.reason}"
         return book.write(verdict.verdict_id, choice, Outcome.SAME_EPISODE, reason, episode)
-    return _act(book, verdict, choice, episode, recalibrates)
+    return _act(book, verdict, choice, episode, here)
 
 
-def _act(
-    book: Book, verdict: StoredVerdict, choice: Choice, episode: Episode, recalibrates: bool
-) -> int:
-    action, instead, refusal = _weigh(book, verdict, choice, recalibrates)
+def _act(book: Book, verdict: StoredVerdict, choice: Choice, episode: Episode, here: _Here) -> int:
+    action, instead, refusal = _weigh(book, verdict, choice, here)
     if refusal is not None:
         reason = f"{refusal.reason}; {choice.reason}"
         return book.write(verdict.verdict_id, choice, refusal.outcome, reason, episode)
@@ -161,7 +178,7 @@ def _act(
 
 
 def _weigh(
-    book: Book, verdict: StoredVerdict, choice: Choice, recalibrates: bool
+    book: Book, verdict: StoredVerdict, choice: Choice, here: _Here
 ) -> tuple[Action, str | None, Refusal | None]:
     """What would be done, why it is not what was chosen, and why it has to wait."""
     spent = book.spent()
@@ -171,12 +188,13 @@ def _weigh(
         book.now,
         spent,
         verdict.policy,
-        recalibrates=recalibrates,
+        recalibrates=here.recalibrates,
     )
-    return action, instead, why_not_now(action, book.now, spent, verdict.policy)
+    refusal = why_not_now(action, book.now, spent, verdict.policy, here.asked_about)
+    return action, instead, refusal
 
 
-def _review(book: Book, recalibrates: bool) -> Iterator[int]:
+def _review(book: Book, here: _Here) -> Iterator[int]:
     """Ask again for trouble that had to wait; a refusal that is like the last one adds no row."""
     for episode in book.open_episodes():
         if episode.is_claimed or episode.cause is Cause.FEED:
@@ -185,6 +203,6 @@ def _review(book: Book, recalibrates: bool) -> Iterator[int]:
         choice = decide(verdict.evidence, verdict.policy)
         if choice.action is Action.NOTHING:
             continue
-        refusal = _weigh(book, verdict, choice, recalibrates)[2]
+        refusal = _weigh(book, verdict, choice, here)[2]
         if refusal is None or refusal.outcome is not book.last_outcome(episode):
-            yield _act(book, verdict, choice, episode, recalibrates)
+            yield _act(book, verdict, choice, episode, here)

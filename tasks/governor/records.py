@@ -25,6 +25,7 @@ class Outcome(StrEnum):
     SAME_EPISODE = "same_episode"
     COOL_DOWN = "cool_down"
     BUDGET = "budget"
+    APPROVAL = "approval"
     OUTDATED = "outdated"
     SUPERSEDED = "superseded"
     DECIDE_ONLY = "decide_only"
@@ -37,6 +38,7 @@ MEANING = {
     Outcome.SAME_EPISODE: "refused: this episode has had its run",
     Outcome.COOL_DOWN: "refused for now: too soon after a retraining; the sweep asks again",
     Outcome.BUDGET: "refused for now: the week's budget is spent; the sweep asks again",
+    Outcome.APPROVAL: "refused for now: a person is asked about a version; the sweep asks again",
     Outcome.OUTDATED: "refused: a later window was judged before",
     Outcome.SUPERSEDED: "refused: the judged version is no longer the champion",
     Outcome.DECIDE_ONLY: "recorded; acting was not asked for",

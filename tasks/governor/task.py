@@ -125,7 +125,15 @@ def answer_verdict(
     ledger = Ledger(Settings.from_environment().operation_url)
     champion = standing.version.version if standing else None
     verdict_id = verdict.verdict_id
-    answered = answer(ledger, verdict_id, champion, _actor(), mode, recalibrates=recalibrates)
+    answered = answer(
+        ledger,
+        verdict_id,
+        champion,
+        _actor(),
+        mode,
+        recalibrates=recalibrates,
+        asked_about=standing.asked_about if standing else None,
+    )
     _tell(answered)
     return answered
 
@@ -150,8 +158,16 @@ def settle_verdicts(
 
     ledger = Ledger(Settings.from_environment().operation_url)
     champion = standing.version.version if standing else None
-    actor = _actor()
-    answered = settle(ledger, model, use_case, champion, actor, mode, recalibrates=recalibrates)
+    answered = settle(
+        ledger,
+        model,
+        use_case,
+        champion,
+        _actor(),
+        mode,
+        recalibrates=recalibrates,
+        asked_about=standing.asked_about if standing else None,
+    )
     _tell(answered)
     return answered
 

@@ -77,7 +77,7 @@ class LeaseConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     ttl_s: float = Field(
-        default=60.0,
+        default=40.0,
         gt=0,
         le=86400,
         description="Seconds after its last sign of life at which a lease is lost to its holder.",

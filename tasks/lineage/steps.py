@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.data import (
     DatasetSchema,
     FeatureRefresh,
@@ -26,7 +27,7 @@ from tasks.contracts.data import (
 )
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, TrainingResult
-from tasks.contracts.training import CandidateModel
+from tasks.contracts.training import CandidateModel, ShrunkModel
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,33 @@ def recalibration_steps(
     yield _judge_step(version, made, snapshot, evaluation)
 
 
+def shrinking_steps(
+    shrunk: ShrunkModel,
+    version: ModelVersionRef,
+    dataset: ValidatedDataset,
+    evaluation: EvaluationReport,
+    query: Query | None,
+) -> Iterator[Step]:
+    """Steps of one shrinking: the snapshot, the smaller version of its parent, its predictions.
+
+    Args:
+        shrunk: the smaller network.
+        version: what was registered.
+        dataset: rows of training and judgement.
+        evaluation: the judgement.
+        query: of the entity frame.
+    """
+    yield from snapshot_steps(dataset.snapshot, query)
+    snapshot, made, how = _snapshot(dataset), _model(version, shrunk), shrunk.shrinking
+    told = (
+        f"Made version {how.parent.version} smaller by {how.method}, "
+        f"{'with' if how.is_taught else 'without'} its answers in the loss, on {shrunk.num_ranks} "
+        "rank(s), and registered the best epoch."
+    )
+    yield Step(f"shrink.{version.name}", (_model(how.parent), snapshot), (made,), told)
+    yield _judge_step(version, made, snapshot, evaluation)
+
+
 def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[Step]:
     """Steps that made a snapshot: its views out of their tables, then the rows themselves."""
     if snapshot.pins is None:
@@ -172,11 +200,13 @@ def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[S
 
 
 def conversion_steps(
-    version: ModelVersionRef, dataset: ValidatedDataset, variants: Iterable[ModelVariant]
+    version: ModelVersionRef,
+    rows: ValidatedDataset | PreparedRows,
+    variants: Iterable[ModelVariant],
 ) -> Iterator[Step]:
-    """Steps from a model version to each of its converted forms."""
+    """Steps from a model version, and what calibrates and judges, to each converted form."""
     model = _model(version)
-    snapshot = _snapshot(dataset)
+    source = _prepared(rows) if isinstance(rows, PreparedRows) else _snapshot(rows)
     for variant in variants:
         if variant.files is None:
             continue
@@ -188,7 +218,19 @@ def conversion_steps(
             artifact=variant.files,
         )
         told = f"Converted and judged: {variant.reason}"
-        yield Step(f"convert.{variant.name}", (model, snapshot), (made,), told)
+        yield Step(f"convert.{variant.name}", (model, source), (made,), told)
+
+
+def import_steps(version: ModelVersionRef, imported: ImportedProgram) -> Iterator[Step]:
+    """The step from the files of a model that was trained elsewhere to its version."""
+    package = " ".join(imported.origin.get(name, "") for name in ("package", "version")).strip()
+    files = tuple(
+        Node(f"imports/{version.name}/{name}", digest, note=package)
+        for name, digest in sorted(imported.files.items())
+    )
+    model = replace(_model(version), num_bytes=imported.program.num_bytes)
+    told = f"Exported a network that was trained elsewhere{f' ({package})' if package else ''}."
+    yield Step(f"import.{version.name}", files, (model,), told)
 
 
 def _view_step(name: str, table: Node, view: Node) -> Step:
@@ -245,6 +287,16 @@ def _view(name: str, number: int, definition: str, table: Node) -> Node:
 
 def _snapshot(dataset: ValidatedDataset) -> Node:
     return replace(_snapshot_node(dataset.snapshot), validation=dataset.validation)
+
+
+def _prepared(rows: PreparedRows) -> Node:
+    return Node(
+        name="corpora/" + "+".join(sorted(rows.made_from)),
+        version=rows.data.sha256,
+        note=", ".join(f"{name} {text[:12]}" for name, text in sorted(rows.made_from.items())),
+        num_rows=rows.num_calibration + rows.num_judged,
+        artifact=rows.data,
+    )
 
 
 def _snapshot_node(snapshot: FeatureSnapshot) -> Node:

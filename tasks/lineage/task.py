@@ -16,10 +16,11 @@ from prefect import get_client, get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.data import FeatureRefresh, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, TrainingResult
-from tasks.contracts.training import RecalibratedModel
+from tasks.contracts.training import RecalibratedModel, ShrunkModel
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
 
@@ -128,13 +129,46 @@ def record_recalibration(
 
 
 @task(
+    name="record-shrinking-lineage",
+    task_run_name="lineage-{version.name}-v{version.version}",
+    **_POLICY,
+)
+def record_shrinking(
+    shrunk: ShrunkModel,
+    version: ModelVersionRef,
+    dataset: ValidatedDataset,
+    evaluation: EvaluationReport,
+    entities: str,
+    staging: Mapping[str, str],
+    commit: str,
+) -> int:
+    """Tell where a smaller version came from; returns the number of steps that were new.
+
+    Safe to retry: a step is written once.
+
+    Args:
+        shrunk: the smaller network, as it was judged.
+        version: what was registered.
+        dataset: rows of training and judgement.
+        evaluation: the judgement.
+        entities: file of the entity frame's query.
+        staging: file of each staging table's query, by the table's name.
+        commit: of the code.
+    """
+    from tasks.lineage.steps import shrinking_steps
+
+    query = _entity_query(dataset, entities, staging)
+    return _record(list(shrinking_steps(shrunk, version, dataset, evaluation, query)), commit)
+
+
+@task(
     name="record-conversion-lineage",
     task_run_name="lineage-{version.name}-v{version.version}-variants",
     **_POLICY,
 )
 def record_conversion(
     version: ModelVersionRef,
-    dataset: ValidatedDataset,
+    rows: ValidatedDataset | PreparedRows,
     variants: tuple[ModelVariant, ...],
     commit: str,
 ) -> int:
@@ -144,7 +178,22 @@ def record_conversion(
     """
     from tasks.lineage.steps import conversion_steps
 
-    return _record(list(conversion_steps(version, dataset, variants)), commit)
+    return _record(list(conversion_steps(version, rows, variants)), commit)
+
+
+@task(
+    name="record-import-lineage",
+    task_run_name="lineage-{version.name}-v{version.version}-import",
+    **_POLICY,
+)
+def record_import(version: ModelVersionRef, imported: ImportedProgram, commit: str) -> int:
+    """Tell where an imported model came from; returns the number of steps that were new.
+
+    Safe to retry: a step is written once.
+    """
+    from tasks.lineage.steps import import_steps
+
+    return _record(list(import_steps(version, imported)), commit)
 
 
 def _entity_query(dataset: ValidatedDataset, entities: str, staging: Mapping[str, str]) -> Query:

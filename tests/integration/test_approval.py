@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -24,6 +24,7 @@ from tasks.registry.connection import prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import answer_and_promote, promote
 from tasks.registry.question import open_question, outcome
+from tasks.registry.standing import find_standing
 from tests.promises import Promise, proves
 from tests.unit.registry.builders import CONFIG, World, comparison
 
@@ -141,6 +142,36 @@ def test_a_rejected_version_is_not_asked_about_again_unless_asked_for(world: Wor
     assert again.decision.approval.approver is None
     assert answer(world, said(after=101 * HOUR, by="Bo")).promoted
     assert tags(world)["approver"] == "Bo"
+
+
+def test_the_champions_standing_names_the_version_that_a_person_is_asked_about(
+    world: World,
+) -> None:
+    def asked_about(after: timedelta) -> int | None:
+        known = find_standing(NAME, world.location, NOON + after)
+        assert known
+        return known.asked_about
+
+    ask(world, present(world), config=PromotionConfig())
+    assert asked_about(HOUR) is None
+    ask(world, present(world, seed=1, rival=1))
+    assert asked_about(HOUR) == 2
+    assert asked_about(25 * HOUR) is None  # its time is over, whoever notes that
+    answer(world, said("reject"), number=2)
+    assert asked_about(HOUR) is None
+
+
+def test_edited_approval_tags_of_a_candidate_do_not_hide_how_the_champion_stands(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(world, present(world), config=PromotionConfig())
+    ask(world, present(world, seed=1, rival=1))
+    registry = Registry(world.location)
+    registry.set_tags(registry.version(NAME, 2), {"approval": "perhaps"})
+    known = find_standing(NAME, world.location, NOON + HOUR)
+    assert known is not None
+    assert (known.version.version, known.asked_about) == (1, None)
+    assert "the approval tags of flight-delay version 2 were edited" in caplog.text
 
 
 def test_no_answer_in_time_rejects_and_a_late_approval_changes_nothing(world: World) -> None:
@@ -266,6 +297,8 @@ def test_the_question_shows_gates_and_pictures_and_no_text_of_the_data_as_markup
 
 
 @given(st.text(max_size=5), st.text(max_size=5))
+@example("\x1f", "")
+@example("\x85\u2003", "")
 @settings(max_examples=50)
 def test_an_answer_needs_somebody_who_gives_it(approver: str, comment: str) -> None:
     fits = bool(approver.strip())

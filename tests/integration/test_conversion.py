@@ -16,19 +16,17 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.task import (
-    convert_to_onnx,
-    convert_to_openvino,
-    judge_variants,
-    quantize_to_int8,
-)
+from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
+from tasks.conversion.triton.config import TritonConfig
+from tasks.errors import StorageError
 from tasks.settings import PROJECT_ROOT, Settings
 from tests.builders import dataset, splits
 from tests.promises import Promise, proves
-from tests.unit.conversion.programs import SmallNetwork, exported, registered
+from tests.unit.conversion.programs import SmallNetwork, exported, kept, registered
 
 QUICK = ConversionConfig(batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50)
 
@@ -46,14 +44,27 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
         yield Settings.from_environment()
 
 
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What the judge logs. Not `caplog`: the first flow of a process takes its handler away."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("tasks.conversion.judge")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
 @flow(name="conversion-under-test")
 def convert(
     program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
 ) -> tuple[ModelVariant, ...]:
-    onnx = convert_to_onnx(program, QUICK)
-    openvino = convert_to_openvino(program, onnx, QUICK)
-    int8 = quantize_to_int8(program, openvino, rows, windows, QUICK)
-    return judge_variants(program, (onnx, openvino, int8), rows, windows, QUICK)
+    source = SnapshotRows(dataset=rows, splits=windows)
+    built = build_variants(program, source, QUICK)
+    return judge_variants(program, built, source, QUICK)
 
 
 def _table(key: str) -> list[dict[str, str]]:
@@ -68,24 +79,23 @@ def _table(key: str) -> list[dict[str, str]]:
 @proves(Promise.CONVERSION, "measured once; damage is found and mended")
 @pytest.mark.usefixtures("prefect_api")
 def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
-    settings: Settings, caplog: pytest.LogCaptureFixture
+    settings: Settings, told: list[str]
 ) -> None:
     rows = dataset(settings.store)
     program = registered(settings.store, rows, exported(SmallNetwork()))
 
-    with caplog.at_level(logging.INFO, logger="tasks.conversion.judge"):
-        first = convert(program, rows, splits())
-    assert caplog.text.count("Speed as a multiple") == 3
+    first = convert(program, rows, splits())
+    assert sum("Speed as a multiple" in line for line in told) == 3
     assert [variant.name for variant in first] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
     assert all(settings.store.holds(v.files) for v in first if v.files)
     table = _table("model-variants")
     assert [row["verdict"] for row in table] == ["kept" if v.kept else "dropped" for v in first]
-    assert {"ms at batch 1 (of PyTorch's)", "reason"} <= set(table[0])
+    assert {"ms at batch 1 (of PyTorch's), core", "memory, MB", "serves"} <= set(table[0])
+    assert all(variant.memory_bytes is not None for variant in first)
 
-    with caplog.at_level(logging.INFO, logger="tasks.conversion.judge"):
-        caplog.clear()
-        assert list(convert(program, rows, splits())) == list(first)
-        assert "Speed as a multiple" not in caplog.text
+    told.clear()
+    assert list(convert(program, rows, splits())) == list(first)
+    assert told == []
 
     assert first[0].files is not None
     model = settings.store.path(first[0].files) / "model.onnx"
@@ -93,6 +103,55 @@ def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
     third = convert(program, rows, splits())
     assert third[0].files == first[0].files
     assert settings.store.holds(first[0].files)
+
+
+@flow(name="building-under-test")
+def build(
+    program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
+) -> tuple[BuiltVariant, ...]:
+    return build_variants(program, SnapshotRows(dataset=rows, splits=windows), QUICK)
+
+
+@pytest.mark.usefixtures("prefect_api")
+def test_a_full_disk_for_one_target_leaves_the_others_standing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("the disk refused a write (No space left on device)")
+
+    rows = dataset(settings.store)
+    program = registered(settings.store, rows, exported(SmallNetwork(seed=3)))
+    with monkeypatch.context() as patched:
+        patched.setattr("tasks.conversion.openvino_export.save_ir", full)
+        onnx, openvino, int8 = build(program, rows, splits())
+    assert onnx.failure is None
+    assert openvino.failure == "the disk refused a write (No space left on device)"
+    assert int8.failure == f"it is made from openvino-fp32, which failed: {openvino.failure}"
+    assert all(one.failure is None for one in build(program, rows, splits()))
+
+
+@flow(name="serving-under-test")
+def serve(
+    program: RegisteredProgram, variants: tuple[ModelVariant, ...], source: SnapshotRows
+) -> tuple[ModelVariant, ...]:
+    config = QUICK.model_copy(update={"triton": TritonConfig()})
+    return add_triton_repositories(program, variants, source, config)
+
+
+@pytest.mark.usefixtures("prefect_api")
+def test_a_kept_form_that_triton_serves_gets_a_repository_and_no_other_one(
+    settings: Settings,
+) -> None:
+    rows = dataset(settings.store)
+    program = registered(settings.store, rows, exported(SmallNetwork()))
+    onnx, openvino, _ = (kept(one, program) for one in build(program, rows, splits()))
+    dropped = onnx.model_copy(update={"kept": False})
+    source = SnapshotRows(dataset=rows, splits=splits())
+    served, *others = serve(program, (onnx, openvino, dropped), source)
+    assert served.triton is not None
+    assert settings.store.holds(served.triton.files)
+    assert served.model_copy(update={"triton": None}) == onnx
+    assert others == [openvino, dropped]
 
 
 def test_the_tasks_are_cheap_to_import() -> None:

@@ -16,7 +16,8 @@ import onnxruntime
 import pytest
 import torch
 
-from tasks.contracts.data import category_code
+from tasks.contracts.conversion import tabular_signature
+from tasks.contracts.data import DatasetSchema, category_code
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.onnx_export import MODEL_FILE, export_onnx
 from tasks.conversion.program import load_program
@@ -37,6 +38,13 @@ PREPROCESSING = Preprocessing(
     vocabularies=(np.array(CODES, dtype=np.int32), np.array([], dtype=np.int32)),
     edges=(np.array([0, 1, 4], dtype=np.float32), np.array([], dtype=np.float32)),
     flagged=(0,),
+)
+COLUMNS = DatasetSchema(
+    row_id="row",
+    event_time="moment",
+    label="label",
+    categorical=("carrier", "empty"),
+    numeric=("delay", "flat"),
 )
 
 
@@ -93,7 +101,8 @@ def test_it_learns_and_its_program_answers_like_it_without_keras(tmp_path: Path)
 def test_the_conversion_room_takes_its_program(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(export_program(trained(), PREPROCESSING))  # type: ignore[arg-type]
-    model = export_onnx(load_program(path), ConversionConfig().opset)
+    signature = tabular_signature(COLUMNS)
+    model = export_onnx(load_program(path), ConversionConfig().opset, signature)
     (tmp_path / MODEL_FILE).write_bytes(model.SerializeToString())
     session = onnxruntime.InferenceSession(
         tmp_path / MODEL_FILE, providers=["CPUExecutionProvider"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +20,15 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from prefect.testing.utilities import prefect_test_harness
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
+from flows.config import read_pipeline_config
+from flows.reconversion import reconversion_flow
 from tasks.contracts.base import Artifact
 from tasks.contracts.evaluation import PairedComparison
 from tasks.contracts.run import RunRecord
+from tasks.conversion.config import ConversionConfig
 from tasks.governor.decision import Action
 from tasks.governor.ledger import Ledger
 from tasks.governor.records import ClaimState
@@ -38,6 +43,7 @@ from tests.miscalibrated import spoil_champion
 from tests.prefect_platform import PrefectApi
 from tests.promises import Promise, proves
 from tests.repository import SmallRepository, days
+from tests.shrunk import check_smaller_version
 from tests.unit.governor.builders import FREE, shifted
 
 pytestmark = pytest.mark.timeout(900)
@@ -61,6 +67,7 @@ def loop_repository(folder: Path) -> SmallRepository:
         "current": test.model_dump(mode="json"),
         "recalibration": {"holdout_days": 9},
         "training": {"max_epochs": 6, "hidden_sizes": [32], "num_bins": 8},
+        "shrinking": {"method": "pruning-distillation", "pruned_share": 0.5, "max_epochs": 4},
         "promotion": {
             "min_auc": 0.55,
             "max_plausible_auc": 0.85,
@@ -403,6 +410,59 @@ def test_a_repeated_recalibration_finds_its_version_and_a_short_window_is_refuse
     assert code == 2, said
     assert "has no day before the 9 that judge a new map" in said
     assert "Traceback" not in said
+
+
+def test_the_champion_is_converted_again_into_other_forms(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(loop.home, home, symlinks=True)
+    monkeypatch.setenv("FALAJ_HOME", str(home))
+    monkeypatch.setenv("FALAJ_FEATURE_REPO", str(loop.repository.path))
+    config = read_pipeline_config(loop.repository.path)
+    quick = {"targets": ["onnx-fp32", "openvino-weights-int8"], "timing_rounds": 6, "round_ms": 1}
+    again = config.model_copy(update={"conversion": ConversionConfig.model_validate(quick)})
+    champion = champion_of(home, config.registry.model_name)
+    snapshots = sorted((home / "artifacts" / "snapshots").iterdir())
+
+    with prefect_test_harness(server_startup_timeout=120):
+        variants = reconversion_flow(None, again)
+
+    assert [variant.name for variant in variants] == quick["targets"]
+    assert {variant.source_sha256 for variant in variants} == {champion.ref.program_sha256}
+    filed = read_version(champion_of(home, config.registry.model_name)).variants
+    assert filed is not None
+    assert tuple(entry.variant for entry in filed.variants) == variants
+    assert sorted((home / "artifacts" / "snapshots").iterdir()) == snapshots
+
+
+def test_a_smaller_network_is_made_judged_and_registered_by_configuration_alone(
+    loop: Loop,
+) -> None:
+    name, parent = loop.record.version.name, loop.record.version
+    code, said = loop.run("shrink", "--version", str(parent.version))
+    assert code == 0, said
+    assert f"pruning-distillation of {name} version {parent.version}" in said
+    assert "hidden layers 16 of 32" in said
+    assert "taught minus untaught is AUC" in said
+
+    number = check_smaller_version(loop.record, loop.home)
+
+    # The same again finds what was made.
+    code, said = loop.run("shrink", "--version", str(parent.version))
+    assert code == 0, said
+    assert check_smaller_version(loop.record, loop.home) == number
+    assert "train-distributed: epoch" not in said
+
+
+def test_what_cannot_be_made_smaller_is_a_sentence(loop: Loop) -> None:
+    for words, sentence in (
+        (("--version", "99"), "version 99 is not in the registry"),
+        (("--version", "1", "--method", "distillation"), "expected a smaller one for method"),
+    ):
+        code, said = loop.run("shrink", *words)
+        assert code != 0
+        assert sentence in said.splitlines()[-1]
 
 
 def champion_of(home: Path, name: str) -> RegisteredVersion:

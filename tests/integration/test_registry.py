@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import Artifact
 from prefect.runtime import flow_run
 
 from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.conversion import ImportedProgram, tabular_signature
 from tasks.contracts.release import PromotionDecision
 from tasks.contracts.training import StartingPoint
 from tasks.errors import RegistryError
@@ -24,11 +25,19 @@ from tasks.registry import pictures
 from tasks.registry import task as registry_tasks
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
+from tasks.registry.imports import register_import
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
 from tasks.registry.model_folder import read_version
-from tasks.registry.programs import fetch_champion, fetch_program, find_rival, find_start
+from tasks.registry.programs import (
+    fetch_champion,
+    fetch_program,
+    find_rival,
+    find_start,
+    find_trained,
+)
 from tasks.registry.variants import attach_variants
 from tasks.settings import digest_of
+from tests.builders import COLUMNS
 from tests.prefect_platform import PrefectApi
 from tests.promises import Promise, proves
 from tests.unit.registry import builders
@@ -181,6 +190,47 @@ def test_variants_that_cannot_be_filed_are_refused(
         attach_variants(ref, bad, world.location, world.store)
 
 
+def test_variants_for_another_hardware_class_stay_when_one_is_converted_again(
+    world: World,
+) -> None:
+    ref, report = world.register()
+    for_cpu = world.attach(ref)
+    for_gpu = tuple(v.model_copy(update={"hardware_class": "gpu"}) for v in for_cpu)
+    attach_variants(ref, for_gpu, world.location, world.store)
+
+    newer = world.attach(ref, "another graph")
+
+    record = read_version(Registry(world.location).version(NAME, 1))
+    assert record.variants is not None
+    assert tuple(entry.variant for entry in record.variants.variants) == (*newer, *for_gpu)
+    assert record.damage == ()
+    assert world.promote(ref, report, newer).promoted
+    stale = world.promote(ref, report, for_cpu)
+    assert "not those that were presented" in str(stale.gates)
+
+
+def test_an_import_whose_description_was_mended_is_another_version(world: World) -> None:
+    program = world.model().program
+    wrong = ImportedProgram(
+        program=program,
+        family="tensors",
+        signature=tabular_signature(COLUMNS),
+        origin={},
+        files={"theirs.pt2": program.sha256},
+        origin_sha256="a" * 64,
+    )
+    mended = wrong.model_copy(update={"family": "tabular", "columns": COLUMNS})
+
+    refs = [
+        register_import(imported, CONFIG, world.location, world.store, "abc1234")
+        for imported in (wrong, mended, mended, wrong)
+    ]
+
+    assert [ref.version for ref in refs] == [1, 2, 2, 1]
+    family = fetch_program(NAME, 2, world.location, world.store).family
+    assert family == "tabular"
+
+
 def test_a_reference_from_another_registry_is_refused(world: World) -> None:
     ref, _ = world.register()
     elsewhere = ref.model_copy(update={"run_id": "0" * 32})
@@ -206,6 +256,18 @@ def test_a_program_is_fetched_once_and_again_when_its_copy_is_damaged(world: Wor
 
     assert again == fetched
     assert digest_of(world.store.path(again.program)) == ref.program_sha256
+
+
+def test_a_version_is_found_with_the_splits_that_it_was_trained_on(world: World) -> None:
+    with pytest.raises(RegistryError, match="has neither a champion nor a candidate"):
+        find_trained(NAME, None, world.location)
+    ref, _ = world.register()
+    found = find_trained(NAME, None, world.location)
+    assert found.version == ref
+    assert found.splits == world.model().splits
+    assert find_trained(NAME, ref.version, world.location) == found
+    with pytest.raises(RegistryError, match="version 7 is not in the registry"):
+        find_trained(NAME, 7, world.location)
 
 
 def test_what_is_not_in_the_registry_is_missed_with_a_sentence(world: World) -> None:

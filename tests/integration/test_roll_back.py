@@ -56,7 +56,7 @@ def back(world: World, order: str = "order", replaced: int = 2) -> Rollback:
 
 
 def test_the_champion_before_serves_again_and_the_record_says_why(world: World) -> None:
-    before = find_standing(NAME, world.location)
+    before = find_standing(NAME, world.location, NOW)
     assert before is not None
     assert before.version.version == 2
     assert before.promoted_at is not None
@@ -72,7 +72,7 @@ def test_the_champion_before_serves_again_and_the_record_says_why(world: World) 
     (kept,) = (Registry(world.location).run_folder(version.run_id) / "rollback").iterdir()
     assert digest_of(kept) == version.tags["rollback_sha256"]
     assert Rollback.model_validate_json(kept.read_text()) == record
-    after = find_standing(NAME, world.location)
+    after = find_standing(NAME, world.location, NOW)
     assert after is not None
     assert (after.version.version, after.promoted_at, after.former) == (1, None, None)
 
@@ -86,7 +86,7 @@ def test_the_same_order_is_carried_out_once(world: World) -> None:
 
 def test_a_version_whose_files_are_missing_never_serves_again(world: World) -> None:
     shutil.rmtree(Registry(world.location).version(NAME, 1).folder)
-    known = find_standing(NAME, world.location)
+    known = find_standing(NAME, world.location, NOW)
     assert known is not None
     assert known.former_trouble is not None
     assert "model.json is missing" in known.former_trouble
@@ -120,7 +120,7 @@ def test_one_killed_before_the_alias_moved_is_done_by_the_next_call(
 def test_a_promotion_after_a_roll_back_counts_as_one_again(world: World) -> None:
     back(world)
     assert world.promoted(2, against=(comparison("champion:1", 0.01),)).promoted
-    known = find_standing(NAME, world.location)
+    known = find_standing(NAME, world.location, NOW)
     assert known is not None
     assert known.former is not None
     assert (known.version.version, known.former.version) == (3, 1)
@@ -153,6 +153,6 @@ def test_the_governor_takes_back_a_promotion_that_hurts_once(
 
 def test_without_a_champion_there_is_no_standing(tmp_path: Path, migrated: Path) -> None:
     world = World.at(tmp_path / "new").with_database_of(migrated)
-    assert find_standing(NAME, world.location) is None
+    assert find_standing(NAME, world.location, NOW) is None
     with pytest.raises(RegistryError, match="the champion is nobody"):
         back(world)

@@ -26,6 +26,7 @@ from tasks.settings import (
     content_key,
     digest_of,
     named_artifacts,
+    tool_python,
     write_atomically,
 )
 from tests.promises import Promise, proves
@@ -244,3 +245,10 @@ def test_operation_has_a_database_in_the_state_folder_or_a_shared_one(tmp_path: 
     shared = Settings.from_environment({"FALAJ_DATABASE_URL": address})
     assert shared.operation_url == address
     assert "hunter2" not in repr(shared)
+
+
+def test_a_tool_has_the_interpreter_that_is_named_or_none(tmp_path: Path) -> None:
+    assert tool_python("no-such-tool", {}) is None
+    assert tool_python("no-such-tool", {"FALAJ_NO_SUCH_TOOL_PYTHON": str(tmp_path)}) is None
+    named = {"FALAJ_NO_SUCH_TOOL_PYTHON": sys.executable}
+    assert tool_python("no-such-tool", named) == Path(sys.executable)

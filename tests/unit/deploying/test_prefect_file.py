@@ -53,6 +53,27 @@ def test_every_flow_is_deployed() -> None:
     assert deployed == written
 
 
+def test_the_form_of_an_import_says_what_each_field_is_for(
+    items: tuple[DeploymentItem, ...],
+) -> None:
+    [item] = [item for item in items if item.full_name == "model-import/cpu"]
+    schema = item.wanted()["parameter_schema"]
+    forms = {"the flow": schema, **schema["definitions"]}
+    untold = [
+        f"{form}: {name}"
+        for form, described in forms.items()
+        for name, field in described.get("properties", {}).items()
+        if not field.get("description")
+    ]
+    assert untold == []
+
+
+def test_a_click_converts_the_champion_again(items: tuple[DeploymentItem, ...]) -> None:
+    [item] = [item for item in items if item.full_name == "reconversion/cpu"]
+    assert item.parameters["version"] is None
+    assert item.parameters["config"]["conversion"]["targets"]
+
+
 def test_every_pool_and_queue_of_the_file_is_made() -> None:
     pools = read_pools_file()
     for kind in (pools.process, pools.kubernetes):

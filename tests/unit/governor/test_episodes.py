@@ -59,6 +59,7 @@ class Governor:
         self.ledger, self.policy, self.runs = Ledger(url), policy, Runs()
         self.champion: int | None = 1
         self.recalibrates = True
+        self.asked_about: int | None = None
 
     def judge(self, seen: Evidence) -> str:
         return self.ledger.store_verdict(MODEL, USE_CASE, seen, self.policy).verdict_id
@@ -72,6 +73,7 @@ class Governor:
                 "a test",
                 mode,
                 recalibrates=self.recalibrates,
+                asked_about=self.asked_about,
             )
         )
 
@@ -87,6 +89,7 @@ class Governor:
                     self.champion,
                     "the sweep",
                     recalibrates=self.recalibrates,
+                    asked_about=self.asked_about,
                 )
             )
         left = self.ledger.claims(ClaimState.CLAIMED)
@@ -217,6 +220,35 @@ def test_a_recalibration_that_did_not_help_is_followed_by_a_retraining(governor:
     governor.end_runs()
     assert governor.see(builders.shifted(3)) == [Outcome.SAME_EPISODE]
     assert len(governor.runs.by_key) == 2
+
+
+def test_nothing_is_trained_while_a_person_is_asked_about_a_new_version(
+    governor: Governor,
+) -> None:
+    governor.see(builders.shifted(0))
+    governor.end_runs()
+    governor.asked_about = 2  # by the recalibration: it may have helped
+    assert governor.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]
+    assert governor.see(builders.stale(2)) == [Outcome.APPROVAL]
+    assert "version 2 waits for a person's approval" in governor.reason()
+    assert governor.sweep() == []
+    assert len(governor.runs.by_key) == 1
+
+
+@pytest.mark.parametrize(("champion", "made"), [(1, [Outcome.ACTS]), (2, [])])
+def test_trouble_that_waited_for_a_person_goes_on_after_a_refusal_and_ends_with_an_approval(
+    governor: Governor, champion: int, made: list[Outcome]
+) -> None:
+    governor.asked_about = 2
+    assert governor.see(builders.stale(0)) == [Outcome.APPROVAL]
+    governor.asked_about, governor.champion = None, champion
+    assert governor.sweep() == made
+
+
+def test_a_roll_back_waits_for_no_person(governor: Governor) -> None:
+    governor.champion, governor.asked_about = 2, 3
+    assert governor.see(builders.hurt(0)) == [Outcome.ACTS]
+    assert governor.latest()[0] is Action.ROLL_BACK
 
 
 def test_a_recalibration_that_did_not_last_is_followed_by_a_retraining(

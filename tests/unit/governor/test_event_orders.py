@@ -43,7 +43,10 @@ class KillingRuns(Runs):
 
 
 def episodes_of(verdicts: list[str]) -> int:
-    """Oracle: in the order of the verdicts, stretches of a cause until a stable one."""
+    """Oracle: in the order of the verdicts, stretches of a cause until a stable one.
+
+    Exact while no recalibration ends.
+    """
     num_episodes, under_way = 0, set[Cause]()
     for kind in verdicts:
         if kind == "stable":
@@ -94,6 +97,8 @@ class EventOrders(RuleBasedStateMachine):
         assert len(self.runs.by_key) == episodes_of(self.kinds)
         assert self.governor.sweep() == []
 
+    # A recalibration that has ended and did not help has another episode follow: see test_episodes.
+    @precondition(lambda self: "shifted" not in self.kinds)
     @rule()
     def runs_end(self) -> None:
         self.governor.end_runs()

@@ -1,0 +1,146 @@
+"""The forms for graphics processors, on one: they run there and nowhere else, and agree."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from tasks.contracts.conversion import SnapshotRows
+from tasks.contracts.release import BuiltVariant
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.families.registry import bound_of, family_of
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.judge import judge_variants
+from tasks.conversion.parity import score_batches, score_gap
+from tasks.conversion.runtimes import (
+    GPU_PROVIDER,
+    TENSORRT_PROVIDER,
+    LoadedModel,
+    load_onnx,
+    tensorrt_options,
+)
+from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.registry import TARGET
+from tasks.conversion.tensorrt_runtime import FACTS_FILE
+from tasks.errors import ConversionError
+from tasks.settings import ArtifactStore
+from tests import encoders
+from tests.builders import dataset, splits
+from tests.unit.conversion.conftest import Case, case, edges, quick, typical
+from tests.unit.conversion.programs import SmallNetwork, build_one, built, exported, registered
+
+__all__ = ["case", "edges", "quick", "typical"]  # fixtures
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine shows no CUDA device"),
+]
+GPU = Runtime(hardware_class="gpu")
+FORMS = ("onnx-fp32", "onnx-fp16", "onnx-int8")
+ENGINES = ("tensorrt-fp16", "tensorrt-int8")
+HAS_TENSORRT = importlib.util.find_spec("tensorrt") is not None
+needs_tensorrt = pytest.mark.skipif(not HAS_TENSORRT, reason="TensorRT is not installed here")
+
+
+def needs_provider(provider: str) -> None:
+    if provider not in ort.get_available_providers():
+        pytest.skip(f"the ONNX Runtime here was built without {provider}: onnxruntime-gpu has it")
+
+
+def agrees(case: Case, model: LoadedModel, precision: str, *batches: ModelInputs) -> None:
+    family = family_of(case.program)
+    judged = family.read_judged(case.program, case.rows, case.config, case.store)
+    expected = score_batches(case.load_source(), batches)
+    gap = score_gap(expected, score_batches(model, batches), judged.distances)
+    bound = bound_of(family, precision, case.config)
+    assert gap.largest <= bound.max_gap
+    assert gap.mean <= bound.mean_gap
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("provider", [GPU_PROVIDER, TENSORRT_PROVIDER])
+def test_an_onnx_form_runs_on_the_provider_that_it_was_given(
+    case: Case, typical: ModelInputs, provider: str, name: str
+) -> None:
+    needs_provider(provider)
+    form = build_one(name, case.program, case.rows, case.config, case.store, case.onnx)
+    assert form.files is not None
+    signature = case.program.signature
+    options = None
+    if provider == TENSORRT_PROVIDER:
+        options = tensorrt_options(signature, form.precision, typical_rows=32, most_rows=2048)
+    model = load_onnx(case.store.path(form.files), signature, GPU, provider, options)
+    assert model.settings["provider"] == provider  # read back from the session
+    agrees(case, model, form.precision, typical)
+
+
+@pytest.fixture(scope="module")
+def engines(case: Case) -> dict[str, BuiltVariant]:
+    config = case.config.model_copy(update={"targets": ENGINES})
+    return {form.name: form for form in built(case.program, case.rows, config, case.store)}
+
+
+@needs_tensorrt
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_is_built_loaded_and_agrees_in_calls_of_any_size(
+    case: Case,
+    engines: dict[str, BuiltVariant],
+    typical: ModelInputs,
+    edges: ModelInputs,
+    name: str,
+) -> None:
+    form = engines[name]
+    assert form.files is not None, form.failure
+    model = TARGET[name].load(case.store.path(form.files), case.program.signature, GPU)
+    assert model.settings["provider"] == "TensorRT"
+    assert model.settings["device"] == torch.cuda.get_device_name()
+    agrees(case, model, form.precision, typical, edges, typical.block(0, 1), typical.block(0, 7))
+    assert typical.num_rows > case.config.engine_rows  # so it was cut into several calls
+    assert model(typical.block(0, 0)).shape == (0,)
+
+
+@needs_tensorrt
+def test_an_engine_of_another_version_or_device_is_refused(
+    case: Case, engines: dict[str, BuiltVariant], tmp_path: Path
+) -> None:
+    form = engines["tensorrt-fp16"]
+    assert form.files is not None, form.failure
+    folder = case.store.path(form.files)
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    facts = json.loads((tmp_path / FACTS_FILE).read_text())
+    (tmp_path / FACTS_FILE).write_text(json.dumps(facts | {"compute_capability": "1.0"}))
+    with pytest.raises(ConversionError, match=r"was built for compute_capability 1\.0, here"):
+        TARGET[form.name].load(tmp_path, case.program.signature, GPU)
+
+
+@needs_tensorrt
+def test_an_encoders_engine_embeds_texts_of_any_length(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
+    config = ConversionConfig(targets=("tensorrt-fp16",))
+    engine = built(program, rows, config, store)[-1]
+    assert engine.files is not None, engine.failure
+    model = TARGET[engine.name].load(store.path(engine.files), program.signature, GPU)
+    judged = family_of(program).read_judged(program, rows, config, store)
+    lengths = np.linalg.norm(score_batches(model, (*judged.batches, *judged.edges)), axis=1)
+    np.testing.assert_allclose(lengths, 1, atol=1e-2)
+
+
+def test_the_judge_times_forms_on_the_device(tmp_path: Path, quick: ConversionConfig) -> None:
+    needs_provider(GPU_PROVIDER)
+    store = ArtifactStore(tmp_path / "artifacts")
+    rows = dataset(store)
+    program = registered(store, rows, exported(SmallNetwork()))
+    targets = FORMS + (ENGINES if HAS_TENSORRT else ())
+    config = quick.model_copy(update={"targets": targets, "hardware_class": "gpu"})
+    source = SnapshotRows(dataset=rows, splits=splits())
+    forms = built(program, rows, config, store)
+    variants = judge_variants(program, forms, source, config, store)
+    assert all(variant.latencies for variant in variants), [v.reason for v in variants]
+    assert {v.settings["provider"] for v in variants} <= {GPU_PROVIDER, "TensorRT"}
