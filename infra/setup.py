@@ -311,7 +311,7 @@ def resolve(lock: Path, installer: Installer, options: Sequence[str], step: Step
     draft.write_text("\n".join(entry for name, entry in kept.items() if name != TORCH))
     asked = lock.with_suffix(".in").relative_to(installer.commands.cwd)
     line = ["uv", "pip", "compile", str(asked), "--output-file", str(draft)]
-    line += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
+    line += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_31"]
     line += ["--generate-hashes", "--custom-compile-command", "make lock"]
     installer.commands.run("resolving", [*line, *installer.link_arguments, *options], step)
     return draft.read_text(encoding="utf-8")

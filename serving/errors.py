@@ -1,0 +1,92 @@
+"""Why a request is not answered, each with its HTTP status; the text is meant for the client."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from tasks.errors import FalajError
+
+
+class ServingError(FalajError):
+    """A request that is not answered."""
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    reason = "internal"
+    """A word for counters and logs."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Sent as `Retry-After`; None where trying again does not help."""
+
+
+class BadRequestError(ServingError):
+    """What was sent is not what the model takes."""
+
+    status, reason = HTTPStatus.BAD_REQUEST, "bad_request"
+
+
+class UnauthorizedError(ServingError):
+    """Nobody is known by what was presented."""
+
+    status, reason = HTTPStatus.UNAUTHORIZED, "unauthorized"
+
+
+class ForbiddenError(ServingError):
+    """Who asks may not do this with this model."""
+
+    status, reason = HTTPStatus.FORBIDDEN, "forbidden"
+
+
+class UnknownModelError(ServingError):
+    """There is no such model or version here."""
+
+    status, reason = HTTPStatus.NOT_FOUND, "unknown_model"
+
+
+class TooLargeError(ServingError):
+    """The request is larger than this server takes."""
+
+    status, reason = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_large"
+
+
+class FeaturesRefusedError(ServingError):
+    """Features of an entity are missing or too old, and the policy is to refuse."""
+
+    status, reason = HTTPStatus.UNPROCESSABLE_ENTITY, "features_refused"
+
+
+class TooManyRequestsError(ServingError):
+    """A client asks more often than it may."""
+
+    status, reason = HTTPStatus.TOO_MANY_REQUESTS, "rate_limited"
+
+
+class OverloadedError(ServingError):
+    """The queue is full; nothing was computed."""
+
+    status, reason = HTTPStatus.SERVICE_UNAVAILABLE, "overloaded"
+
+
+class NotReadyError(ServingError):
+    """The model is known and no version of it can answer now."""
+
+    status, reason = HTTPStatus.SERVICE_UNAVAILABLE, "not_ready"
+
+
+class DeadlineError(ServingError):
+    """The request's time was over before it was computed."""
+
+    status, reason = HTTPStatus.GATEWAY_TIMEOUT, "deadline"
+
+
+class ClientGoneError(ServingError):
+    """The client closed its connection; nobody reads the answer. Never sent."""
+
+    status, reason = HTTPStatus.BAD_REQUEST, "client_gone"
+
+
+class BackendError(ServingError):
+    """Every backend that could answer failed."""
+
+    status, reason = HTTPStatus.INTERNAL_SERVER_ERROR, "backend"
