@@ -246,6 +246,16 @@ def is_open(name: str, number: int, location: RegistryLocation, digest: str) -> 
     return is_last and known is not None and known.state == WAITING
 
 
+def seconds_left(
+    name: str, number: int, location: RegistryLocation, now: datetime, digest: str
+) -> float:
+    """Seconds until the time of an open question is over; 0 where it is over or not open."""
+    known = known_approval(Registry(location).version(name, number))
+    if known is None or not is_open(name, number, location, digest):
+        return 0.0
+    return max(0.0, (known.deadline - now).total_seconds())
+
+
 def known_approval(version: RegisteredVersion) -> Approval | None:
     """What the tags of a version say of a person's consent; None where nobody was asked.
 

@@ -8,6 +8,7 @@ milliseconds once MLflow is imported, and does only what is lacking.
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ from tasks.settings import Settings
 if TYPE_CHECKING:
     from tasks.registry.approval import Answer
     from tasks.registry.question import OpenQuestion
+
+EARLIEST_S = 60.0
+"""Seconds before the end of a question for which whoever comes to close it waits."""
 
 _POLICY: dict[str, Any] = {
     "retries": NUM_RETRIES,
@@ -375,12 +379,17 @@ def answer_promotion_question(
 def close_promotion_question(model: str, version: int, digest: str) -> bool:
     """Reject a candidate that nobody answered for in time; True where that is so.
 
+    Prefect starts a scheduled run up to a second too early: what is left of the time is waited for.
+
     Safe to retry: a question is closed once.
     """
-    from tasks.registry.approval import close_question
+    from tasks.registry.approval import close_question, seconds_left
     from tasks.registry.connection import RegistryLocation
 
     location = RegistryLocation.of(Settings.from_environment())
+    left_s = seconds_left(model, version, location, datetime.now(UTC), digest)
+    if left_s <= EARLIEST_S:
+        time.sleep(left_s)
     return close_question(model, version, location, datetime.now(UTC), digest)
 
 

@@ -32,10 +32,12 @@ from flows.approval import (
 )
 from tasks.contracts.release import PromotionDecision
 from tasks.features.audit import AuditTrail
+from tasks.registry.approval import read_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import promote
+from tasks.registry.task import close_promotion_question
 from tasks.settings import ArtifactStore, Settings
 from tests import builders
 from tests.browser import Page, browser, needs_browser
@@ -274,6 +276,19 @@ def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(offic
     assert office.audit(number) == [("timed out", None)]
     promoting(office.candidate(2))  # the same version is promoted again, later
     assert [run.id for run in runs_about(number)] == [done.id]
+
+
+def test_an_end_that_comes_a_second_early_waits_for_the_deadline(office: Office) -> None:
+    """As Prefect does with scheduled runs; the question then was never closed."""
+    decision = office.candidate(7, timeout_h=3 / 3600)
+    number, approval = decision.candidate.version, decision.approval
+    assert approval is not None
+    registry = Registry(office.world.location)
+    digest = read_question(registry, registry.version(NAME, number)).digest
+    assert datetime.now(UTC) < approval.deadline
+    assert close_promotion_question.fn(NAME, number, digest)
+    assert datetime.now(UTC) >= approval.deadline
+    assert office.state_of(number) == "timed_out"
 
 
 @pytest.mark.timeout(600)
