@@ -379,7 +379,8 @@ def answer_promotion_question(
 def close_promotion_question(model: str, version: int, digest: str) -> bool:
     """Reject a candidate that nobody answered for in time; True where that is so.
 
-    Prefect starts a scheduled run up to a second too early: what is left of the time is waited for.
+    Prefect rounds to seconds and starts a scheduled run up to half a second early: what is left of
+    the time is waited for.
 
     Safe to retry: a question is closed once.
     """

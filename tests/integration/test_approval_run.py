@@ -278,7 +278,7 @@ def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(offic
     assert [run.id for run in runs_about(number)] == [done.id]
 
 
-def test_an_end_that_comes_a_second_early_waits_for_the_deadline(office: Office) -> None:
+def test_an_end_that_comes_early_waits_for_the_deadline(office: Office) -> None:
     """As Prefect does with scheduled runs; the question then was never closed."""
     decision = office.candidate(7, timeout_h=3 / 3600)
     number, approval = decision.candidate.version, decision.approval
