@@ -27,14 +27,15 @@ from flows.whereabouts import FOUND
 from tasks.contracts.release import PromotionDecision
 from tasks.errors import ConfigurationError, RegistryError
 from tasks.features.task import record_act
-from tasks.registry.approval import VISIBLE, Answer
+from tasks.registry.approval import VISIBLE, Answer, is_open
+from tasks.registry.connection import RegistryLocation
 from tasks.registry.question import OpenQuestion, outcome
 from tasks.registry.task import (
     answer_promotion_question,
     close_promotion_question,
     open_promotion_question,
-    promotion_question_is_open,
 )
+from tasks.settings import Settings
 
 APPROVAL = "approval/coordinator"
 EXPIRY = "approval-expiry/coordinator"
@@ -125,7 +126,7 @@ def approval_expiry_flow(model: str, version: int, question: str, waiting_run: U
     closed = close_promotion_question(model, version, question)
     if closed:
         record_act(ACTION, "timed out", _subject(model, version), None)
-    if not promotion_question_is_open(model, version, question):
+    if not is_open(model, version, _registry(), question):
         with get_client(sync_client=True) as client:
             wait_until_suspended(client, waiting_run)
             release(client, waiting_run)
@@ -151,7 +152,7 @@ def ask_a_person(asked: OpenQuestion) -> Answer | None:
         )
     if not _was_suspended():
         _before_waiting(asked)
-        if not promotion_question_is_open(ref.name, ref.version, asked.digest):
+        if not is_open(ref.name, ref.version, _registry(), asked.digest):
             return None
     left_s = (approval.deadline - datetime.now(UTC)).total_seconds()
     form = ApprovalForm.with_initial_data(description=asked.markdown)
@@ -341,6 +342,10 @@ def _start(
         as_subflow=False,
     )
     return str(run.name)
+
+
+def _registry() -> RegistryLocation:
+    return RegistryLocation.of(Settings.from_environment())
 
 
 def _expiry_key() -> str:

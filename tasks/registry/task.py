@@ -394,17 +394,6 @@ def close_promotion_question(model: str, version: int, digest: str) -> bool:
     return close_question(model, version, location, datetime.now(UTC), digest)
 
 
-def promotion_question_is_open(model: str, version: int, digest: str) -> bool:
-    """True while a question is the last one put about a version and nobody settled it.
-
-    Not a task: it is to see the registry as it is now, also where a run is started again.
-    """
-    from tasks.registry.approval import is_open
-    from tasks.registry.connection import RegistryLocation
-
-    return is_open(model, version, RegistryLocation.of(Settings.from_environment()), digest)
-
-
 def show_gates(decision: PromotionDecision) -> None:
     """The gates of a decision as a table in the Prefect UI."""
     from tasks.registry.question import outcome
