@@ -7,18 +7,19 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
-import torch
 from google.protobuf.message import DecodeError
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.conversion.program import check_program, load_program
 from tasks.conversion.stamps import STAMP_PREFIX
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
 from tasks.errors import ArtifactError, ConversionError
+
+if TYPE_CHECKING:
+    import torch
 
 MODEL_FILE = "model.onnx"
 
@@ -31,6 +32,8 @@ def write_onnx(request: BuildRequest, folder: Path) -> dict[str, str]:
             signature says, or the exported file does not pass the ONNX checker.
         ArtifactError: the program file is absent or damaged.
     """
+    from tasks.conversion.program import check_program, load_program
+
     signature, opset = request.program.signature, request.config.opset
     loaded = load_program(request.program_path)
     check_program(loaded, signature)
@@ -76,6 +79,8 @@ def export_onnx(
     Raises:
         ConversionError: ONNX has no form of an operator of the program.
     """
+    import torch
+
     try:
         with _quiet_exporter():
             exported = torch.onnx.export(

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import torch
 from numpy.typing import NDArray
 
 from tasks.contracts.measurement import OperatorProfile, OperatorTime
@@ -67,6 +66,7 @@ def _typical(times: list[float]) -> float:
 
 def profile_pytorch(call: Callable[[Arrays], object]) -> Profiler:
     """Operators of PyTorch eager, by the time spent in each itself."""
+    import torch
 
     def profile(inputs: Arrays) -> Totals:
         for _ in range(WARM_UP_CALLS):

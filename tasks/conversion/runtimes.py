@@ -1,4 +1,7 @@
-"""Loading a form of the model into the runtime that serves it; what it really got is read back."""
+"""Loading a form of the model into the runtime that serves it; what it really got is read back.
+
+PyTorch is imported by what runs it alone: a process that serves other forms saves its memory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-import torch
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
@@ -23,7 +25,6 @@ from tasks.conversion.onnx_halving import with_overflows
 from tasks.conversion.openvino_export import MODEL_FILE as OPENVINO_FILE
 from tasks.conversion.openvino_export import without_reporting
 from tasks.conversion.profiles import Profiler, profile_onnx, profile_openvino, profile_pytorch
-from tasks.conversion.program import load_program
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.tensorrt_engine import shape_ranges
 from tasks.conversion.variants import sentence_of
@@ -130,6 +131,10 @@ def load_pytorch(path: Path, signature: Signature, runtime: Runtime) -> LoadedMo
         ConversionError: PyTorch runs other than it was told to.
         ArtifactError: the file is damaged.
     """
+    import torch
+
+    from tasks.conversion.program import load_program
+
     start = time.perf_counter()
     torch.set_num_threads(runtime.threads)
     module = load_program(path).module(check_guards=False)
@@ -138,7 +143,11 @@ def load_pytorch(path: Path, signature: Signature, runtime: Runtime) -> LoadedMo
 
     def score(arrays: dict[str, Array]) -> Float32Array:
         with torch.inference_mode():
-            result = module(*[_as_tensor(array) for array in arrays.values()])
+            tensors = [
+                torch.from_numpy(values if values.flags.writeable else values.copy())
+                for values in arrays.values()
+            ]
+            result = module(*tensors)
             scores: Float32Array = result.numpy()
         return scores
 
@@ -150,10 +159,6 @@ def load_pytorch(path: Path, signature: Signature, runtime: Runtime) -> LoadedMo
     wanted = {"threads": str(runtime.threads), "precision": "highest"}
     profiler = profile_pytorch(lambda inputs: score(dict(inputs))) if runtime.profiled else None
     return _loaded(start, score, signature, _read_back(settings, wanted), profiler)
-
-
-def _as_tensor(values: NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
 def load_onnx(
@@ -312,6 +317,8 @@ def _read_back(settings: dict[str, str], wanted: dict[str, str]) -> dict[str, st
 @contextmanager
 def torch_threads_restored() -> Iterator[None]:
     """Put back PyTorch's thread count, which `load` sets for the whole process."""
+    import torch
+
     threads = torch.get_num_threads()
     try:
         yield
