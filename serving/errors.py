@@ -26,6 +26,15 @@ class BadRequestError(ServingError):
     status, reason = HTTPStatus.BAD_REQUEST, "bad_request"
 
 
+class NotComputedError(BadRequestError):
+    """The version fails on what was sent, and answers other inputs.
+
+    Seldom the client's fault alone: where another version answers them, a release says whose.
+    """
+
+    reason = "not_computed"
+
+
 class UnauthorizedError(ServingError):
     """Nobody is known by what was presented."""
 

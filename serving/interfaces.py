@@ -142,9 +142,16 @@ class EntityReader(Protocol):
         """Names of the key columns of a model's feature service; None where it has none here."""
 
     async def resolve(
-        self, model: str, entities: Mapping[str, Sequence[Any]], signature: Signature
+        self,
+        model: str,
+        entities: Mapping[str, Sequence[Any]],
+        signature: Signature,
+        version: str | None = None,
+        slot: Slot = "stable",
     ) -> tuple[Mapping[str, Any], Any]:
         """Inputs for these entities, and what was read for them (goes to `Call.features`).
+
+        `version` and `slot` say which version will answer, as in `Call`.
 
         Raises:
             BadRequestError: a key is absent or impossible.

@@ -1,0 +1,75 @@
+"""Answers of the Open Inference Protocol: JSON, or JSON with binary tensors behind it.
+
+JSON has no words for NaN and infinity: both are `null` there. Binary tensors hold them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from serving.calls import Answer
+from serving.protocol.datatypes import DATATYPE_OF
+from serving.protocol.plans import Wanted
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class OutputTensor(msgspec.Struct, omit_defaults=True):
+    """One output; `data` is None where it lies in the binary part."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, Any] | None = None
+    data: list[Any] | None = None
+
+
+class InferAnswer(msgspec.Struct, omit_defaults=True):
+    """An answer as it lies in JSON."""
+
+    model_name: str
+    model_version: str
+    id: str = ""
+    parameters: Mapping[str, Any] | None = None
+    outputs: list[OutputTensor] = []
+
+
+def encode_answer(
+    answer: Answer,
+    wanted: Sequence[Wanted],
+    request_id: str = "",
+    parameters: Mapping[str, Any] | None = None,
+) -> tuple[bytes, int | None]:
+    """The body of an answer, and the bytes of its JSON where binary tensors follow, else None."""
+    parts: list[bytes] = []
+    outputs: list[OutputTensor] = []
+    for one in wanted:
+        array = answer.outputs[one.name]
+        tensor = OutputTensor(one.name, DATATYPE_OF[array.dtype], array.shape)
+        if one.binary:
+            parts.append(np.ascontiguousarray(array).tobytes())
+            tensor.parameters = {"binary_data_size": len(parts[-1])}
+        else:
+            tensor.data = (array if array.ndim == 1 else array.ravel()).tolist()
+        outputs.append(tensor)
+    served = answer.served
+    body = _ENCODER.encode(
+        InferAnswer(served.model, served.version, request_id, parameters, outputs)
+    )
+    if not parts:
+        return body, None
+    return b"".join([body, *parts]), len(body)
+
+
+def encode_json(value: Any) -> bytes:
+    """Any plain value."""
+    return _ENCODER.encode(value)
+
+
+def encode_error(message: str) -> bytes:
+    """The body of a refusal."""
+    return _ENCODER.encode({"error": message})

@@ -1,0 +1,212 @@
+"""A small engine that runs an ONNX session, for tests of the protocols in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from serving.calls import SLOTS, Answer, Array, Call, Served, ServedBatch, Slot, num_rows_of
+from serving.errors import (
+    BackendError,
+    ClientGoneError,
+    DeadlineError,
+    NotReadyError,
+    OverloadedError,
+    UnknownModelError,
+)
+from serving.interfaces import Done, Observer, VersionState, tell_all
+from tasks.contracts.conversion import Signature
+
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+SIGNATURE = Signature.model_validate(
+    {
+        "inputs": [
+            {"name": "categorical", "dtype": "int32", "shape": ("batch", 2)},
+            {"name": "numeric", "dtype": "float32", "shape": ("batch", 3)},
+        ],
+        "output": {"name": "score", "dtype": "float32", "shape": ("batch",)},
+        "largest": {"batch": 4096},
+    }
+)
+
+
+def write_model(path: Path) -> Path:
+    """score = sum of all inputs of a row, where a missing number counts as 0."""
+    nodes = [
+        helper.make_node("Cast", ["categorical"], ["codes"], to=TensorProto.FLOAT),
+        helper.make_node("IsNaN", ["numeric"], ["absent"]),
+        helper.make_node("Where", ["absent", "zero", "numeric"], ["numbers"]),
+        helper.make_node("Concat", ["codes", "numbers"], ["all"], axis=1),
+        helper.make_node("ReduceSum", ["all", "axes"], ["score"], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "sum",
+        [
+            helper.make_tensor_value_info("categorical", TensorProto.INT32, ["batch", 2]),
+            helper.make_tensor_value_info("numeric", TensorProto.FLOAT, ["batch", 3]),
+        ],
+        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"])],
+        [
+            helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
+            helper.make_tensor("axes", TensorProto.INT64, [1], [1]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    onnx.save(model, path)
+    return path
+
+
+def session_of(path: Path) -> Run:
+    """Runs a file of ONNX on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return dict(zip(names, session.run(names, inputs), strict=True))
+
+    return run
+
+
+class InlineEngine:
+    """One model, one version a slot; what is queued in a turn of the loop is one batch."""
+
+    def __init__(
+        self,
+        run: Run,
+        name: str = "sums",
+        signature: Signature = SIGNATURE,
+        observers: Sequence[Observer] = (),
+        version: str | None = "1",
+    ) -> None:
+        self.run = run
+        self.name = name
+        self.takes = signature
+        self.observers = observers
+        self.slots: dict[Slot, str | None] = {slot: None for slot in SLOTS}
+        self.slots["stable"] = version
+        self.delay_s = 0.0
+        self.most_queued = 10_000
+        self.answered: list[Call] = []
+        self.dropped: list[Call] = []
+        self.registered: set[str] = {"1", "2"}
+        self._queue: list[tuple[Call, Done]] = []
+        self._waiting = False
+
+    def submit(self, call: Call, done: Done) -> None:
+        loop = asyncio.get_running_loop()
+        if len(self._queue) >= self.most_queued:
+            loop.call_soon(done, call, OverloadedError("the queue is full", 1.0))
+            return
+        self._queue.append((call, done))
+        if not self._waiting:
+            self._waiting = True
+            if self.delay_s:
+                loop.call_later(self.delay_s, self._turn)
+            else:
+                loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._waiting = False
+        queue, self._queue = self._queue, []
+        ready: list[tuple[Call, Done]] = []
+        for call, done in queue:
+            if call.is_gone:
+                self.dropped.append(call)
+                done(call, ClientGoneError("gone"))
+            elif call.deadline is not None and time.monotonic() > call.deadline:
+                done(call, DeadlineError("its time was over before it was computed"))
+            else:
+                ready.append((call, done))
+        if ready:
+            self._compute(ready)
+
+    def _compute(self, ready: list[tuple[Call, Done]]) -> None:
+        calls = tuple(call for call, _ in ready)
+        inputs = calls[0].inputs
+        if len(calls) > 1:
+            inputs = {n: np.concatenate([c.inputs[n] for c in calls]) for n in inputs}
+        started = time.monotonic()
+        try:
+            outputs = self.run(inputs)
+        except RuntimeError as exc:
+            for call, done in ready:
+                done(call, BackendError(f"the model failed: {exc}"))
+            return
+        version = calls[0].version or self.slots[calls[0].slot] or "1"
+        served = Served(self.name, version, "onnx-fp32", calls[0].slot, "cpu")
+        at = 0
+        for call, done in ready:
+            part = {name: array[at : at + call.num_rows] for name, array in outputs.items()}
+            at += call.num_rows
+            self.answered.append(call)
+            done(call, Answer(part, served))
+        finished = time.monotonic()
+        assert num_rows_of(inputs) == at
+        tell_all(
+            self.observers,
+            ServedBatch(calls, inputs, outputs, served, started, finished, time.time()),
+        )
+
+    def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
+        if model != self.name:
+            raise UnknownModelError(f"there is no model {model!r} here; there is {self.name!r}")
+        if version is not None and version not in self.slots.values():
+            raise UnknownModelError(f"model {model!r} has no version {version!r} here")
+        if version is None and self.slots[slot] is None:
+            raise NotReadyError(f"model {model!r} has nothing in slot {slot!r}", 1.0)
+        return self.takes
+
+    def states(self) -> Sequence[VersionState]:
+        versions = sorted({version for version in self.slots.values() if version is not None})
+        if not versions:
+            reason = "the registry has no champion; promote a version"
+            return [VersionState(self.name, "", "UNAVAILABLE", reason)]
+        return [
+            VersionState(
+                self.name,
+                version,
+                "READY",
+                slots=tuple(slot for slot, named in self.slots.items() if named == version),
+                variant="onnx-fp32",
+                hardware="cpu",
+                platform="onnxruntime_onnx",
+            )
+            for version in versions
+        ]
+
+    def is_ready(self, model: str | None = None, version: str | None = None) -> bool:
+        if model not in (None, self.name):
+            return False
+        if version is not None:
+            return version in self.slots.values()
+        return self.slots["stable"] is not None
+
+    async def load(self, model: str, version: str | None = None) -> VersionState:
+        if model != self.name or (version or "1") not in self.registered:
+            raise UnknownModelError(f"the registry has no version {version!r} of {model!r}")
+        if not self.registered:
+            raise NotReadyError("nothing is registered")
+        self.slots["stable"] = version or "1"
+        return self.states()[0]
+
+    async def unload(self, model: str, version: str | None = None) -> None:
+        for slot in SLOTS:
+            if version in (None, self.slots[slot]):
+                self.slots[slot] = None
+
+    async def set_slots(self, model: str, slots: Mapping[Slot, str | None]) -> None:
+        if model != self.name or not {v for v in slots.values() if v} <= self.registered:
+            raise UnknownModelError(f"the registry has no such versions of {model!r}: {slots}")
+        self.slots.update(slots)
