@@ -1,0 +1,557 @@
+"""Takes calls out of their queues, computes them together, and hands over the answers.
+
+A call is queued and one flush is scheduled for the next turn of the event loop; a flush takes what
+is queued by then, so what arrives together is computed together and nothing waits for company. A
+batch that is expected to be short runs right there, a longer one on a worker's thread while the
+queue grows. One batch a turn: between two of them the loop reads what else came, and refuses what
+is too much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from serving.calls import Answer, Call, Slot
+from serving.engine.backends import Backend
+from serving.engine.batches import Batch
+from serving.engine.config import EngineConfig
+from serving.engine.lanes import Dropped, Lane, contiguous, joined
+from serving.engine.outcomes import Outcomes, sentence_of
+from serving.engine.placement import Place, place
+from serving.engine.versions import LoadedVersion
+from serving.engine.workers import Workers
+from serving.errors import (
+    BackendError,
+    NotReadyError,
+    OverloadedError,
+    ServingError,
+    TooLargeError,
+)
+from serving.interfaces import Done, Observer
+
+logger = logging.getLogger(__name__)
+SWEEP_S = 0.05
+LEAST_RETRY_S = 0.05
+
+
+class Dispatcher:
+    """Queues, micro-batches and backends of all models; on the event loop's thread alone.
+
+    Args:
+        config: bounds and policies.
+        loop: that everything happens on.
+        observers: told of every batch and refusal, in this order.
+        idle: called with a version when its last use has ended.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loop: asyncio.AbstractEventLoop,
+        observers: Sequence[Observer],
+        idle: Callable[[LoadedVersion], None],
+    ) -> None:
+        self.requests = 0
+        self.rows = 0
+        self.outcomes = Outcomes(loop, observers)
+        self._config = config
+        self._loop = loop
+        self._observers = observers
+        self.idle = idle
+        self._ready: deque[Lane] = deque()
+        self._shadows: deque[Lane] = deque()
+        self._waiting: list[Lane] = []
+        self._retries: deque[Batch] = deque()
+        self._scheduled = False
+        self._sweeping = False
+        self._ended = False
+        self._running: Counter[str] = Counter()
+        self._threads_busy = 0
+        self._limits = {one.name: one.workers for one in config.hardware}
+        self._workers: dict[str, Workers] = {}
+        self._total_requests = config.queue.total_requests
+        self._total_rows = config.queue.total_rows
+        self._batch_rows = config.batch.rows
+        self._inline_ms = config.batch.inline_ms
+        self._limit_s = config.batch.limit_s
+        self._helped_from = config.placement.queued_requests + 1
+
+    # Queueing
+
+    def queue(self, lane: Lane, call: Call, done: Done) -> None:
+        """Put a call into a lane, or refuse it in the next turn of the loop."""
+        rows = call.num_rows
+        if (
+            len(lane.entries) >= lane.most_requests
+            or lane.rows + rows > lane.most_rows
+            or self.requests >= self._total_requests
+            or self.rows + rows > self._total_rows
+        ) and not self._makes_room(lane, rows):
+            self.outcomes.refuse(call, done, self._overloaded(lane, rows))
+            return
+        objection = lane.version.objection(call)
+        if objection is not None:
+            self.outcomes.refuse(call, done, objection)
+            return
+        lane.entries.append((call, done))
+        lane.rows += rows
+        self.rows += rows
+        self.requests += 1
+        if not lane.listed:
+            lane.listed = True
+            lane.version.uses += 1
+            (self._shadows if lane.is_shadow else self._ready).append(lane)
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._flush)
+        elif len(lane.entries) == self._helped_from and len(lane.version.backends) > 1:
+            self._wake()
+
+    def retarget(self, lane: Lane, version: LoadedVersion) -> None:
+        """Let another version answer what waits in a lane and what comes."""
+        former = lane.version
+        lane.version = version
+        if lane.listed and former is not version:
+            version.uses += 1
+            self._release(former)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not (self.requests or self._retries or self._threads_busy)
+
+    def abandon(self, error: Callable[[Call], ServingError]) -> None:
+        """Refuse everything that waits, and start nothing any more."""
+        self._ended = True
+        for lane in (*self._ready, *self._shadows, *self._waiting):
+            self._drop(lane, [(*entry, error(entry[0])) for entry in lane.entries])
+            lane.entries.clear()
+            lane.rows = 0
+
+    def stop(self, wait_s: float) -> None:
+        """End the workers' threads."""
+        for workers in self._workers.values():
+            workers.stop(wait_s)
+
+    def _makes_room(self, lane: Lane, rows: int) -> bool:
+        """Drop mirrored calls, newest first, where only the process's bounds are in the way."""
+        if (
+            lane.is_shadow
+            or len(lane.entries) >= lane.most_requests
+            or lane.rows + rows > lane.most_rows
+        ):
+            return False
+        while self.requests >= self._total_requests or self.rows + rows > self._total_rows:
+            victims = [one for one in (*self._shadows, *self._waiting) if one.is_shadow]
+            victim = max(victims, key=lambda one: len(one.entries), default=None)
+            if victim is None or not victim.entries:
+                return False
+            call, done = victim.entries.pop()
+            victim.rows -= call.num_rows
+            self._forget(1, call.num_rows)
+            text = "a mirrored request made room for one that somebody waits for"
+            self.outcomes.refuse(call, done, OverloadedError(text))
+        return True
+
+    def _overloaded(self, lane: Lane, rows: int) -> ServingError:
+        version = lane.version
+        if rows > min(lane.most_rows, self._total_rows):
+            return TooLargeError(
+                f"{rows} rows were sent, at most {min(lane.most_rows, self._total_rows)} may wait; "
+                "send them in parts"
+            )
+        batches = 1 + lane.rows // self._batch_rows
+        full = min(lane.rows, self._batch_rows) * version.row_size
+        seconds = batches * version.backends[0].times.expected_ms(full) / 1e3
+        return OverloadedError(
+            f"{len(lane.entries)} requests with {lane.rows} rows wait for {version.model} "
+            f"({lane.slot}), {self.requests} in all; nothing was computed, come again",
+            retry_after_s=max(LEAST_RETRY_S, seconds),
+        )
+
+    # Computing
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Start or compute one batch, and come again while there are others."""
+        self._scheduled = False
+        if self._retries:
+            self._retry()
+        lanes = self._ready or self._shadows
+        while lanes:
+            lane = lanes.popleft()
+            if not lane.entries:
+                lane.listed = False
+                self._release(lane.version)
+                continue
+            if not self._serve(lane):
+                self._waiting.append(lane)
+                self._watch()
+                continue
+            if lane.entries:
+                lanes.append(lane)
+            else:
+                lane.listed = False
+                self._release(lane.version)
+            break
+        if self._ready or self._shadows:
+            self._schedule()
+
+    def _serve(self, lane: Lane) -> bool:
+        """Take a batch from a lane and see to it; False where its hardware is at work."""
+        version = lane.version
+        is_single = len(version.backends) == 1
+        if is_single and len(lane.entries) == 1 and self._serve_one(lane, version):
+            return True
+        now = time.monotonic()
+        if is_single:
+            backend, passed_over = version.backends[0], ""
+            if not backend.circuit.closed:
+                return self._give_up(lane, now)
+            if backend.busy or (self._threads_busy and self._has_to_wait(lane, backend)):
+                return False
+        else:
+            found = self._place(lane, now)
+            if found is None:
+                if any(one.circuit.closed for one in version.backends):
+                    return False
+                return self._give_up(lane, now)
+            backend, passed_over = found.backend, found.fell_over_from
+        queued = lane.rows
+        calls, dones, rows, dropped = lane.take(self._batch_rows, now)
+        self.requests -= len(calls)
+        self.rows -= queued - lane.rows
+        if dropped:
+            self.requests -= len(dropped)
+            self.outcomes.tell_refusals(dropped)
+        if not calls:
+            return True
+        size = rows * (version.row_size or version.size_of(calls[0]))
+        if backend.times.expected_ms(size) < self._inline_ms:
+            self._compute_here(lane.slot, version, backend, passed_over, calls, dones, rows, size)
+        else:
+            batch = Batch(lane.slot, version, calls, dones, rows, size, passed_over)
+            self._send(batch, backend)
+        return True
+
+    def _serve_one(self, lane: Lane, version: LoadedVersion) -> bool:
+        """A lone call that is soon computed, the usual one at low load; False where it is not that.
+
+        The same as the longer way by `take`, with as little as can be around the model.
+        """
+        backend = version.backends[0]
+        call, done = lane.entries[0]
+        rows = call.num_rows
+        size = rows * (version.row_size or version.size_of(call))
+        started = time.monotonic()
+        if (
+            backend.busy
+            or not backend.circuit.closed
+            or call.is_gone
+            or (call.deadline is not None and call.deadline <= started)
+            or backend.times.expected_ms(size) >= self._inline_ms
+        ):
+            return False
+        lane.entries.popleft()
+        lane.rows -= rows
+        self.requests -= 1
+        self.rows -= rows
+        try:
+            inputs = contiguous(call, version.names)
+            output = backend.run(inputs, rows)
+        except Exception as exc:  # of any runtime: found out about on a thread
+            batch = Batch(lane.slot, version, [call], [done], rows, size, "")
+            self._failed_here(batch, backend, exc)
+            return True
+        finished = time.monotonic()
+        backend.times.note(size, (finished - started) * 1e3)
+        tally = backend.plain.get(lane.slot)
+        if tally is None:
+            tally = backend.plain[lane.slot] = version.tally(backend, lane.slot, "")
+        tally.batches += 1
+        tally.calls += 1
+        tally.rows += rows
+        tally.seconds += finished - started
+        try:
+            done(call, Answer({version.output: output}, tally.served))
+        except Exception:  # of a protocol
+            self.outcomes.lost(call)
+        if self._observers:
+            self.outcomes.tell_observers([call], inputs, version, output, tally, started, finished)
+        return True
+
+    def _place(self, lane: Lane, now: float) -> Place | None:
+        version, config = lane.version, self._config.placement
+        rows = min(lane.rows, self._batch_rows)
+        size = rows * (version.row_size or version.size_of(lane.entries[0][0]))
+        first = version.backends[0]
+        batches = lane.rows / max(rows, 1)
+        wait_ms = batches * first.times.expected_ms(size)
+        if first.busy:
+            wait_ms += max(0.0, first.running_ms - (now - first.running_since) * 1e3)
+        lane.load.note(len(lane.entries), wait_ms, config, now)
+        free = self._limits
+        full = {name for name, count in self._running.items() if count >= free.get(name, 1)}
+        return place(version.backends, lane.load, size, rows, config, full)
+
+    def _compute_here(
+        self,
+        slot: Slot,
+        version: LoadedVersion,
+        backend: Backend,
+        passed_over: str,
+        calls: list[Call],
+        dones: list[Done],
+        rows: int,
+        size: int,
+    ) -> None:
+        started = time.monotonic()
+        try:
+            inputs = joined(calls, version.names)
+            output = backend.run(inputs, rows)
+        except Exception as exc:  # of any runtime: found out about below, calls are answered
+            batch = Batch(slot, version, calls, dones, rows, size, passed_over)
+            self._failed_here(batch, backend, exc)
+            return
+        finished = time.monotonic()
+        backend.times.note(size, (finished - started) * 1e3)
+        self.outcomes.deliver(
+            slot, version, backend, passed_over, calls, dones, inputs, output, started, finished
+        )
+
+    def _failed_here(self, batch: Batch, backend: Backend, error: Exception) -> None:
+        batch.error = error
+        self._claim(batch, backend)
+        self._workers_of(backend.hardware).submit(partial(self._examine, batch))
+
+    def _send(self, batch: Batch, backend: Backend) -> None:
+        self._claim(batch, backend)
+        self._workers_of(backend.hardware).submit(partial(self._compute_there, batch))
+
+    def _claim(self, batch: Batch, backend: Backend) -> None:
+        batch.backend = backend
+        batch.version.uses += 1
+        backend.busy = True
+        backend.running_since = time.monotonic()
+        backend.running_ms = backend.times.expected_ms(batch.size)
+        batch.timer = self._loop.call_later(self._limit_s, self._overdue, batch)
+        self._running[backend.hardware] += 1
+        self._threads_busy += 1
+
+    def _compute_there(self, batch: Batch) -> None:
+        """On a worker's thread."""
+        batch.compute()
+        if batch.error is not None:
+            batch.examine()
+        self._loop.call_soon_threadsafe(self._finished, batch)
+
+    def _examine(self, batch: Batch) -> None:
+        """On a worker's thread."""
+        batch.examine()
+        self._loop.call_soon_threadsafe(self._finished, batch)
+
+    def _finished(self, batch: Batch) -> None:
+        backend, version = batch.backend, batch.version
+        assert backend is not None
+        assert batch.timer is not None
+        batch.timer.cancel()
+        backend.busy = False
+        if batch.abandoned:
+            self._workers_of(backend.hardware).shrink()
+            self._probe_later(version, backend)
+            self._release(version)
+            return
+        self._running[backend.hardware] -= 1
+        self._threads_busy -= 1
+        if batch.error is None:
+            backend.times.note(batch.size, (batch.finished - batch.started) * 1e3)
+            self.outcomes.deliver(
+                batch.slot, version, backend, batch.passed_over, batch.calls, batch.dones,
+                batch.inputs, batch.output, batch.started, batch.finished,
+            )  # fmt: skip
+        elif batch.backend_is_well:
+            self.outcomes.deliver_singly(batch)
+        else:
+            self._fall_over(batch, backend)
+        self._wake()
+        self._release(version)
+
+    # Failing
+
+    def _fall_over(self, batch: Batch, backend: Backend) -> None:
+        """A backend does not answer its own probe: keep away from it, and ask the next one."""
+        version, now = batch.version, time.monotonic()
+        assert batch.error is not None
+        backend.failures += 1
+        if backend.circuit.closed:
+            backend.circuit.failed(sentence_of(batch.error), now)
+            if not backend.busy:
+                self._probe_later(version, backend)
+        logger.warning(
+            "%s version %s: %s on %s failed (%s) and is tried again in %.1f s",
+            version.model, version.version, backend.variant, backend.hardware,
+            backend.circuit.reason, backend.circuit.retry_at - now,
+        )  # fmt: skip
+        batch.passed_over = backend.hardware
+        batch.tried.add(backend.hardware)
+        if any(one.circuit.closed and one.hardware not in batch.tried for one in version.backends):
+            version.uses += 1
+            self._retries.append(batch)
+            self._schedule()
+            return
+        text = (
+            f"{version.model} version {version.version} could not be computed on "
+            f"{', '.join(sorted(batch.tried))}: {backend.circuit.reason}"
+        )
+        for call, done in zip(batch.calls, batch.dones, strict=True):
+            self.outcomes.tell_refusal(call, done, BackendError(text))
+
+    def _overdue(self, batch: Batch) -> None:
+        """A thread does not come back with a batch: leave it to that, and compute it elsewhere.
+
+        The backend is asked again when the thread did come back.
+        """
+        backend = batch.backend
+        assert backend is not None
+        batch.abandoned = True
+        self._running[backend.hardware] -= 1
+        self._threads_busy -= 1
+        self._workers_of(backend.hardware).grow()
+        other = batch.again()
+        other.error = TimeoutError(f"no answer within {self._limit_s:g} s")
+        self._fall_over(other, backend)
+        self._wake()
+
+    def _retry(self) -> None:
+        """Send batches that failed to backends that did not see them yet."""
+        for _ in range(len(self._retries)):
+            batch = self._retries.popleft()
+            version = batch.version
+            left = [
+                one
+                for one in version.backends
+                if one.circuit.closed and one.hardware not in batch.tried
+            ]
+            free = [one for one in left if not one.busy and not self._is_full(one.hardware)]
+            if left and not free:
+                self._retries.append(batch)
+                continue
+            dropped = batch.drop_ended(time.monotonic())
+            self.outcomes.tell_refusals(dropped)
+            if free and batch.calls:
+                batch.error = None
+                self._send(batch, free[0])
+            else:
+                for call, done in zip(batch.calls, batch.dones, strict=True):
+                    text = f"every backend of {version.model} version {version.version} failed"
+                    self.outcomes.tell_refusal(call, done, BackendError(text))
+            self._release(version)
+
+    def _give_up(self, lane: Lane, now: float) -> bool:
+        """Nothing can compute a lane's calls for now: say so at once."""
+        version = lane.version
+        again = min(one.circuit.retry_at for one in version.backends)
+        reasons = "; ".join(f"{one.hardware}: {one.circuit.reason}" for one in version.backends)
+        text = f"every backend of {version.model} version {version.version} failed ({reasons})"
+        wait_s = max(LEAST_RETRY_S, again - now)
+        entries = list(lane.entries)
+        lane.entries.clear()
+        lane.rows = 0
+        self._drop(lane, [(*entry, NotReadyError(text, wait_s)) for entry in entries])
+        return True
+
+    def _probe_later(self, version: LoadedVersion, backend: Backend) -> None:
+        delay = max(0.0, backend.circuit.retry_at - time.monotonic())
+        self._loop.call_later(delay + 0.001, self._probe, version, backend)
+
+    def _probe(self, version: LoadedVersion, backend: Backend) -> None:
+        if self._ended or version.closed or not backend.circuit.probe_due(time.monotonic()):
+            return
+        backend.busy = True
+        version.uses += 1
+        self._running[backend.hardware] += 1
+        self._threads_busy += 1
+
+        def ask() -> None:
+            well = backend.is_well()
+            self._loop.call_soon_threadsafe(self._probed, version, backend, well)
+
+        self._workers_of(backend.hardware).submit(ask)
+
+    def _probed(self, version: LoadedVersion, backend: Backend, well: bool) -> None:
+        backend.busy = False
+        self._running[backend.hardware] -= 1
+        self._threads_busy -= 1
+        if well:
+            backend.circuit.healed()
+            logger.warning("%s version %s answers on %s again", version.model, version.version,
+                           backend.hardware)  # fmt: skip
+        else:
+            backend.circuit.failed(backend.circuit.reason, time.monotonic())
+            self._probe_later(version, backend)
+        self._wake()
+        self._release(version)
+
+    # Around
+
+    def _workers_of(self, hardware: str) -> Workers:
+        if hardware not in self._workers:
+            self._workers[hardware] = Workers(self._limits.get(hardware, 1), f"compute-{hardware}")
+        return self._workers[hardware]
+
+    def _is_full(self, hardware: str) -> bool:
+        return self._running[hardware] >= self._limits.get(hardware, 1)
+
+    def _wake(self) -> None:
+        for lane in self._waiting:
+            (self._shadows if lane.is_shadow else self._ready).append(lane)
+        self._waiting.clear()
+        if self._ready or self._shadows or self._retries:
+            self._schedule()
+
+    def _watch(self) -> None:
+        if not self._sweeping:
+            self._sweeping = True
+            self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Tell those whose time is over while the hardware is at work for others."""
+        self._sweeping = False
+        now = time.monotonic()
+        lanes = (*self._waiting, *self._shadows)
+        for lane in lanes:
+            self._drop(lane, lane.sweep(now))
+        if lanes:
+            self._watch()
+        if any(len(lane.version.backends) > 1 for lane in self._waiting):
+            self._wake()  # the wait has become longer: others may help by now
+
+    def _has_to_wait(self, lane: Lane, backend: Backend) -> bool:
+        """Whether a batch would need a thread, and all of them are at work."""
+        if not self._is_full(backend.hardware):
+            return False
+        rows = min(lane.rows, self._batch_rows)
+        size = rows * (lane.version.row_size or lane.version.size_of(lane.entries[0][0]))
+        return backend.times.expected_ms(size) >= self._inline_ms
+
+    def _drop(self, lane: Lane, dropped: Dropped) -> None:
+        self._forget(len(dropped), sum(call.num_rows for call, _, _ in dropped))
+        self.outcomes.tell_refusals(dropped)
+
+    def _forget(self, requests: int, rows: int) -> None:
+        self.requests -= requests
+        self.rows -= rows
+
+    def _release(self, version: LoadedVersion) -> None:
+        version.uses -= 1
+        if not version.uses and version.closing:
+            self.idle(version)

@@ -1,0 +1,340 @@
+"""The engine of a serving process: loaded models behind bounded queues, following the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from serving.calls import Call, Slot
+from serving.engine.catalogue import Catalogue, RegistryCatalogue
+from serving.engine.config import EngineConfig
+from serving.engine.counters import Sample, samples
+from serving.engine.dispatch import Dispatcher
+from serving.engine.following import Follower
+from serving.engine.outcomes import sentence_of
+from serving.engine.retries import Failure
+from serving.engine.slots import ServedVersions
+from serving.engine.versions import LoadedVersion, VersionKey
+from serving.errors import NotReadyError, ServingError, UnknownModelError
+from serving.interfaces import Done, Observer, VersionState
+from tasks.contracts.conversion import Signature
+from tasks.registry.connection import RegistryLocation
+
+logger = logging.getLogger(__name__)
+LOADING_SWITCH_S = 0.0005
+GOLDEN_FOLDER = Path("serving") / "golden"
+Found = TypeVar("Found")
+
+
+class ModelEngine:
+    """See `serving.interfaces.Engine`. Everything but `counters` is for the event loop's thread.
+
+    Args:
+        config: models, hardware, bounds.
+        catalogue: where versions come from.
+        observers: told of every batch and refusal.
+    """
+
+    def __init__(
+        self, config: EngineConfig, catalogue: Catalogue, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.config = config
+        self.observers: list[Observer] = list(observers)
+        self._catalogue = catalogue
+        self._models: dict[str, ServedVersions] = {}
+        self._aliases = {model.name: model.alias for model in config.models}
+        self._follower: Follower | None = None
+        self._dispatcher: Dispatcher
+        self._loop: asyncio.AbstractEventLoop
+        self._loader: ThreadPoolExecutor
+        self._stopping = False
+        self._num_loading = 0
+        self._usual_switch_s = sys.getswitchinterval()
+
+    @classmethod
+    def of_registry(
+        cls,
+        config: EngineConfig,
+        location: RegistryLocation,
+        home: Path,
+        observers: Sequence[Observer] = (),
+    ) -> ModelEngine:
+        """An engine that serves registered versions.
+
+        Args:
+            config: models, hardware, bounds.
+            location: of the registry.
+            home: state folder; golden batches are kept under `serving/golden`.
+            observers: told of every batch and refusal.
+        """
+        return cls(config, RegistryCatalogue(location, home / GOLDEN_FOLDER, config), observers)
+
+    # Life
+
+    async def start(self) -> None:
+        """Load what the configured aliases name, and follow them from now on.
+
+        A model that cannot be loaded does not keep the process from starting: it is told by
+        `states`, and tried again.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._dispatcher = Dispatcher(self.config, self._loop, self.observers, self._dispose)
+        for model in self.config.models:
+            self._models[model.name] = self._new(model.name)
+        self._follower = Follower(self.config, self._catalogue, self)
+        await self._follower.start()
+        gc.collect()
+        gc.freeze()
+
+    async def stop(self, drain_s: float = 10.0) -> None:
+        """Answer what is queued, refuse what comes, end all threads.
+
+        Args:
+            drain_s: for so long at most; what still waits then is refused.
+        """
+        self._stopping = True
+        if self._follower is not None:
+            await self._follower.stop()
+        deadline = time.monotonic() + drain_s
+        while not self._dispatcher.is_idle and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        self._dispatcher.abandon(lambda call: NotReadyError("the server is stopping"))
+        await asyncio.sleep(0)
+        self._loader.shutdown(wait=True, cancel_futures=True)
+        await self._loop.run_in_executor(None, self._dispatcher.stop, drain_s)
+        await asyncio.sleep(0)
+
+    # Calls
+
+    def submit(self, call: Call, done: Done) -> None:
+        """See `Engine.submit`."""
+        model = self._models.get(call.model)
+        if model is not None and call.version is None and not self._stopping:
+            lane = model.lanes.get(call.slot)
+            if lane is not None:
+                self._dispatcher.queue(lane, call, done)
+                return
+        try:
+            known = self._known(call.model)
+            if self._stopping:
+                raise NotReadyError("the server is stopping; ask another one")
+            lane = known.lane(call.version, call.slot)
+        except ServingError as exc:
+            self._dispatcher.outcomes.refuse(call, done, exc)
+            return
+        known.passed_on += call.version is None
+        self._dispatcher.queue(lane, call, done)
+
+    def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
+        """See `Engine.signature`."""
+        return self._known(model).lane(version, slot).version.signature
+
+    def states(self) -> Sequence[VersionState]:
+        """See `Engine.states`."""
+        return [state for model in self._models.values() for state in model.states()]
+
+    def is_ready(self, model: str | None = None, version: str | None = None) -> bool:
+        """See `Engine.is_ready`."""
+        if self._stopping:
+            return False
+        if model is None:
+            return all(self._models[name].is_ready(None) for name in self._aliases)
+        known = self._models.get(model)
+        return known is not None and known.is_ready(version)
+
+    def slots(self, model: str) -> Mapping[Slot, str | None]:
+        """Which version each slot of a model means.
+
+        Raises:
+            UnknownModelError: there is no such model.
+        """
+        return self._known(model).slots()
+
+    def counters(self) -> list[Sample]:
+        """Everything that is counted, for metrics; nothing before `start`."""
+        if self._follower is None:
+            return []
+        return samples(self._models.values(), self._dispatcher)
+
+    # Versions
+
+    async def load(self, model: str, version: str | None = None) -> VersionState:
+        """See `Engine.load`. Without a version, what the alias names becomes stable."""
+        alias = self._aliases.get(model, "champion")
+        if version is None:
+            key = await self._asked(self._catalogue.by_alias, model, alias)
+            if key is None:
+                raise UnknownModelError(
+                    f"no version of {model!r} has the alias {alias!r} in the registry; promote "
+                    "one, or name a version"
+                )
+        else:
+            key = await self._asked(self._catalogue.by_number, model, version)
+        state = self._models.setdefault(model, self._new(model))
+        async with state.lock:
+            loaded = await self._loaded(state, key)
+            if version is None:
+                state.apply({"stable": loaded})
+            else:
+                state.pinned.add(loaded.version)
+        return state.state_of(loaded.version)
+
+    async def unload(self, model: str, version: str | None = None) -> None:
+        """See `Engine.unload`. The alias is not followed back to it until it moves."""
+        state = self._known(model)
+        async with state.lock:
+            if version is None:
+                for number in [*state.versions, *state.failures]:
+                    state.remove(number)
+                state.notes["unloaded"] = "it was unloaded; load it again"
+                return
+            if version not in state.versions and version not in state.failures:
+                raise UnknownModelError(f"{model} version {version} is not loaded here")
+            state.remove(version)
+
+    async def set_slots(self, model: str, slots: Mapping[Slot, str | None]) -> None:
+        """See `Engine.set_slots`."""
+        state = self._models.get(model)
+        if state is None:
+            for number in slots.values():
+                if number is not None:
+                    await self._asked(self._catalogue.by_number, model, number)
+            state = self._models.setdefault(model, self._new(model))
+        async with state.lock:
+            await self._point(state, slots)
+
+    async def follow(self, state: ServedVersions, key: VersionKey, slot: Slot) -> None:
+        """Load what an alias names and point a slot at it; for `Follower`.
+
+        Args:
+            state: of the model.
+            key: of the version.
+            slot: that is to mean it.
+
+        Raises:
+            UnknownModelError, NotReadyError: as `load`; no slot was changed.
+        """
+        async with state.lock:
+            loaded = await self._loaded(state, key)
+            state.apply({slot: loaded})
+
+    def served(self, model: str) -> ServedVersions:
+        """Versions of a configured model; for `Follower`."""
+        return self._models.setdefault(model, self._new(model))
+
+    async def _point(self, state: ServedVersions, slots: Mapping[Slot, str | None]) -> None:
+        """Load all versions first, then change all slots in one turn of the loop."""
+        changes: dict[Slot, LoadedVersion | None] = {}
+        state.wanted = {number for number in slots.values() if number is not None}
+        try:
+            for slot, number in slots.items():
+                changes[slot] = None
+                if number is not None:
+                    loaded = state.versions.get(number)
+                    if loaded is None:
+                        key = await self._asked(self._catalogue.by_number, state.name, number)
+                        loaded = await self._loaded(state, key)
+                    changes[slot] = loaded
+        finally:
+            state.wanted = set()
+        state.apply(changes)
+
+    async def _loaded(self, state: ServedVersions, key: VersionKey) -> LoadedVersion:
+        """A version out of memory, or loaded now; one with other variants is loaded anew."""
+        loaded = state.versions.get(key.version)
+        if loaded is not None and loaded.key == key:
+            return loaded
+        self._make_room(state, key)
+        state.loading.add(key.version)
+        try:
+            with self._polite():
+                opened = await self._loop.run_in_executor(self._loader, self._catalogue.open, key)
+        except ServingError as exc:
+            self._note_failure(state, key, exc)
+            raise
+        except Exception as exc:  # of a runtime that met a file it did not expect
+            text = f"{key.model} version {key.version} cannot be loaded: {sentence_of(exc)}"
+            logger.exception(text)
+            error = NotReadyError(text)
+            self._note_failure(state, key, error)
+            raise error from exc
+        finally:
+            state.loading.discard(key.version)
+        # What the libraries made stays: a pass over their million objects would hold up all calls,
+        # for a tenth of a second and more.
+        gc.freeze()
+        state.notes.pop("unloaded", None)
+        state.add(opened)
+        return opened
+
+    def _make_room(self, state: ServedVersions, key: VersionKey) -> None:
+        """Take former versions out until one more fits; those that answer stay.
+
+        Raises:
+            NotReadyError: all that are loaded answer, or were asked for by number.
+        """
+        while sum(len(one.versions) for one in self._models.values()) >= self.config.max_versions:
+            for one in (state, *self._models.values()):
+                former = one.evictable()
+                if former:
+                    one.remove(former[0])
+                    break
+            else:
+                raise NotReadyError(
+                    f"{self.config.max_versions} versions are loaded and all are in use, so "
+                    f"{key.model} version {key.version} was not loaded; unload one first"
+                )
+
+    def _note_failure(self, state: ServedVersions, key: VersionKey, error: ServingError) -> None:
+        former = state.failures.get(key.version)
+        config = self.config
+        state.failures[key.version] = Failure.after(
+            former, str(error), key.digest, time.monotonic(), config.retry_s, config.most_retry_s
+        )
+        logger.warning("%s version %s was not loaded: %s", key.model, key.version, error)
+
+    async def _asked(self, question: Callable[[str, str], Found], model: str, which: str) -> Found:
+        """Ask the catalogue on the loader's thread."""
+        return await self._loop.run_in_executor(self._loader, question, model, which)
+
+    def _known(self, model: str) -> ServedVersions:
+        state = self._models.get(model)
+        if state is None:
+            raise UnknownModelError(
+                f"there is no model {model!r} here; there are {', '.join(self._models) or 'none'}"
+            )
+        return state
+
+    def _new(self, model: str) -> ServedVersions:
+        return ServedVersions(model, self.config, self._dispatcher)
+
+    def _dispose(self, version: LoadedVersion) -> None:
+        """After the last use: free its memory where that holds nobody up."""
+        version.closed = True
+        backends = list(version.backends)
+        version.backends = ()
+        if not self._stopping:
+            self._loader.submit(backends.clear)
+
+    @contextmanager
+    def _polite(self) -> Iterator[None]:
+        """Let the event loop have the interpreter back soon while a thread loads a version."""
+        if not self._num_loading:
+            self._usual_switch_s = sys.getswitchinterval()
+        self._num_loading += 1
+        sys.setswitchinterval(min(self._usual_switch_s, LOADING_SWITCH_S))
+        try:
+            yield
+        finally:
+            self._num_loading -= 1
+            if not self._num_loading:
+                sys.setswitchinterval(self._usual_switch_s)

@@ -1,0 +1,165 @@
+"""Answers of golden rows, computed by the registered program itself in a process of its own.
+
+    python -m serving.engine.golden_rows    (asked by `serving.engine.golden`, in JSON)
+
+PyTorch takes 150 MB and seconds to import; a process that serves other forms does without.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.calls import Array
+from serving.engine.golden import Call, Golden, write_golden
+from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
+from tasks.contracts.release import RegisteredProgram
+from tasks.conversion.families.tabular import TABULAR
+from tasks.conversion.program import load_program
+from tasks.conversion.runtimes import LoadedModel, load_pytorch
+from tasks.conversion.targets.interface import Runtime
+from tasks.errors import ArtifactError, ConversionError, FalajError
+
+ROWS = (1, 7, 32)
+"""Of the calls of a golden batch."""
+LENGTHS = (5, 3, 8)
+"""Of an axis of any length, in these calls."""
+MOST_ROWS = 64
+"""Taken of a configured file."""
+HIGHEST = (30_000, 1_000, 50, 8, 1)
+"""Whole numbers are below the first of these that the program takes."""
+
+
+def answer_golden_rows(program: RegisteredProgram, path: Path, rows: Path | None) -> Golden:
+    """Golden rows and what the program answers.
+
+    Raises:
+        ConversionError: the program answers nothing that can be compared.
+        ArtifactError: the program or the rows cannot be read.
+    """
+    model = load_pytorch(path, program.signature, Runtime())
+    return _answered_rows(model, rows) if rows else _made(program, path, model)
+
+
+def _made(program: RegisteredProgram, path: Path, model: LoadedModel) -> Golden:
+    """Rows that the program answers with numbers, of as wide a range as it takes."""
+    known = _known_codes(path) if program.family == TABULAR.name else np.empty(0, np.int64)
+    problem: Exception | None = None
+    for highest in HIGHEST:
+        rng = np.random.default_rng(0)
+        calls = tuple(
+            _call(program, rows, length, highest, known, rng)
+            for rows, length in zip(ROWS, LENGTHS, strict=True)
+        )
+        try:
+            expected = tuple(model(call) for call in calls)
+        except (ConversionError, IndexError, RuntimeError) as exc:
+            problem = exc
+            continue
+        if all(np.isfinite(answers).all() for answers in expected):
+            return Golden(calls, expected)
+    raise ConversionError(
+        f"{program.version.name} version {program.version.version} answers none of the golden rows "
+        f"that were made for it ({problem or 'its answers are no numbers'}); name a file with rows "
+        "that it takes as golden_rows of the model"
+    )
+
+
+def _call(
+    program: RegisteredProgram,
+    rows: int,
+    length: int,
+    highest: int,
+    known: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> Call:
+    signature = program.signature
+    rows = min(rows, signature.largest.get(BATCH_AXIS, rows))
+    made: Call = {}
+    for spec in signature.inputs:
+        shape = (rows, *_lengths(signature, spec, length))
+        made[spec.name] = _values(program.family, spec, shape, highest, known, rng)
+    return made
+
+
+def _lengths(signature: Signature, spec: TensorSpec, length: int) -> Iterator[int]:
+    for axis in spec.shape[1:]:
+        yield axis if isinstance(axis, int) else min(length, signature.largest.get(axis, length))
+
+
+def _values(
+    family: str,
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    highest: int,
+    known: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> Array:
+    if spec.dtype == "float32":
+        values = rng.normal(size=shape) * 10.0 ** rng.integers(-1, 4, shape)
+        if family == TABULAR.name:
+            values[rng.random(shape) < 0.1] = np.nan  # means missing
+        return values.astype(np.float32)
+    if spec.dtype == "bool" or "mask" in spec.name:
+        return _mask(shape, rng).astype(spec.dtype)
+    highest = min(highest, 255) if spec.dtype == "uint8" else highest
+    whole = rng.integers(0, highest + 1, shape)
+    if len(known):
+        is_known = rng.random(shape) < 0.7
+        whole[is_known] = rng.choice(known, int(is_known.sum()))
+    return whole.astype(spec.dtype)
+
+
+def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.bool_]:
+    """The first of each row are taken, at least one."""
+    width = shape[-1] if len(shape) > 1 else 1
+    taken = rng.integers(1, width + 1, (*shape[:-1], 1) if len(shape) > 1 else shape)
+    return np.asarray(np.arange(width) < taken if len(shape) > 1 else taken > 0)
+
+
+def _known_codes(path: Path) -> NDArray[np.int64]:
+    """Whole numbers that the program holds: among them the codes of its categories."""
+    tensors = [*load_program(path).buffers()]
+    whole = [t.numpy().ravel() for t in tensors if not t.is_floating_point() and t.dim() == 1]
+    found = np.unique(np.concatenate([np.empty(0, np.int64), *(w.astype(np.int64) for w in whole)]))
+    return found[(found >= 0) & (found < 2**31)]
+
+
+def _answered_rows(model: LoadedModel, rows: Path) -> Golden:
+    try:
+        with np.load(rows, allow_pickle=False) as archive:
+            call = {spec.name: archive[spec.name] for spec in model.signature.inputs}
+    except (OSError, KeyError, ValueError) as exc:
+        names = ", ".join(spec.name for spec in model.signature.inputs)
+        raise ArtifactError(
+            f"{rows} cannot be read as golden rows ({exc}); expected a NumPy archive (.npz) with "
+            f"the arrays {names}, rows first"
+        ) from exc
+    call = {
+        spec.name: np.ascontiguousarray(call[spec.name][:MOST_ROWS], spec.dtype)
+        for spec in model.signature.inputs
+    }
+    return Golden((call,), (model(call),))
+
+
+def main() -> int:
+    """Answer what standard input asks; a failure is told on standard output, exit code 1."""
+    asked = json.load(sys.stdin)
+    rows = asked["rows"]
+    try:
+        program = RegisteredProgram.model_validate(asked["program"])
+        golden = answer_golden_rows(program, Path(asked["path"]), Path(rows) if rows else None)
+        write_golden(Path(asked["file"]), golden)
+    except FalajError as exc:
+        json.dump({"kind": type(exc).__name__, "message": str(exc)}, sys.stdout)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

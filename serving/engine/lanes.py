@@ -1,0 +1,137 @@
+"""The queue of one slot of a model: bounded, first come first served, the dead dropped on the way.
+
+A lane is on the event loop's thread alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from serving.calls import Array, Call, Slot
+from serving.engine.config import QueueConfig
+from serving.engine.placement import Load
+from serving.engine.versions import LoadedVersion
+from serving.errors import ClientGoneError, DeadlineError, ServingError
+from serving.interfaces import Done
+
+Entry = tuple[Call, Done]
+Dropped = list[tuple[Call, Done, ServingError]]
+
+
+class Lane:
+    """Calls that wait for one version, which may be changed while they wait.
+
+    Args:
+        version: that answers them; the lane counts as one of its uses while it holds calls.
+        slot: as answers tell it.
+        bounds: of queues.
+        is_shadow: answers are thrown away: it gets less room, and computes after all others.
+    """
+
+    __slots__ = (
+        "entries",
+        "is_shadow",
+        "listed",
+        "load",
+        "most_requests",
+        "most_rows",
+        "rows",
+        "slot",
+        "version",
+    )
+
+    def __init__(
+        self, version: LoadedVersion, slot: Slot, bounds: QueueConfig, is_shadow: bool
+    ) -> None:
+        share = bounds.shadow_share if is_shadow else 1.0
+        self.version = version
+        self.slot: Slot = slot
+        self.is_shadow = is_shadow
+        self.entries: deque[Entry] = deque()
+        self.rows = 0
+        self.most_requests = max(1, int(bounds.requests * share))
+        self.most_rows = max(1, int(bounds.rows * share))
+        self.load = Load()
+        self.listed = False
+        """Whether it waits for its turn."""
+
+    def take(self, most_rows: int, now: float) -> tuple[list[Call], list[Done], int, Dropped]:
+        """The next calls that can be computed together, their rows, and what nobody waits for.
+
+        Args:
+            most_rows: of the batch; a call with more comes alone.
+            now: on `time.monotonic()`.
+        """
+        entries, version = self.entries, self.version
+        calls: list[Call] = []
+        dones: list[Done] = []
+        dropped: Dropped = []
+        rows = 0
+        lengths = None
+        passed: list[Entry] = []
+        while entries:
+            entry = entries.popleft()
+            call, done = entry
+            if call.is_gone or (call.deadline is not None and call.deadline <= now):
+                self.rows -= call.num_rows
+                dropped.append((call, done, ended(call)))
+                continue
+            if calls and rows + call.num_rows > most_rows:
+                entries.appendleft(entry)
+                break
+            if version.has_free_axes:
+                if lengths is None:
+                    lengths = version.lengths(call)
+                elif version.lengths(call) != lengths:
+                    passed.append(entry)
+                    continue
+            rows += call.num_rows
+            calls.append(call)
+            dones.append(done)
+        if passed:
+            entries.extendleft(reversed(passed))
+        self.rows -= rows
+        return calls, dones, rows, dropped
+
+    def sweep(self, now: float) -> Dropped:
+        """Take out the calls that nobody waits for."""
+        kept: deque[Entry] = deque()
+        dropped: Dropped = []
+        for entry in self.entries:
+            call = entry[0]
+            if call.is_gone or (call.deadline is not None and call.deadline <= now):
+                self.rows -= call.num_rows
+                dropped.append((*entry, ended(call)))
+            else:
+                kept.append(entry)
+        if dropped:
+            self.entries = kept
+        return dropped
+
+
+def ended(call: Call) -> ServingError:
+    """Why a call is not computed any more."""
+    if call.is_gone:
+        return ClientGoneError(f"the client of request {call.request_id} closed its connection")
+    return DeadlineError(
+        f"request {call.request_id} was not begun before its deadline; nothing was computed"
+    )
+
+
+def joined(calls: list[Call], names: tuple[str, ...]) -> dict[str, Array]:
+    """Inputs of calls one after the other, contiguous, in the order of `names`."""
+    if len(calls) == 1:
+        return contiguous(calls[0], names)
+    return {name: np.concatenate([call.inputs[name] for call in calls]) for name in names}
+
+
+def contiguous(call: Call, names: tuple[str, ...]) -> dict[str, Array]:
+    """Inputs of one call, copied only where they are not contiguous, in the order of `names`."""
+    arrays = {}
+    inputs = call.inputs
+    for name in names:
+        array = inputs[name]
+        arrays[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return arrays

@@ -1,0 +1,222 @@
+"""One model of a process: its loaded versions and which slot means which of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from serving.calls import SLOTS, Slot
+from serving.engine.config import EngineConfig
+from serving.engine.dispatch import Dispatcher
+from serving.engine.lanes import Lane
+from serving.engine.retries import Failure
+from serving.engine.versions import LoadedVersion
+from serving.errors import NotReadyError, UnknownModelError
+from serving.interfaces import VersionState
+
+
+class ServedVersions:
+    """Versions, slots and queues of one model; on the event loop's thread alone.
+
+    Args:
+        name: of the model.
+        config: bounds, and how many former versions stay loaded.
+        dispatcher: of the process.
+
+    Attributes:
+        lock: held by whoever loads versions or changes slots.
+        pinned: versions that were asked for by number, and stay until they are unloaded.
+        warm: former stable versions, the latest first.
+        wanted: versions that slots are about to mean, while others of them are loaded.
+    """
+
+    def __init__(self, name: str, config: EngineConfig, dispatcher: Dispatcher) -> None:
+        self.name = name
+        self.lock = asyncio.Lock()
+        self.lanes: dict[Slot, Lane] = {}
+        self.versions: dict[str, LoadedVersion] = {}
+        self.pinned: set[str] = set()
+        self.warm: list[str] = []
+        self.wanted: set[str] = set()
+        self.loading: set[str] = set()
+        self.failures: dict[str, Failure] = {}
+        self.notes: dict[str, str] = {}
+        self.passed_on = 0
+        """Calls for an empty candidate slot, which the stable version answered."""
+        self._config = config
+        self._dispatcher = dispatcher
+        self._explicit: dict[tuple[str, Slot], Lane] = {}
+
+    def slots(self) -> dict[Slot, str | None]:
+        """Which version each slot means."""
+        return {slot: lane.version.version for slot, lane in self.lanes.items()} | {
+            slot: None for slot in SLOTS if slot not in self.lanes
+        }
+
+    def slots_of(self, version: LoadedVersion) -> tuple[Slot, ...]:
+        """Slots that mean a version."""
+        return tuple(s for s in SLOTS if s in self.lanes and self.lanes[s].version is version)
+
+    def lane(self, version: str | None, slot: Slot) -> Lane:
+        """The queue for a call.
+
+        An empty candidate slot is answered by the stable version, so that no call is lost when a
+        release ends before the edge knows of it; the answer says `stable`, and it is counted.
+
+        Raises:
+            UnknownModelError: there is no such version.
+            NotReadyError: it is known and cannot answer now.
+        """
+        if version is not None:
+            return self._explicit_lane(version, slot)
+        found = self.lanes.get(slot)
+        if found is None and slot == "candidate":
+            found = self.lanes.get("stable")
+        if found is None:
+            raise NotReadyError(self._why_not(slot))
+        return found
+
+    def apply(self, changes: Mapping[Slot, LoadedVersion | None]) -> None:
+        """Change slots, all in this turn of the loop; what waits is answered by the new version.
+
+        Where a slot's versions differ in what they take, what waits is answered by the former one.
+        """
+        former = self.lanes.get("stable")
+        leaving = former.version if former is not None else None
+        for slot in SLOTS:
+            if slot in changes:
+                self._point(slot, changes[slot])
+        stable = self.lanes.get("stable")
+        if leaving is not None and (stable is None or stable.version is not leaving):
+            self.warm = [leaving.version, *(w for w in self.warm if w != leaving.version)]
+        self.tidy()
+
+    def add(self, version: LoadedVersion) -> None:
+        """Take in a version; one of the same number makes way, in its slots too."""
+        former = self.versions.get(version.version)
+        self.versions[version.version] = version
+        self.failures.pop(version.version, None)
+        if former is not None and former is not version:
+            for slot in self.slots_of(former):
+                self._point(slot, version)
+            for key in [k for k in self._explicit if k[0] == version.version]:
+                del self._explicit[key]
+            self._close(former)
+
+    def tidy(self) -> None:
+        """Take versions out that nothing asks for any more; each goes after its last call."""
+        used = {lane.version.version for lane in self.lanes.values()}
+        self.warm = [w for w in self.warm if w not in used and w in self.versions]
+        self.warm = self.warm[: self._config.keep_warm]
+        for number in self.versions.keys() - used - self.pinned - set(self.warm):
+            self.remove(number)
+
+    def remove(self, number: str) -> None:
+        """Take one version out of all slots and out of memory, after its last call."""
+        version = self.versions.pop(number, None)
+        self.pinned.discard(number)
+        self.failures.pop(number, None)
+        if number in self.warm:
+            self.warm.remove(number)
+        if version is None:
+            return
+        for slot in self.slots_of(version):
+            self._point(slot, None)
+        for key in [k for k in self._explicit if k[0] == number]:
+            del self._explicit[key]
+        self._close(version)
+
+    def evictable(self) -> list[str]:
+        """Versions that only stay for speed, the first to go first."""
+        used = {lane.version.version for lane in self.lanes.values()}
+        staying = used | self.pinned | self.wanted
+        return [w for w in reversed(self.warm) if w not in staying]
+
+    def states(self) -> list[VersionState]:
+        """All versions that are loaded, are being loaded, or could not be."""
+        found = [self._state(version) for version in self.versions.values()]
+        for number in self.loading - self.versions.keys():
+            found.append(VersionState(self.name, number, "LOADING", "it is being loaded"))
+        for number in self.failures.keys() - self.versions.keys() - self.loading:
+            reason = self.failures[number].reason
+            found.append(VersionState(self.name, number, "UNAVAILABLE", reason))
+        return sorted(found, key=lambda state: (len(state.version), state.version))
+
+    def state_of(self, number: str) -> VersionState:
+        """One of `states`."""
+        return next(state for state in self.states() if state.version == number)
+
+    def is_ready(self, version: str | None) -> bool:
+        """Whether the stable slot, or a version, answers."""
+        if version is not None:
+            loaded = self.versions.get(version)
+        else:
+            lane = self.lanes.get("stable")
+            loaded = lane.version if lane is not None else None
+        return loaded is not None and any(one.circuit.closed for one in loaded.backends)
+
+    def _state(self, version: LoadedVersion) -> VersionState:
+        well = [one for one in version.backends if one.circuit.closed]
+        first = (well or version.backends)[0]
+        reason = "" if well else "; ".join(
+            f"{one.hardware}: {one.circuit.reason}" for one in version.backends
+        )  # fmt: skip
+        return VersionState(
+            name=self.name,
+            version=version.version,
+            state="READY" if well else "UNAVAILABLE",
+            reason=reason,
+            slots=self.slots_of(version),
+            variant=first.variant,
+            hardware=first.hardware,
+            platform=first.platform,
+        )
+
+    def _explicit_lane(self, number: str, slot: Slot) -> Lane:
+        found = self._explicit.get((number, slot))
+        if found is not None:
+            return found
+        version = self.versions.get(number)
+        if version is None:
+            if number in self.failures or number in self.loading:
+                reason = self.failures[number].reason if number in self.failures else "it is loaded"
+                raise NotReadyError(f"{self.name} version {number} cannot answer now: {reason}")
+            raise UnknownModelError(
+                f"{self.name} version {number} is not loaded here; loaded are "
+                f"{', '.join(sorted(self.versions)) or 'none'}. Load it first"
+            )
+        lane = Lane(version, slot, self._config.queue, slot == "shadow")
+        self._explicit[number, slot] = lane
+        return lane
+
+    def _point(self, slot: Slot, version: LoadedVersion | None) -> None:
+        lane = self.lanes.get(slot)
+        if version is None:
+            if lane is not None:
+                del self.lanes[slot]
+                self._pass_on(lane)
+        elif lane is None or lane.version.signature != version.signature:
+            self.lanes[slot] = Lane(version, slot, self._config.queue, slot == "shadow")
+        else:
+            self._dispatcher.retarget(lane, version)
+
+    def _pass_on(self, lane: Lane) -> None:
+        """What waits for an emptied slot goes to the stable version where that takes the same."""
+        stable = self.lanes.get("stable")
+        if lane.slot == "candidate" and stable is not None:
+            if stable.version.signature == lane.version.signature:
+                self.passed_on += len(lane.entries)
+                self._dispatcher.retarget(lane, stable.version)
+                lane.slot = "stable"
+
+    def _close(self, version: LoadedVersion) -> None:
+        version.closing = True
+        if not version.uses:
+            self._dispatcher.idle(version)
+
+    def _why_not(self, slot: Slot) -> str:
+        if slot == "shadow":
+            return f"{self.name} has no shadow version"
+        reasons = [f"version {n}: {one.reason}" for n, one in self.failures.items()]
+        told = "; ".join((*reasons, *self.notes.values())) or "none was loaded yet"
+        return f"no version of {self.name} can answer: {told}"

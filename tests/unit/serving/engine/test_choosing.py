@@ -1,0 +1,62 @@
+"""Which variant serves: by name, by goal, by recorded latency, else the simplest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serving.engine.choosing import choose_variant
+from serving.engine.config import HardwareConfig
+from tasks.contracts.base import Artifact
+from tasks.contracts.measurement import GoalStanding, VariantLatency
+from tasks.contracts.release import ModelVariant
+from tasks.registry.records import RegisteredVariant
+
+
+def entry(
+    name: str, goal: str = "", p50_ms: float | None = None, **changes: Any
+) -> RegisteredVariant:
+    standing = GoalStanding(
+        goal=goal or "other", rule="", figure=None, unit="ms", chosen=bool(goal), reason=""
+    )
+    latency = [
+        VariantLatency(batch_rows=rows, p50_ms=ms, p95_ms=ms, ratio_to_eager=0.5)
+        for rows, ms in ((64, 0.001), (1, p50_ms))
+        if p50_ms is not None and ms is not None
+    ]
+    variant = ModelVariant(
+        name=name, format="onnx", precision="fp32", hardware_class="cpu",
+        files=Artifact(uri="artifact:x", sha256="0" * 64, num_bytes=1), source_sha256="0" * 64,
+        parity_max=0.0, parity_mean=0.0, latencies=tuple(latency), num_bytes=1, load_ms=1.0,
+        kept=True, reason="", settings={}, standings=(standing,),
+    )  # fmt: skip
+    folder = changes.pop("folder", f"variants/{name}")
+    return RegisteredVariant(variant=variant.model_copy(update=changes), folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "hardware", "name", "words"),
+    [
+        ([entry("a"), entry("b", "one-row")], {}, "b", "chosen for the goal 'one-row'"),
+        ([entry("a", "bulk", 2.0), entry("b", p50_ms=1.0)], {}, "b", "least recorded latency"),
+        ([entry("a"), entry("b")], {}, "a", "the simplest"),
+        ([entry("a", "bulk"), entry("b", "one-row")], {"goal": "bulk"}, "a", "goal 'bulk'"),
+        (
+            [entry("a"), entry("b", "one-row")],
+            {"variants": ("x", "a")},
+            "a",
+            "named by the configuration",
+        ),
+        ([entry("a")], {"variants": ("x",)}, None, "asks for x on 'cpu', kept are a"),
+        ([entry("a", folder=None)], {}, None, "no variant was kept for hardware class 'cpu'"),
+        ([entry("a")], {"hardware_class": "gpu"}, None, "there are some for cpu"),
+        ([], {}, None, "there are some for none"),
+    ],
+)
+def test_the_variant_follows_from_the_records(
+    entries: list[RegisteredVariant], hardware: dict[str, Any], name: str | None, words: str
+) -> None:
+    choice = choose_variant(entries, HardwareConfig(**hardware))
+    assert (choice.entry.variant.name if choice.entry else None) == name
+    assert words in choice.reason

@@ -1,0 +1,558 @@
+"""Calls through the engine: batches, slots, bounds, deadlines, versions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.engine.config import BatchConfig, EngineConfig, QueueConfig, ServedModel
+from serving.engine.engine import ModelEngine
+from serving.engine.versions import LoadedVersion, VersionKey
+from serving.errors import (
+    BadRequestError,
+    ClientGoneError,
+    DeadlineError,
+    NotReadyError,
+    OverloadedError,
+    TooLargeError,
+    UnknownModelError,
+)
+from tests.unit.serving.engine.standins import (
+    SEQUENCES,
+    SIGNATURE,
+    Desk,
+    Shelf,
+    Witness,
+    configured,
+    made_call,
+    until,
+    version_of,
+)
+
+
+@asynccontextmanager
+async def serving(
+    shelf: Shelf, config: EngineConfig | None = None, witness: Witness | None = None
+) -> AsyncIterator[Desk]:
+    engine = ModelEngine(config or configured(), shelf, [witness] if witness else [])
+    await engine.start()
+    try:
+        yield Desk(engine)
+    finally:
+        for behaviour in shelf.behaviours.values():
+            behaviour.gate.set()
+        await engine.stop()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def test_calls_that_come_together_are_computed_together_and_answered_apart() -> None:
+    async def test() -> None:
+        shelf, witness = Shelf(), Witness()
+        async with serving(shelf, witness=witness) as desk:
+            calls = [desk.ask(float(n), rows=n) for n in (1, 2, 3)]
+            assert not desk.outcomes  # never within submit
+            await desk.settled()
+            for n, call in zip((1, 2, 3), calls, strict=True):
+                answer = desk.answer(call)
+                assert answer.outputs["score"].tolist() == [1000.0 + 2 * n] * n
+                assert (answer.served.version, answer.served.slot) == ("1", "stable")
+            assert shelf.behaviours["1", "cpu"].sizes == [6]
+            (batch,) = witness.batches
+            assert [call.request_id for call in batch.calls] == ["r0", "r1", "r2"]
+            assert batch.inputs["x"].shape == (6, 2)
+            assert batch.outputs["score"].shape == (6,)
+            assert batch.started <= batch.finished
+
+    run(test())
+
+
+def test_a_batch_has_no_more_rows_than_allowed_unless_one_call_brings_them() -> None:
+    async def test() -> None:
+        shelf = Shelf()
+        async with serving(shelf, configured(batch=BatchConfig(rows=4))) as desk:
+            for rows in (3, 2, 2, 9, 1):
+                desk.ask(rows=rows)
+            await desk.settled()
+            assert shelf.behaviours["1", "cpu"].sizes == [3, 4, 9, 1]
+
+    run(test())
+
+
+def test_sequences_of_one_length_are_computed_together() -> None:
+    async def test() -> None:
+        shelf = Shelf(signatures={"1": SEQUENCES})
+        async with serving(shelf) as desk:
+            calls = [
+                desk.ask(inputs={"x": np.ones((1, length), np.float32)})
+                for length in (3, 5, 3, 5, 3)
+            ]
+            long = desk.ask(inputs={"x": np.ones((1, 10), np.float32)})
+            none = desk.ask(inputs={"x": np.ones((0, 4), np.float32)}, rows=0)
+            await desk.settled()
+            assert shelf.behaviours["1", "cpu"].sizes == [3, 2]
+            sums = [desk.answer(call).outputs["sums"].tolist() for call in calls]
+            assert sums == [[[1000.0 + n, -1000.0 - n]] for n in (3, 5, 3, 5, 3)]
+            assert "at most {'seq': 9}" in str(desk.error(long))
+            assert desk.answer(none).outputs["sums"].shape == (0, 2)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "rows", "kind", "words"),
+    [
+        ({"y": np.zeros((1, 2), np.float32)}, 1, BadRequestError, "takes x: float32"),
+        ({"x": np.zeros((1, 3), np.float32)}, 1, BadRequestError, r"float32 \[1, 3\]"),
+        ({"x": np.zeros((1, 2), np.float64)}, 1, BadRequestError, "float64"),
+        ({"x": np.zeros((2, 2), np.float32)}, 1, BadRequestError, "with 1 rows"),
+        ({"x": np.zeros((1001, 2), np.float32)}, 1001, TooLargeError, "at most 1000"),
+    ],
+)
+def test_inputs_that_the_version_does_not_take_are_refused(
+    inputs: dict[str, Any], rows: int, kind: type[Exception], words: str
+) -> None:
+    async def test() -> None:
+        async with serving(Shelf()) as desk:
+            call = desk.ask(inputs=inputs, rows=rows)
+            await desk.settled()
+            with pytest.raises(kind, match=words):
+                raise desk.error(call)
+
+    run(test())
+
+
+def test_one_bad_call_does_not_take_its_neighbours_down() -> None:
+    async def test() -> None:
+        async with serving(Shelf()) as desk:
+            good, bad, other = desk.ask(1.0), desk.ask(666.0), desk.ask(2.0)
+            await desk.settled()
+            assert isinstance(desk.error(bad), BadRequestError)
+            assert "index out of bounds" in str(desk.error(bad))
+            assert [desk.answer(c).outputs["score"][0] for c in (good, other)] == [1002, 1004]
+            alone = desk.ask(666.0)
+            await desk.settled()
+            assert isinstance(desk.error(alone), BadRequestError)
+            assert desk.engine.is_ready("m")
+
+    run(test())
+
+
+def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_to_come() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        config = configured(queue=QueueConfig(requests=3, rows=10), batch=BatchConfig(rows=1))
+        async with serving(shelf, config) as desk:
+            behaviour = shelf.behaviours["1", "cpu"]
+            behaviour.gate.clear()
+            first = desk.ask()
+            await until(lambda: behaviour.sizes == [1])
+            waiting = [desk.ask() for _ in range(3)]
+            refused = desk.ask()
+            await asyncio.sleep(0)
+            error = desk.error(refused)
+            assert isinstance(error, OverloadedError)
+            assert error.retry_after_s is not None
+            assert "3 requests with 3 rows wait for m (stable)" in str(error)
+            behaviour.gate.set()
+            await desk.settled()
+            assert all(version_of(desk.answer(call)) == "1" for call in (first, *waiting))
+
+            behaviour.gate.clear()
+            desk.ask()
+            await until(lambda: behaviour.sizes[-1] == 1 and len(behaviour.sizes) == 5)
+            desk.ask(rows=8)
+            much, never = desk.ask(rows=3), desk.ask(rows=11)
+            await asyncio.sleep(0)
+            assert isinstance(desk.error(much), OverloadedError)
+            assert isinstance(desk.error(never), TooLargeError)
+
+    run(test())
+
+
+def test_mirrored_calls_make_room_for_those_that_somebody_waits_for() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        config = configured(queue=QueueConfig(requests=8, total_requests=8))
+        async with serving(shelf, config) as desk:
+            await desk.engine.set_slots("m", {"shadow": "2"})
+            for behaviour in shelf.behaviours.values():
+                behaviour.gate.clear()
+            begun = [desk.ask(), desk.ask(slot="shadow")]
+            await until(lambda: all(b.sizes for b in shelf.behaviours.values()))
+            mirrored = [desk.ask(slot="shadow") for _ in range(3)]  # a quarter of 8 has room
+            await asyncio.sleep(0)
+            assert isinstance(desk.error(mirrored[2]), OverloadedError)
+            real = [desk.ask() for _ in range(8)]
+            await asyncio.sleep(0)
+            assert all("made room" in str(desk.error(call)) for call in mirrored[:2])
+            assert all(call.request_id not in desk.outcomes for call in (*begun, *real))
+            for behaviour in shelf.behaviours.values():
+                behaviour.gate.set()
+            await desk.settled()
+            assert {version_of(desk.answer(call)) for call in real} == {"1"}
+
+    run(test())
+
+
+def test_calls_that_nobody_waits_for_are_not_computed() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        async with serving(shelf) as desk:
+            behaviour = shelf.behaviours["1", "cpu"]
+            behaviour.gate.clear()
+            desk.ask()
+            await until(lambda: behaviour.sizes == [1])
+            late = desk.ask(deadline=time.monotonic() + 0.01)
+            gone = desk.ask()
+            gone.is_gone = True
+            kept = desk.ask()
+            await until(lambda: late.request_id in desk.outcomes)  # while the backend is at work
+            assert isinstance(desk.error(late), DeadlineError)
+            behaviour.gate.set()
+            await desk.settled()
+            assert isinstance(desk.error(gone), ClientGoneError)
+            assert version_of(desk.answer(kept)) == "1"
+            assert behaviour.sizes == [1, 1]
+
+    run(test())
+
+
+def test_what_waits_is_answered_by_the_new_version_and_the_old_one_goes() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        async with serving(shelf, configured(keep_warm=0)) as desk:
+            behaviour = shelf.behaviours["1", "cpu"]
+            behaviour.gate.clear()
+            begun = desk.ask()
+            await until(lambda: behaviour.sizes == [1])
+            waiting = desk.ask()
+            await desk.engine.set_slots("m", {"stable": "2"})
+            assert [s.version for s in desk.engine.states()] == ["2"]
+            behaviour.gate.set()
+            await desk.settled()
+            assert version_of(desk.answer(begun)) == "1"
+            assert version_of(desk.answer(waiting)) == "2"
+
+    run(test())
+
+
+def test_what_waits_for_a_version_that_takes_something_else_is_answered_by_it() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01, signatures={"2": SEQUENCES})
+        async with serving(shelf, configured(keep_warm=0)) as desk:
+            behaviour = shelf.behaviours["1", "cpu"]
+            behaviour.gate.clear()
+            desk.ask()
+            await until(lambda: behaviour.sizes == [1])
+            waiting = desk.ask()
+            await desk.engine.set_slots("m", {"stable": "2"})
+            new = desk.ask(inputs={"x": np.ones((1, 4), np.float32)})
+            assert desk.engine.signature("m") == SEQUENCES
+            behaviour.gate.set()
+            await desk.settled()
+            assert version_of(desk.answer(waiting)) == "1"
+            assert version_of(desk.answer(new), "sums") == "2"
+
+    run(test())
+
+
+def test_the_former_stable_version_stays_warm_so_going_back_loads_nothing() -> None:
+    async def test() -> None:
+        shelf = Shelf()
+        async with serving(shelf) as desk:
+            await desk.engine.set_slots("m", {"stable": "2"})
+            await desk.engine.set_slots("m", {"stable": "1"})
+            assert shelf.opened == ["1", "2"]
+            await desk.engine.set_slots("m", {"stable": "3"})
+            assert {s.version for s in desk.engine.states()} == {"1", "3"}
+            assert version_of(desk.answer(await asked(desk))) == "3"
+
+    run(test())
+
+
+async def asked(desk: Desk, **changes: object) -> Any:
+    call = desk.ask(**changes)  # type: ignore[arg-type]
+    await desk.settled()
+    return call
+
+
+def test_slots_and_versions_that_are_asked_for_answer() -> None:
+    async def test() -> None:
+        async with serving(Shelf()) as desk:
+            await desk.engine.set_slots("m", {"candidate": "2", "shadow": "3"})
+            await desk.engine.load("m", "4")
+            seen = {}
+            for told in (
+                {"slot": "stable"},
+                {"slot": "candidate"},
+                {"slot": "shadow"},
+                {"version": "4"},
+                {"version": "2"},
+            ):
+                call = await asked(desk, **told)
+                seen[str(told)] = (version_of(desk.answer(call)), desk.answer(call).served.slot)
+            assert list(seen.values()) == [
+                ("1", "stable"), ("2", "candidate"), ("3", "shadow"), ("4", "stable"),
+                ("2", "stable"),
+            ]  # fmt: skip
+            unknown = await asked(desk, version="9")
+            assert isinstance(desk.error(unknown), UnknownModelError)
+            other = await asked(desk, slot="candidate", version="77")
+            assert "version 77 is not loaded here; loaded are 1, 2, 3, 4" in str(desk.error(other))
+
+    run(test())
+
+
+def test_an_emptied_candidate_slot_is_answered_by_stable_and_says_so() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        async with serving(shelf) as desk:
+            await desk.engine.set_slots("m", {"candidate": "2"})
+            behaviour = shelf.behaviours["2", "cpu"]
+            behaviour.gate.clear()
+            desk.ask(slot="candidate")
+            await until(lambda: behaviour.sizes == [1])
+            waiting = desk.ask(slot="candidate")
+            await desk.engine.set_slots("m", {"candidate": None})
+            after = desk.ask(slot="candidate")
+            shadow = desk.ask(slot="shadow")
+            await until(lambda: after.request_id in desk.outcomes)
+            for call in (waiting, after):
+                answer = desk.answer(call)
+                assert (version_of(answer), answer.served.slot) == ("1", "stable")
+            assert "no shadow version" in str(desk.error(shadow))
+            behaviour.gate.set()
+            await desk.settled()
+            (passed_on,) = [s.value for s in desk.engine.counters() if s.name == "passed_on"]
+            assert passed_on == 2
+
+    run(test())
+
+
+def test_a_version_that_cannot_be_loaded_changes_no_slot() -> None:
+    async def test() -> None:
+        shelf = Shelf(bad={"2": "golden batch differs"})
+        async with serving(shelf) as desk:
+            with pytest.raises(NotReadyError, match="golden batch differs"):
+                await desk.engine.set_slots("m", {"candidate": "3", "stable": "2"})
+            assert desk.engine.slots("m") == {"stable": "1", "candidate": None, "shadow": None}
+            with pytest.raises(UnknownModelError):
+                await desk.engine.load("m", "99")
+            (state,) = [s for s in desk.engine.states() if s.version == "2"]
+            assert (state.state, state.reason) == ("UNAVAILABLE", "golden batch differs")
+            assert version_of(desk.answer(await asked(desk))) == "1"
+
+    run(test())
+
+
+def test_without_models_it_starts_and_loads_what_it_is_told_to() -> None:
+    async def test() -> None:
+        async with serving(Shelf(), EngineConfig()) as desk:
+            assert desk.engine.states() == []
+            assert desk.engine.is_ready()
+            missing = await asked(desk)
+            assert isinstance(desk.error(missing), UnknownModelError)
+            state = await desk.engine.load("m")
+            assert (state.state, state.slots) == ("READY", ("stable",))
+            assert version_of(desk.answer(await asked(desk))) == "1"
+            await desk.engine.unload("m")
+            assert not desk.engine.is_ready("m")
+            gone = await asked(desk)
+            assert "it was unloaded" in str(desk.error(gone))
+
+    run(test())
+
+
+def test_no_more_versions_are_loaded_than_allowed() -> None:
+    async def test() -> None:
+        shelf = Shelf()
+        async with serving(shelf, configured(max_versions=2)) as desk:
+            await desk.engine.set_slots("m", {"stable": "2"})
+            await desk.engine.set_slots("m", {"candidate": "3"})  # takes the warm one's place
+            assert {s.version for s in desk.engine.states()} == {"2", "3"}
+            with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
+                await desk.engine.load("m", "4")
+
+    run(test())
+
+
+def test_a_warm_version_that_a_slot_is_about_to_mean_makes_no_room() -> None:
+    async def test() -> None:
+        async with serving(Shelf(), configured(max_versions=2)) as desk:
+            await desk.engine.set_slots("m", {"stable": "2"})
+            with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
+                await desk.engine.set_slots("m", {"stable": "1", "candidate": "3"})
+            assert version_of(desk.answer(await asked(desk))) == "2"
+            await desk.engine.set_slots("m", {"stable": "1"})
+            assert version_of(desk.answer(await asked(desk))) == "1"
+
+    run(test())
+
+
+def test_stopping_answers_what_waits_and_refuses_what_comes() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.02)
+        async with serving(shelf) as desk:
+            calls = [desk.ask() for _ in range(3)]
+            await asyncio.sleep(0)
+            stopping = asyncio.ensure_future(desk.engine.stop())
+            await asyncio.sleep(0)
+            late = desk.ask()
+            await stopping
+            assert {version_of(desk.answer(call)) for call in calls} == {"1"}
+            assert "stopping" in str(desk.error(late))
+
+    run(test())
+
+
+# The alias
+
+
+def test_a_moved_alias_is_served_and_a_bad_one_is_tried_again_later() -> None:
+    async def test() -> None:
+        shelf = Shelf(bad={"2": "its files are damaged"})
+        async with serving(shelf) as desk:
+            shelf.aliases["champion"] = "2"
+            await until(lambda: shelf.opened.count("2") >= 2)
+            assert version_of(desk.answer(await asked(desk))) == "1"
+            shelf.bad.clear()
+            await until(lambda: desk.engine.slots("m")["stable"] == "2")
+
+    run(test())
+
+
+def test_faults_that_nobody_foresaw_do_not_end_the_following(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Odd(Shelf):
+        def open(self, key: VersionKey) -> LoadedVersion:
+            if key.version == "2":
+                self.opened.append("2")
+                raise LookupError("no such operator")
+            return super().open(key)
+
+    async def test() -> None:
+        shelf = Odd()
+        async with serving(shelf) as desk:
+            shelf.aliases["champion"] = "2"
+            await until(lambda: shelf.opened.count("2") >= 2)
+            told = next(s for s in desk.engine.states() if s.version == "2")
+            assert told.state == "UNAVAILABLE"
+            assert "no such operator" in told.reason
+            with monkeypatch.context() as patch:
+                looks: list[str] = []
+
+                def broken(model: str, alias: str) -> VersionKey | None:
+                    looks.append(alias)
+                    raise LookupError("a table is gone")
+
+                patch.setattr(shelf, "by_alias", broken)
+                await until(lambda: len(looks) >= 2)
+            shelf.aliases["champion"] = "3"
+            await until(lambda: desk.engine.slots("m")["stable"] == "3")
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("on_move", "expected"),
+    [("swap", ("2", None)), ("offer", ("1", "2")), ("hold", ("1", None))],
+)
+def test_what_a_moved_alias_does_is_configured(on_move: Any, expected: tuple[str, Any]) -> None:
+    async def test() -> None:
+        shelf = Shelf()
+        model = ServedModel(name="m", on_move=on_move)
+        async with serving(shelf, configured(models=(model,))) as desk:
+            shelf.aliases["champion"] = "2"
+            assert desk.engine._follower is not None
+            await desk.engine._follower.look()
+            slots = desk.engine.slots("m")
+            assert (slots["stable"], slots["candidate"]) == expected
+
+    run(test())
+
+
+def test_slots_that_a_person_set_stand_until_the_alias_moves() -> None:
+    async def test() -> None:
+        shelf = Shelf()
+        async with serving(shelf) as desk:
+            await desk.engine.set_slots("m", {"stable": "3"})
+            await asyncio.sleep(0.1)
+            assert desk.engine.slots("m")["stable"] == "3"
+            shelf.aliases["champion"] = "2"
+            await until(lambda: desk.engine.slots("m")["stable"] == "2")
+
+    run(test())
+
+
+def test_without_a_champion_or_a_registry_it_says_so_and_waits() -> None:
+    async def test() -> None:
+        shelf = Shelf(aliases={}, away=True)
+        async with serving(shelf) as desk:
+            assert "the registry is away" in str(desk.error(await asked(desk)))
+            shelf.away = False
+            await until(lambda: "no version has the alias" in _why(desk))
+            assert not desk.engine.is_ready()
+            shelf.aliases["champion"] = "1"
+            await until(lambda: desk.engine.is_ready())
+
+    def _why(desk: Desk) -> str:
+        try:
+            desk.engine.signature("m")
+        except NotReadyError as exc:
+            return str(exc)
+        return ""
+
+    run(test())
+
+
+def test_the_same_version_with_new_variants_is_loaded_anew() -> None:
+    async def test() -> None:
+        shelf = Shelf()
+        async with serving(shelf) as desk:
+            shelf.digest = "b"
+            await until(lambda: shelf.opened == ["1", "1"])
+            assert version_of(desk.answer(await asked(desk))) == "1"
+            assert len(desk.engine.states()) == 1
+            assert desk.engine.signature("m") == SIGNATURE
+
+    run(test())
+
+
+def test_a_receiver_that_raises_takes_nobody_elses_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with serving(Shelf()) as desk:
+            desk.ask()
+            broken = made_call("broken", 1.0, 1)
+            desk.engine.submit(broken, lambda *_: 1 / 0)
+            desk.ask()
+            await desk.settled()
+            await asked(desk)
+            (lost,) = [s.value for s in desk.engine.counters() if s.name == "lost_outcomes"]
+            assert lost == 1
+
+    run(test())
+    assert "the outcome of request broken could not be handed over" in caplog.text
+
+
+def test_names_that_clients_make_up_are_counted_together() -> None:
+    async def test() -> None:
+        witness = Witness()
+        async with serving(Shelf(), witness=witness) as desk:
+            for n in range(3):
+                desk.engine.submit(replace(made_call("r", 1.0, 1), model=f"x{n}"), lambda *_: None)
+            await until(lambda: len(witness.refusals) == 3)
+            refused = [s for s in desk.engine.counters() if s.name == "refused"]
+            assert [(s.labels["model"], s.value) for s in refused] == [("", 3)]
+
+    run(test())

@@ -1,0 +1,213 @@
+"""Two backends of a version: when the second one helps, and how the first one comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.engine.backends import Backend, Times
+from serving.engine.circuit import Circuit
+from serving.engine.config import BatchConfig, HardwareConfig, PlacementConfig
+from serving.engine.placement import Load, place
+from serving.errors import BackendError, NotReadyError
+from tests.unit.serving.engine.standins import SIGNATURE, Shelf, two_kinds, until, version_of
+from tests.unit.serving.engine.test_engine import asked, run, serving
+
+CONFIG = PlacementConfig(
+    latency_goal_ms=40, queued_requests=10, large_rows=100, gain=1.5, release=0.5, settle_s=1.0
+)
+
+
+def backends(*ms: float) -> list[Backend]:
+    """Backends named a, b, ... that take so long for a batch of any size."""
+    found = []
+    for name, one in zip("abc", ms, strict=False):
+        probe = {"x": np.zeros((1, 2), np.float32)}
+        made = Backend(name, name, "", lambda arrays: arrays["x"], SIGNATURE, probe)
+        for power in range(20):
+            made.times.note(1 << power, one)
+        found.append(made)
+    return found
+
+
+def where(found: Sequence[Backend], load: Load, rows: int = 1, full: Any = ()) -> Any:
+    chosen = place(found, load, rows * 2, rows, CONFIG, full)
+    return None if chosen is None else (chosen.backend.hardware, chosen.fell_over_from)
+
+
+def test_the_first_backend_is_preferred_and_waited_for() -> None:
+    found = backends(5, 5)
+    assert where(found, Load()) == ("a", "")
+    found[0].busy = True
+    assert where(found, Load()) is None
+    assert where(found, Load(spilling=True)) == ("b", "a")
+    assert where(found, Load(spilling=True), full={"b"}) is None
+    found[0].busy = False
+    assert where(found, Load(spilling=True), full={"a"}) == ("b", "a")
+
+
+def test_a_failed_backend_gets_nothing_and_the_answer_says_so() -> None:
+    found = backends(5, 5)
+    found[0].circuit.failed("gone", 0.0)
+    assert where(found, Load()) == ("b", "a")
+    found[1].circuit.failed("gone", 0.0)
+    assert where(found, Load()) is None
+
+
+def test_a_large_batch_goes_to_what_is_clearly_faster() -> None:
+    faster, hardly = backends(30, 10), backends(12, 10)
+    assert where(faster, Load(), rows=100) == ("b", "")
+    assert where(faster, Load(), rows=99) == ("a", "")
+    assert where(hardly, Load(), rows=100) == ("a", "")
+    faster[1].busy = True
+    assert where(faster, Load(), rows=100) is None
+    faster[1].circuit.failed("gone", 0.0)
+    assert where(faster, Load(), rows=100) == ("a", "")
+
+
+def test_help_begins_above_a_bound_and_ends_well_below_it_after_a_while() -> None:
+    load = Load()
+    seen = []
+    for now, requests, wait_ms in (
+        (0.0, 10, 40), (0.1, 11, 0), (0.2, 7, 0), (0.3, 5, 20), (1.2, 4, 10), (1.25, 6, 0),
+        (1.3, 5, 0), (2.2, 5, 0), (2.31, 5, 0), (2.4, 1, 41),
+    ):  # fmt: skip
+        load.note(requests, wait_ms, CONFIG, now)
+        seen.append(load.spilling)
+    assert seen == [False, True, True, True, True, True, True, True, False, True]
+    assert load.times_spilled == 2
+
+
+def test_a_circuit_is_probed_after_a_growing_while() -> None:
+    circuit = Circuit(open_s=1.0, most_open_s=3.0)
+    circuit.failed("gone", 10.0)
+    assert (circuit.state, circuit.probe_due(10.9)) == ("open", False)
+    assert circuit.probe_due(11.0)
+    assert (circuit.state, circuit.probe_due(11.1)) == ("half_open", False)  # one at a time
+    circuit.failed("gone", 11.2)
+    assert (circuit.probe_due(13.1), circuit.probe_due(13.2)) == (False, True)
+    circuit.failed("gone", 13.2)
+    assert circuit.retry_at == pytest.approx(16.2)
+    circuit.healed()
+    assert (circuit.state, circuit.times_opened, circuit.reason) == ("closed", 1, "")
+    circuit.failed("gone", 20.0)
+    assert circuit.retry_at == 21.0
+
+
+def test_times_are_learned_and_larger_batches_are_guessed_from_smaller_ones() -> None:
+    times = Times()
+    assert times.expected_ms(5) == 0.0
+    times.note(4, 1.0)
+    assert (times.expected_ms(7), times.expected_ms(1), times.expected_ms(32)) == (1.0, 1.0, 8.0)
+    for _ in range(40):
+        times.note(5, 3.0)
+    assert times.expected_ms(4) == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_batch_whose_backend_dies_is_answered_by_the_other_and_both_ways() -> None:
+    async def test() -> None:
+        shelf = Shelf(hardware=("cpu", "gpu"))
+        async with serving(shelf, two_kinds()) as desk:
+            cpu, gpu = (shelf.behaviours["1", name] for name in ("cpu", "gpu"))
+            cpu.broken = True
+            calls = [desk.ask(float(n)) for n in range(3)]
+            await desk.settled()
+            for n, call in enumerate(calls):
+                answer = desk.answer(call)
+                assert answer.outputs["score"].tolist() == [1000 + 2 * n]
+                assert (answer.served.hardware, answer.served.fell_over_from) == ("gpu", "cpu")
+            assert desk.engine.is_ready("m")
+            told = {s.name: s.value for s in desk.engine.counters() if "cpu" in s.labels.values()}
+            assert (told["backend_closed"], told["backend_failures"]) == (0, 1)
+
+            gpu.broken = True
+            both = desk.ask()
+            await desk.settled()
+            assert isinstance(desk.error(both), BackendError | NotReadyError)
+            assert "the device is gone" in str(desk.error(both))
+            await until(lambda: not desk.engine.is_ready("m"))
+            (state,) = desk.engine.states()
+            assert (state.state, "cpu: the device is gone" in state.reason) == ("UNAVAILABLE", True)
+            now = await asked(desk)
+            assert isinstance(desk.error(now), NotReadyError)
+            assert desk.error(now).retry_after_s is not None
+
+            cpu.broken = gpu.broken = False
+            version = desk.engine.served("m").versions["1"]
+            await until(lambda: all(one.circuit.closed for one in version.backends))
+            served = desk.answer(await asked(desk)).served
+            assert (served.hardware, served.fell_over_from) == ("cpu", "")
+
+    run(test())
+
+
+def test_a_batch_that_does_not_come_back_is_computed_elsewhere() -> None:
+    async def test() -> None:
+        shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
+        config = two_kinds().model_copy(update={"batch": BatchConfig(limit_s=0.1)})
+        async with serving(shelf, config) as desk:
+            cpu = shelf.behaviours["1", "cpu"]
+            cpu.gate.clear()
+            first, second = desk.ask(1.0), desk.ask(2.0)
+            await desk.settled()
+            for call, score in ((first, 1002), (second, 1004)):
+                answer = desk.answer(call)
+                assert answer.outputs["score"].tolist() == [score]
+                assert (answer.served.hardware, answer.served.fell_over_from) == ("gpu", "cpu")
+            version = desk.engine.served("m").versions["1"]
+            assert "no answer within 0.1 s" in version.backends[0].circuit.reason
+            cpu.gate.set()
+            await until(lambda: version.backends[0].circuit.closed)
+            assert desk.answer(await asked(desk)).served.hardware == "cpu"
+            assert len(desk.outcomes[first.request_id]) == 1
+
+    run(test())
+
+
+def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> None:
+    async def test() -> None:
+        shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
+        config = two_kinds(queued_requests=4, settle_s=0.05).model_copy(
+            update={"batch": BatchConfig(rows=1)}
+        )
+        async with serving(shelf, config) as desk:
+            calls = [desk.ask() for _ in range(30)]
+            await desk.settled()
+            served = [desk.answer(call).served for call in calls]
+            helped = [one for one in served if one.hardware == "gpu"]
+            assert 5 <= len(helped) < 25
+            assert {one.fell_over_from for one in helped} == {"cpu"}
+            assert {one.fell_over_from for one in served if one.hardware == "cpu"} == {""}
+            load = desk.engine.served("m").lanes["stable"].load
+            for _ in range(400):
+                if not load.spilling:
+                    break
+                await asked(desk)
+            assert not load.spilling
+            assert version_of(desk.answer(await asked(desk))) == "1"
+
+    run(test())
+
+
+def test_no_more_batches_run_beside_each_other_than_there_are_threads() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        config = two_kinds().model_copy(update={"hardware": (HardwareConfig(workers=1),)})
+        async with serving(shelf, config) as desk:
+            await desk.engine.set_slots("m", {"candidate": "2"})
+            first, second = (shelf.behaviours[n, "cpu"] for n in "12")
+            first.gate.clear()
+            desk.ask()
+            await until(lambda: first.sizes == [1])
+            other = desk.ask(slot="candidate")
+            await asyncio.sleep(0.03)
+            assert second.sizes == []
+            first.gate.set()
+            await desk.settled()
+            assert version_of(desk.answer(other)) == "2"
+
+    run(test())
