@@ -1,0 +1,271 @@
+"""What a serving process believes about its clients: issuers, keys, owners of models, limits."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from tasks.errors import ConfigurationError
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
+Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
+"""An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
+Roles = Mapping[str, frozenset[str]]
+KEY_HEADER = "x-api-key"
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class IssuerConfig(_Config):
+    """Whoever signs tokens, and how their claims are read.
+
+    Attributes:
+        keys: file with a JSON Web Key Set, or its URL: https, or http on the loopback device.
+        secret_file: instead of `keys`: a secret that issuer and server share, for HS256.
+        ca_file: authority that vouches for an https URL; None for the system's.
+        roles_claim: where roles stand; dots step into objects, as `realm_access.roles`.
+        tenant_claim: where the tenant stands; a token without it is then refused.
+        tenant: of all tokens, where no claim says it; empty for operators of the installation.
+    """
+
+    issuer: str = Field(min_length=1, description="Exact value of the claim `iss`.")
+    audience: str = Field(min_length=1, description="Value that the claim `aud` must hold.")
+    keys: str | None = Field(default=None, description="JWKS: file or URL.")
+    secret_file: Path | None = Field(default=None, description="Shared secret for HS256.")
+    ca_file: Path | None = None
+    algorithms: tuple[Algorithm, ...] = Field(default=("RS256", "ES256", "EdDSA"), min_length=1)
+    leeway_s: float = Field(default=10, ge=0, le=300, description="Clocks may differ by this.")
+    subject_claim: str = Field(default="sub", description="Names who asks, in log and limits.")
+    roles_claim: str = "roles"
+    tenant_claim: str | None = None
+    tenant: str = ""
+    refresh_s: PositiveFloat = Field(default=300, description="Age at which keys are read again.")
+    min_refresh_s: PositiveFloat = Field(
+        default=10, description="Unknown keys make them read again at most so often."
+    )
+    timeout_s: PositiveFloat = Field(default=5, description="For one answer of the issuer.")
+
+    @model_validator(mode="after")
+    def _one_source_of_keys(self) -> Self:
+        if (self.keys is None) == (self.secret_file is None):
+            raise ValueError(f"issuer {self.issuer}: name either `keys` or `secret_file`")
+        if self.keys is not None:
+            check_address(self.keys)
+        if self.tenant_claim is not None and self.tenant:
+            raise ValueError(f"issuer {self.issuer}: name either `tenant_claim` or `tenant`")
+        return self
+
+    @property
+    def is_remote(self) -> bool:
+        """True where keys come from a URL."""
+        return self.keys is not None and "://" in self.keys
+
+
+class Rate(_Config):
+    """A token bucket: it holds `burst` requests and fills with `per_s`."""
+
+    per_s: PositiveFloat = Field(default=200, description="Requests a second, lasting.")
+    burst: PositiveInt = Field(default=400, description="Requests at once, after a rest.")
+
+
+class LimitsConfig(_Config):
+    """How often clients may come; what is remembered of them is bounded."""
+
+    client: Rate = Rate()
+    by_subject: dict[str, Rate] = Field(
+        default_factory=dict, description="Instead of `client`, by `subject` or `tenant/subject`."
+    )
+    failures: Rate = Field(
+        default=Rate(per_s=1, burst=20), description="Refused credentials of one address."
+    )
+    max_clients: PositiveInt = Field(default=20_000, description="Buckets that are remembered.")
+
+
+class TlsConfig(_Config):
+    """TLS of a listener: 1.3 or nothing."""
+
+    certificate: Path = Field(description="PEM file, with its chain.")
+    key: Path = Field(description="PEM file of its private key.")
+    client_ca: Path | None = Field(
+        default=None, description="Authority of clients: every one then needs a certificate."
+    )
+
+
+class SizeConfig(_Config):
+    """What a request may be at most."""
+
+    max_body_bytes: PositiveInt = Field(
+        default=16 * 2**20, description="At the edge; a server has `http.max_body_bytes`."
+    )
+    max_header_bytes: PositiveInt = Field(
+        default=32 * 2**10, description="At the edge; a server has `http.max_header_bytes`."
+    )
+
+
+class SecurityConfig(_Config):
+    """Who may ask a serving process for what.
+
+    Attributes:
+        api_keys: file of digests, made by `python -m serving.security keys`; None for no keys.
+        certificates: grants by the subject of a client's certificate, as the edge tells it
+            (RFC 2253, as `CN=batch,O=acme`). A server without an edge refuses to start with them.
+        certificate_tenants: tenant of such a subject.
+        behind_edge: only the edge can connect (mutual TLS), so its headers about certificate
+            and address of the client are believed.
+        grants: what a role of a token stands for, where it is no grant itself.
+        owners: tenant that a model belongs to; others are refused. Those without are shared.
+        anonymous: grants of whoever presents nothing; for the loopback device only.
+    """
+
+    issuers: tuple[IssuerConfig, ...] = Field(default=(), description="Who signs tokens.")
+    api_keys: Path | None = None
+    certificates: dict[str, tuple[Grant, ...]] = Field(default_factory=dict)
+    certificate_tenants: dict[str, str] = Field(default_factory=dict)
+    behind_edge: bool = False
+    grants: dict[str, tuple[Grant, ...]] = Field(default_factory=dict)
+    owners: dict[str, str] = Field(default_factory=dict)
+    anonymous: tuple[Grant, ...] = ()
+    limits: LimitsConfig = LimitsConfig()
+    sizes: SizeConfig = SizeConfig()
+    tls: TlsConfig | None = Field(default=None, description="TLS 1.3; None speaks in clear.")
+    cache_s: PositiveFloat = Field(default=60, description="A principal is known for so long.")
+    max_cached: PositiveInt = Field(default=20_000, description="Principals known at a time.")
+
+    @model_validator(mode="after")
+    def _edge_is_proven(self) -> Self:
+        proven = self.tls is not None and self.tls.client_ca is not None
+        if self.behind_edge and not proven:
+            raise ValueError(
+                "behind_edge needs tls with client_ca: without mutual TLS anybody could claim "
+                "to be the edge and name any certificate"
+            )
+        if self.behind_edge and self.anonymous:
+            raise ValueError("anonymous is for the loopback device only; the edge opens it to all")
+        names = [issuer.issuer for issuer in self.issuers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"issuers are named twice: {', '.join(names)}")
+        return self
+
+
+def check_address(address: str) -> None:
+    """Let keys come from files, by https, and by http from this machine alone.
+
+    Raises:
+        ValueError: the address is anything else.
+    """
+    if "://" not in address:
+        return
+    parts = urlsplit(address)
+    if parts.username or parts.password:
+        raise ValueError(f"keys of {parts.hostname}: no password belongs into a URL")
+    if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+        return
+    raise ValueError(f"keys {address}: expected a file, https, or http on the loopback device")
+
+
+def is_loopback(host: str) -> bool:
+    """True for names and addresses that only this machine can reach."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(config: SecurityConfig, host: str) -> None:
+    """Keep a server that would let in anybody, or speak in clear, on the loopback device.
+
+    Raises:
+        ConfigurationError: `host` can be reached from outside and the server is not closed.
+    """
+    if is_loopback(host):
+        return
+    if config.anonymous:
+        raise ConfigurationError(
+            f"the server is to listen on {host} and security.anonymous lets in everybody; listen "
+            "on 127.0.0.1, or remove anonymous and give clients keys or tokens"
+        )
+    if config.tls is None:
+        raise ConfigurationError(
+            f"the server is to listen on {host} without TLS; name security.tls (make a "
+            "certificate with `python -m serving.security certificates`) or listen on 127.0.0.1"
+        )
+
+
+def read_security(file: Path) -> SecurityConfig:
+    """The configuration in a YAML file; paths in it are seen from its folder.
+
+    Raises:
+        ConfigurationError: it cannot be read, or says what cannot be.
+    """
+    try:
+        found = SecurityConfig.model_validate(yaml.safe_load(file.read_text()) or {})
+    except OSError as exc:
+        raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"{file} is no YAML: {exc}. Nothing was started") from exc
+    except ValidationError as exc:
+        raise ConfigurationError(f"{file}: {faults_of(exc)}. Nothing was started") from exc
+    return _seen_from(found, file.resolve().parent)
+
+
+def faults_of(error: ValidationError) -> str:
+    """What is wrong and where; never what was written there, which may be a secret."""
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg'].removeprefix('Value error, ')}"
+        for fault in error.errors()
+    )
+
+
+def _seen_from(config: SecurityConfig, folder: Path) -> SecurityConfig:
+    issuers = tuple(
+        issuer.model_copy(
+            update={
+                "keys": issuer.keys
+                if issuer.keys is None or issuer.is_remote
+                else str(folder / issuer.keys),
+                "secret_file": _joined(folder, issuer.secret_file),
+                "ca_file": _joined(folder, issuer.ca_file),
+            }
+        )
+        for issuer in config.issuers
+    )
+    tls = config.tls and config.tls.model_copy(
+        update={
+            "certificate": folder / config.tls.certificate,
+            "key": folder / config.tls.key,
+            "client_ca": _joined(folder, config.tls.client_ca),
+        }
+    )
+    api_keys = _joined(folder, config.api_keys)
+    return config.model_copy(update={"issuers": issuers, "tls": tls, "api_keys": api_keys})
+
+
+def _joined(folder: Path, path: Path | None) -> Path | None:
+    return None if path is None else folder / path
+
+
+def roles_of(grants: tuple[str, ...] | list[str]) -> Roles:
+    """Grants as `model -> actions`."""
+    found: dict[str, set[str]] = {}
+    for grant in grants:
+        action, _, model = grant.partition(":")
+        found.setdefault(model, set()).add(action)
+    return {model: frozenset(actions) for model, actions in found.items()}

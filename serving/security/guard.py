@@ -1,0 +1,205 @@
+"""The guard of a serving process: who asks, what that one may do, and how often."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from serving.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
+from serving.interfaces import Action, Headers, Principal
+from serving.security.certificate_header import subject_of
+from serving.security.config import SecurityConfig, roles_of
+from serving.security.keys import KeyRing
+from serving.security.limits import Buckets
+from serving.security.tokens import TokenReader
+from tasks.errors import ConfigurationError
+
+BEARER = b"bearer "
+CERTIFICATE_HEADER = b"x-forwarded-client-cert"
+ADDRESS_HEADER = b"x-falaj-address"
+"""Set by the edge, which removes what clients say of it."""
+REFRESH_LOOK_S = 1.0
+MAX_ALLOWED = 64
+"""Models that are remembered for a principal; a role for all of them could name any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A principal that was verified.
+
+    Attributes:
+        until: on the guard's clock.
+        name: of its bucket; tenants may have subjects of the same name.
+        allowed: what was looked up before and is allowed.
+    """
+
+    principal: Principal
+    until: float
+    name: str
+    allowed: set[tuple[Action, str | None]]
+
+
+class SecurityGuard:
+    """Bearer tokens, API keys and certificates, checked once and remembered for a while.
+
+    What is remembered is named by the SHA-256 of what was presented. It is forgotten when keys
+    of issuers or API keys change, when the credential ends, and after `cache_s`.
+
+    Raises:
+        ConfigurationError: files that the configuration names are not as they must be.
+    """
+
+    def __init__(self, config: SecurityConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        if config.certificates and not config.behind_edge:
+            raise ConfigurationError(
+                "security.certificates are told by the edge, and this server has none before it; "
+                "start it with the file that `python -m infra.edge prepare` wrote, or remove them"
+            )
+        self._config = config
+        self._clock = clock
+        limits = config.limits
+        special = {n if "/" in n else f"/{n}": rate for n, rate in limits.by_subject.items()}
+        self._requests = Buckets(limits.client, limits.max_clients, special, clock)
+        self._failures = Buckets(limits.failures, limits.max_clients, clock=clock)
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._tokens = TokenReader(config.issuers, config.grants, self.forget)
+        self._keys = KeyRing(config.api_keys, self.forget) if config.api_keys else None
+        self._looked = clock()
+        self._anonymous = _anonymous(config)
+
+    def forget(self) -> None:
+        """Ask everybody anew."""
+        self._known = OrderedDict()
+
+    def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
+        """Who asks, if that is allowed now.
+
+        Raises:
+            UnauthorizedError: nothing, or nothing valid, was presented.
+            ForbiddenError: role or tenant do not allow it.
+            TooManyRequestsError: more often than allowed; says when to come again.
+        """
+        now = self._clock()
+        if now - self._looked >= REFRESH_LOOK_S:
+            self._look(now)
+        known = self._who(headers, address, now)
+        wait_s = self._requests.take(known.name)
+        if wait_s:
+            raise TooManyRequestsError(
+                f"{known.principal.subject} asks more often than it may; come again in "
+                f"{wait_s:.2f} s",
+                retry_after_s=wait_s,
+            )
+        asked = (action, model)
+        if asked not in known.allowed:
+            self._check(known.principal, action, model)
+            if len(known.allowed) < MAX_ALLOWED:
+                known.allowed.add(asked)
+        return known.principal
+
+    def _look(self, now: float) -> None:
+        self._looked = now
+        self._tokens.refresh()
+        if self._keys is not None:
+            self._keys.look(now)
+
+    def _who(self, headers: Headers, address: str, now: float) -> _Known:
+        presented = self._presented(headers)
+        if presented is None:
+            if self._anonymous is not None:
+                return self._anonymous
+            raise UnauthorizedError("nothing was presented; send a bearer token or an API key")
+        kind, value = presented
+        digest = sha256(kind + value).digest()
+        known = self._known.get(digest)
+        if known is not None and now < known.until:
+            return known
+        return self._verified(kind, value, digest, self._address(headers, address))
+
+    def _presented(self, headers: Headers) -> tuple[bytes, bytes] | None:
+        """What stands in the headers: exactly one credential, or a certificate with none."""
+        found: list[tuple[bytes, bytes]] = []
+        certificate = None
+        for name, value in headers:
+            if name == b"authorization":
+                found.append((b"t", value))
+            elif name == b"x-api-key":
+                found.append((b"k", value))
+            elif name == CERTIFICATE_HEADER and self._config.behind_edge:
+                certificate = (b"c", value)
+        if len(found) > 1:
+            raise UnauthorizedError("several credentials were presented; send one")
+        return found[0] if found else certificate
+
+    def _verified(self, kind: bytes, value: bytes, digest: bytes, address: str) -> _Known:
+        if (wait_s := self._failures.wait_s(address)) > 0:
+            raise TooManyRequestsError(
+                "too many refused credentials came from this address", retry_after_s=wait_s
+            )
+        try:
+            principal = self._verify(kind, value)
+        except UnauthorizedError:
+            self._failures.take(address)
+            raise
+        seconds = min(self._config.cache_s, principal.expires - time.time())
+        known = _remembered(principal, self._clock() + seconds)
+        self._known[digest] = known
+        if len(self._known) > self._config.max_cached:
+            self._known.popitem(last=False)
+        return known
+
+    def _verify(self, kind: bytes, value: bytes) -> Principal:
+        if kind == b"t":
+            if value[:7].lower() != BEARER:
+                raise UnauthorizedError("expected `Authorization: Bearer <token>`")
+            return self._tokens.read(value[7:].strip().decode("latin-1"))
+        return self._by_key(value) if kind == b"k" else self._by_certificate(value)
+
+    def _by_key(self, value: bytes) -> Principal:
+        if self._keys is None:
+            raise UnauthorizedError("no API keys are known here; send a bearer token")
+        key = self._keys.find(value)
+        expires = key.expires.timestamp() if key.expires else float("inf")
+        return Principal(key.subject, key.tenant, roles_of(key.grants), expires)
+
+    def _by_certificate(self, value: bytes) -> Principal:
+        subject = subject_of(value.decode("latin-1"))
+        grants = self._config.certificates.get(subject)
+        if grants is None:
+            raise UnauthorizedError(f"the certificate of {subject} stands for nobody here")
+        tenant = self._config.certificate_tenants.get(subject, "")
+        return Principal(subject, tenant, roles_of(grants), float("inf"))
+
+    def _address(self, headers: Headers, address: str) -> str:
+        """Where the client is: behind the edge, what that says."""
+        if self._config.behind_edge:
+            for name, value in headers:
+                if name == ADDRESS_HEADER:
+                    return value.decode("latin-1")
+        return address
+
+    def _check(self, principal: Principal, action: Action, model: str | None) -> None:
+        if not principal.may(action, model):
+            what = f"model {model}" if model else "this server"
+            raise ForbiddenError(f"{principal.subject} may not {action} on {what}")
+        if not principal.tenant:
+            return
+        owner = self._config.owners.get(model) if model else None
+        if owner and owner != principal.tenant:
+            raise ForbiddenError(f"model {model} does not belong to {principal.tenant}")
+        if action == "admin" and owner is None:
+            raise ForbiddenError("what tenants share is for operators to load and unload")
+
+
+def _anonymous(config: SecurityConfig) -> _Known | None:
+    if not config.anonymous:
+        return None
+    roles = roles_of(config.anonymous)
+    return _remembered(Principal("anonymous", "", roles, float("inf")), float("inf"))
+
+
+def _remembered(principal: Principal, until: float) -> _Known:
+    return _Known(principal, until, f"{principal.tenant}/{principal.subject}", set())

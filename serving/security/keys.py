@@ -1,0 +1,205 @@
+"""API keys: made once, shown once, kept as digests.
+
+A key is `falaj_<id>_<secret>`, its secret 256 random bits, so one SHA-256 is enough: there is
+nothing to guess that a slow digest would protect.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from serving.errors import UnauthorizedError
+from serving.security.config import Grant
+from tasks.errors import ConfigurationError, refused_writes_explained
+from tasks.settings import write_atomically
+
+LOGGER = logging.getLogger(__name__)
+
+SECRET_BYTES = 32
+LOOK_AGAIN_S = 1.0
+"""A revoked key is refused after this at the latest."""
+_KEY = re.compile(r"falaj_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+
+
+class ApiKey(BaseModel):
+    """What is kept of a key: nothing that would let anybody in.
+
+    Attributes:
+        id: the part of the key that names it; no secret.
+        digest: SHA-256 of the whole key, hexadecimal.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    digest: str
+    subject: str
+    tenant: str = ""
+    grants: tuple[Grant, ...]
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    revoked: AwareDatetime | None = None
+
+    def state(self, now: datetime) -> str:
+        """`valid`, `expired` or `revoked`."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "valid"
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    keys: tuple[ApiKey, ...] = ()
+
+
+def read_keys(file: Path) -> tuple[ApiKey, ...]:
+    """All keys of a file; none where there is no file.
+
+    Raises:
+        ConfigurationError: it cannot be read, or others may write it.
+    """
+    try:
+        if file.stat().st_mode & 0o022:
+            raise ConfigurationError(f"{file} may be written by others than its owner; chmod 600")
+        return _File.model_validate_json(file.read_bytes()).keys
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValidationError) as exc:
+        raise ConfigurationError(f"{file} holds no API keys: {exc}") from exc
+
+
+def create_key(
+    file: Path,
+    subject: str,
+    grants: tuple[Grant, ...],
+    tenant: str = "",
+    expires: datetime | None = None,
+) -> tuple[str, ApiKey]:
+    """A new key, which nobody can show again, and what was kept of it."""
+    name = secrets.token_hex(6)
+    text = f"falaj_{name}_{secrets.token_urlsafe(SECRET_BYTES)}"
+    made = ApiKey(
+        id=name,
+        digest=_digest(text.encode()),
+        subject=subject,
+        tenant=tenant,
+        grants=grants,
+        created=datetime.now(UTC),
+        expires=expires,
+    )
+    with _changing(file):
+        _write(file, (*read_keys(file), made))
+    return text, made
+
+
+def revoke_key(file: Path, name: str) -> ApiKey:
+    """Refuse a key from now on.
+
+    Raises:
+        ConfigurationError: there is none of this id.
+    """
+    with _changing(file):
+        keys = {key.id: key for key in read_keys(file)}
+        if name not in keys:
+            known = ", ".join(keys) or "none"
+            raise ConfigurationError(f"{file} has no key {name}; it has: {known}")
+        if keys[name].revoked is None:
+            keys[name] = keys[name].model_copy(update={"revoked": datetime.now(UTC)})
+            _write(file, tuple(keys.values()))
+        return keys[name]
+
+
+class KeyRing:
+    """The keys of a file, read again when it changes.
+
+    Args:
+        on_change: called when what a key means may have changed.
+    """
+
+    def __init__(self, file: Path, on_change: Callable[[], None] = lambda: None) -> None:
+        self._file = file
+        self._on_change = on_change
+        self._stamp = _stamp(file)
+        self._keys = {key.id: key for key in read_keys(file)}
+        self._looked = float("-inf")
+
+    def look(self, now: float) -> None:
+        """Read the file again where it has changed, at most once in `LOOK_AGAIN_S`.
+
+        Args:
+            now: seconds that only grow.
+        """
+        if now - self._looked < LOOK_AGAIN_S:
+            return
+        self._looked = now
+        stamp = _stamp(self._file)
+        if stamp != self._stamp:
+            self._keys = self._read_or_refuse_all()
+            self._stamp = stamp
+            self._on_change()
+
+    def _read_or_refuse_all(self) -> dict[str, ApiKey]:
+        """A file that says nothing any more lets nobody in: a revoked key might stand in it."""
+        try:
+            return {key.id: key for key in read_keys(self._file)}
+        except ConfigurationError:
+            LOGGER.exception("no API key is accepted until %s is mended", self._file)
+            return {}
+
+    def find(self, presented: bytes) -> ApiKey:
+        """The key that was presented.
+
+        Raises:
+            UnauthorizedError: it is none, or not valid any more.
+        """
+        match = _KEY.fullmatch(presented.decode("latin-1"))
+        key = self._keys.get(match[1]) if match else None
+        # The digest is made and compared in either case, so that time says nothing of ids.
+        expected = key.digest if key else "0" * 64
+        if not hmac.compare_digest(_digest(presented), expected) or key is None:
+            raise UnauthorizedError("the API key is not known here")
+        if (state := key.state(datetime.now(UTC))) != "valid":
+            raise UnauthorizedError(f"the API key {key.id} is {state}; ask for a new one")
+        return key
+
+
+def _digest(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _write(file: Path, keys: tuple[ApiKey, ...]) -> None:
+    previous = os.umask(0o077)
+    try:
+        write_atomically(file, _File(keys=keys).model_dump_json(indent=1) + "\n")
+    finally:
+        os.umask(previous)
+
+
+@contextmanager
+def _changing(file: Path) -> Iterator[None]:
+    """Hold the lock of a file of keys, so that two commands do not lose each other's keys."""
+    with refused_writes_explained(file):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (file.parent / f".{file.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

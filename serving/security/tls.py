@@ -1,0 +1,124 @@
+"""TLS contexts: 1.3 or nothing, read again when certificates are renewed."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from pathlib import Path
+
+import grpc
+
+from serving.security.config import TlsConfig
+from tasks.errors import ConfigurationError
+
+LOGGER = logging.getLogger(__name__)
+
+
+def server_context(config: TlsConfig) -> ssl.SSLContext:
+    """A context for a listener; with `client_ca`, clients need a certificate of that authority.
+
+    Raises:
+        ConfigurationError: certificate or key are absent, unfit, or open to others.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _check_key(config.key)
+    try:
+        context.load_cert_chain(config.certificate, config.key)
+        if config.client_ca is not None:
+            context.load_verify_locations(config.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigurationError(
+            f"TLS with {config.certificate} and {config.key} cannot be had: {exc}"
+        ) from exc
+    return context
+
+
+def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
+    """Credentials of a gRPC listener that only holders of a certificate can talk to.
+
+    gRPC in Python takes TLS 1.2 too and cannot be told not to, so without `client_ca` there are
+    none: then it belongs on loopback, or behind the edge, which speaks 1.3 to both sides.
+
+    Raises:
+        ConfigurationError: there is no `client_ca`, or a file cannot be read.
+    """
+    if config.client_ca is None:
+        raise ConfigurationError(
+            "gRPC in Python cannot be held to TLS 1.3; put the edge before it (mutual TLS), or "
+            "listen on loopback"
+        )
+    server_context(config)  # says what is wrong with the files
+    pair = (config.key.read_bytes(), config.certificate.read_bytes())
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=config.client_ca.read_bytes(), require_client_auth=True
+    )
+
+
+class RenewingTls:
+    """A context that follows its files, so that a renewed certificate needs no restart.
+
+    New connections see the new certificate. A changed `client_ca` adds authorities; taking one
+    away needs a restart, since OpenSSL forgets none.
+    """
+
+    def __init__(self, config: TlsConfig) -> None:
+        self.context = server_context(config)
+        self._config = config
+        self._stamp = self._files()
+        self._stopped = threading.Event()
+
+    def look(self) -> bool:
+        """Read the files again where they have changed; True where that was so.
+
+        Files that do not fit each other are left for the next look: one of the two may still
+        be on its way.
+        """
+        stamp = self._files()
+        if stamp == self._stamp:
+            return False
+        try:
+            server_context(self._config)  # tried aside: a failure must not leave half of it
+        except ConfigurationError as exc:
+            LOGGER.warning("the TLS certificate stays as it was: %s", exc)
+            return False
+        self.context.load_cert_chain(self._config.certificate, self._config.key)
+        if self._config.client_ca is not None:
+            self.context.load_verify_locations(self._config.client_ca)
+        self._stamp = stamp
+        return True
+
+    def follow(self, every_s: float = 5.0) -> None:
+        """Look from time to time, in a thread, until `stop`."""
+        threading.Thread(target=self._run, args=(every_s,), daemon=True, name="tls-files").start()
+
+    def stop(self) -> None:
+        """End what `follow` began."""
+        self._stopped.set()
+
+    def _run(self, every_s: float) -> None:
+        while not self._stopped.wait(every_s):
+            self.look()
+
+    def _files(self) -> tuple[tuple[int, int] | None, ...]:
+        files = (self._config.certificate, self._config.key, self._config.client_ca)
+        return tuple(_stamp(file) for file in files if file is not None)
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
+
+
+def _check_key(file: Path) -> None:
+    try:
+        mode = file.stat().st_mode
+    except OSError as exc:
+        raise ConfigurationError(f"TLS key {file} cannot be read: {exc.strerror}") from exc
+    if mode & 0o077:
+        raise ConfigurationError(f"TLS key {file} may be read by others than its owner; chmod 600")

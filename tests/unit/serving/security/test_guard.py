@@ -1,0 +1,385 @@
+"""The guard alone: tokens, keys, certificates, tenants, limits, and what it remembers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from serving.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
+from serving.interfaces import Guard, Headers
+from serving.security.config import SecurityConfig
+from serving.security.guard import SecurityGuard
+from serving.security.keys import create_key, revoke_key
+from tasks.errors import ConfigurationError
+from tests.processes import wait_until
+from tests.signing import AUDIENCE, Signer, published, signed_with_public_key
+
+ISSUER = "https://issuer.test"
+ADDRESS = "192.0.2.7"
+PLENTY = {"client": {"per_s": 1e6, "burst": 10**6}}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def signer() -> Signer:
+    return Signer(ISSUER)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(signer: Signer, tmp_path: Path, clock: Clock) -> Callable[..., SecurityGuard]:
+    """A guard that knows `signer`; keywords change issuer or configuration."""
+
+    def made(issuer: dict[str, Any] | None = None, **config: Any) -> SecurityGuard:
+        keys = tmp_path / "keys.json"
+        keys.write_text(signer.keys())
+        known = {"issuer": ISSUER, "audience": AUDIENCE, "keys": str(keys)} | (issuer or {})
+        content = {"issuers": [known], "limits": PLENTY} | config
+        return SecurityGuard(SecurityConfig.model_validate(content), clock)
+
+    return made
+
+
+def bearer(token: str) -> Headers:
+    return [(b"accept", b"*/*"), (b"authorization", f"Bearer {token}".encode())]
+
+
+def refused(guard: Guard, token: str) -> str:
+    with pytest.raises(UnauthorizedError) as found:
+        guard.admit(bearer(token), ADDRESS, "infer", "m")
+    return str(found.value)
+
+
+def test_a_token_names_subject_roles_and_end(
+    make: Callable[..., SecurityGuard], signer: Signer
+) -> None:
+    found = make().admit(bearer(signer.token("infer:m", sub="ann")), ADDRESS, "infer", "m")
+    assert (found.subject, found.tenant) == ("ann", "")
+    assert found.roles == {"m": frozenset({"infer"})}
+
+
+def test_roles_are_read_from_inside_an_object_and_stand_for_grants(
+    make: Callable[..., SecurityGuard], signer: Signer
+) -> None:
+    guard = make({"roles_claim": "realm.roles"}, grants={"analyst": ["infer:m", "read:*"]})
+    token = signer.token(realm={"roles": ["analyst", 7, "unknown"]})
+    assert guard.admit(bearer(token), ADDRESS, "read", "other").subject == "somebody"
+    with pytest.raises(ForbiddenError, match="may not infer on model other"):
+        guard.admit(bearer(token), ADDRESS, "infer", "other")
+    with pytest.raises(ForbiddenError, match="may not admin on this server"):
+        guard.admit(bearer(token), ADDRESS, "admin", None)
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ({"exp": 1_700_000_000}, "expired"),
+        ({"exp": None}, "exp"),
+        ({"nbf": 4_000_000_000}, "not yet valid"),
+        ({"iat": 4_000_000_000}, "not yet valid"),
+        ({"aud": "feast"}, "[Aa]udience"),
+        ({"aud": None}, "aud"),
+        ({"iss": "https://other.test"}, "issuer is not known"),
+        ({"iss": None}, "issuer is not known"),
+        ({"sub": None}, "sub"),
+        ({"sub": ""}, "names nobody"),
+    ],
+    ids=str,
+)
+def test_claims_out_of_bounds_are_refused(
+    make: Callable[..., SecurityGuard], signer: Signer, claims: dict[str, Any], said: str
+) -> None:
+    assert re.search(said, refused(make(), signer.token("infer:m", **claims)))
+
+
+def test_clocks_may_differ_by_the_leeway(
+    make: Callable[..., SecurityGuard], signer: Signer
+) -> None:
+    ended = int(datetime.now(UTC).timestamp()) - 60
+    token = signer.token("infer:m", exp=ended)
+    assert make({"leeway_s": 300}).admit(bearer(token), ADDRESS, "infer", "m")
+    assert "expired" in refused(make({"leeway_s": 0}), token)
+
+
+def test_forged_tokens_are_refused(make: Callable[..., SecurityGuard], signer: Signer) -> None:
+    guard = make(limits=PLENTY | {"failures": {"per_s": 1, "burst": 100}})
+    header, body, signature = signer.token("infer:m").split(".")
+    claims = json.loads(base64.urlsafe_b64decode(body + "=="))
+    others = [
+        signer.token("infer:m", key=ec.generate_private_key(ec.SECP256R1())),
+        jwt.encode(claims, None, algorithm="none", headers={"kid": "one"}),
+        signed_with_public_key(claims, signer.key, "one"),
+        signer.token(
+            "infer:m",
+            key=rsa.generate_private_key(public_exponent=65537, key_size=2048),
+            alg="RS256",
+        ),
+        signer.token("infer:m", key=ed25519.Ed25519PrivateKey.generate(), alg="EdDSA"),
+        f"{header}.{body}.",
+        f"{header}.{body}.{signature[:-4]}AAAA",
+        "a.b.c",
+        "",
+        "x" * 9000,
+    ]
+    for token in others:
+        refused(guard, token)
+
+
+def test_an_algorithm_that_is_not_listed_is_refused(
+    make: Callable[..., SecurityGuard], signer: Signer
+) -> None:
+    said = refused(make({"algorithms": ["RS256"]}), signer.token("infer:m"))
+    assert said == "the token is signed with ES256; expected one of RS256"
+
+
+def test_a_shared_secret_signs_where_it_was_configured(
+    make: Callable[..., SecurityGuard], signer: Signer, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 40)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        make({"keys": None, "secret_file": str(secret)})
+    secret.chmod(0o600)
+    guard = make({"keys": None, "secret_file": str(secret)})
+    token = signer.token("infer:m", key="s" * 40, alg="HS256")
+    assert guard.admit(bearer(token), ADDRESS, "infer", "m")
+    refused(guard, signer.token("infer:m"))
+    secret.write_text("short")
+    with pytest.raises(ConfigurationError, match="needs 32"):
+        make({"keys": None, "secret_file": str(secret)})
+
+
+def test_a_key_set_with_secrets_is_refused(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [{"kty": "oct", "k": "AAAA", "kid": "a"}]}))
+    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": str(keys)}
+    with pytest.raises(ConfigurationError, match="public ones only"):
+        SecurityGuard(SecurityConfig.model_validate({"issuers": [issuer]}))
+
+
+def test_a_short_rsa_key_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    short = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(short.public_key()))
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [public | {"kid": "short", "alg": "RS256"}]}))
+    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": str(keys)}
+    with pytest.raises(ConfigurationError, match="holds no key that signs"):
+        SecurityGuard(SecurityConfig.model_validate({"issuers": [issuer]}))
+    assert "less than 2048 bits" in caplog.text
+
+
+def test_a_file_with_new_keys_is_read_when_one_is_unknown(
+    make: Callable[..., SecurityGuard], signer: Signer, tmp_path: Path
+) -> None:
+    guard = make({"min_refresh_s": 1e-6})
+    old = signer.token("infer:m")
+    guard.admit(bearer(old), ADDRESS, "infer", "m")
+    signer.rotate("two")
+    (tmp_path / "keys.json").write_text(signer.keys())
+    assert guard.admit(bearer(signer.token("infer:m")), ADDRESS, "infer", "m")
+    assert "not among its issuer's" in refused(guard, old)
+
+
+def test_unknown_keys_do_not_make_the_guard_ask_the_issuer_all_the_time(
+    signer: Signer, clock: Clock
+) -> None:
+    with published(signer) as url:
+        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": url, "min_refresh_s": 3600}
+        config = {"issuers": [issuer], "limits": PLENTY}
+        guard = SecurityGuard(SecurityConfig.model_validate(config), clock)
+        for number in range(10):
+            refused(guard, signer.token("infer:m", kid=f"k{number}"))
+        assert signer.asked == 1
+
+
+def test_keys_at_a_url_are_read_again_beside_the_callers(signer: Signer, clock: Clock) -> None:
+    with published(signer) as url:
+        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": url, "min_refresh_s": 1e-6}
+        limits = PLENTY | {"failures": {"per_s": 1e6, "burst": 10**6}}
+        config = {"issuers": [issuer], "limits": limits}
+        guard = SecurityGuard(SecurityConfig.model_validate(config), clock)
+        signer.rotate("two")
+        hints: list[float | None] = []
+
+        def is_known() -> bool:
+            try:
+                guard.admit(bearer(signer.token("infer:m")), ADDRESS, "infer", "m")
+            except UnauthorizedError as exc:
+                hints.append(exc.retry_after_s)
+                return False
+            return True
+
+        wait_until(is_known, "the new key is known")
+        assert all(hints)
+
+
+def test_an_issuer_that_is_away_lets_nobody_in_and_does_not_stop_the_start(
+    signer: Signer, caplog: pytest.LogCaptureFixture
+) -> None:
+    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": "http://127.0.0.1:9/keys"}
+    guard = SecurityGuard(SecurityConfig.model_validate({"issuers": [issuer]}))
+    assert "were not read" in caplog.text
+    refused(guard, signer.token("infer:m"))
+
+
+def test_tenants_are_kept_apart(make: Callable[..., SecurityGuard], signer: Signer) -> None:
+    guard = make({"tenant_claim": "org"}, owners={"m": "acme"})
+    own, other = (signer.token("infer:*", "admin:*", org=name) for name in ("acme", "globex"))
+    assert guard.admit(bearer(own), ADDRESS, "infer", "m").tenant == "acme"
+    with pytest.raises(ForbiddenError, match="does not belong to globex"):
+        guard.admit(bearer(other), ADDRESS, "infer", "m")
+    assert guard.admit(bearer(other), ADDRESS, "infer", "shared")
+    assert guard.admit(bearer(own), ADDRESS, "admin", "m")
+    for shared in (None, "shared"):
+        with pytest.raises(ForbiddenError, match="operators"):
+            guard.admit(bearer(own), ADDRESS, "admin", shared)
+    assert "names no tenant" in refused(guard, signer.token("infer:*"))
+
+
+def test_api_keys_are_kept_as_digests_and_end(
+    make: Callable[..., SecurityGuard], tmp_path: Path, clock: Clock
+) -> None:
+    file = tmp_path / "secrets" / "api-keys.json"
+    text, key = create_key(file, "nightly", ("infer:m",), "acme")
+    late, _ = create_key(file, "late", ("infer:m",), expires=datetime.now(UTC) - timedelta(1))
+    guard = make(api_keys=str(file))
+    assert text not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    found = guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+    assert (found.subject, found.tenant) == ("nightly", "acme")
+    for presented in (late, text[:-1] + "!", text.replace(key.id, "0" * 12), "falaj", ""):
+        with pytest.raises(UnauthorizedError):
+            guard.admit([(b"x-api-key", presented.encode())], ADDRESS, "infer", "m")
+    revoke_key(file, key.id)
+    clock.now += 2
+    with pytest.raises(UnauthorizedError, match=f"{key.id} is revoked"):
+        guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+
+
+def test_a_broken_file_of_keys_lets_nobody_in(
+    make: Callable[..., SecurityGuard], tmp_path: Path, clock: Clock
+) -> None:
+    file = tmp_path / "api-keys.json"
+    text, _ = create_key(file, "nightly", ("infer:m",))
+    guard = make(api_keys=str(file))
+    guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+    file.write_text("{")
+    clock.now += 2
+    with pytest.raises(UnauthorizedError, match="not known"):
+        guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+
+
+def test_two_credentials_and_none_are_refused(
+    make: Callable[..., SecurityGuard], signer: Signer
+) -> None:
+    guard = make()
+    both = [*bearer(signer.token("infer:m")), (b"x-api-key", b"falaj_x")]
+    with pytest.raises(UnauthorizedError, match="several"):
+        guard.admit(both, ADDRESS, "infer", "m")
+    with pytest.raises(UnauthorizedError, match="nothing was presented"):
+        guard.admit([], ADDRESS, "infer", "m")
+    with pytest.raises(UnauthorizedError, match="Bearer"):
+        guard.admit([(b"authorization", b"Basic YTpi")], ADDRESS, "infer", "m")
+
+
+def test_a_certificate_counts_only_behind_the_edge(make: Callable[..., SecurityGuard]) -> None:
+    named = [(b"x-forwarded-client-cert", b'Hash=0;Subject="CN=batch,O=acme"')]
+    with pytest.raises(UnauthorizedError, match="nothing was presented"):
+        make().admit(named, ADDRESS, "infer", "m")
+    with pytest.raises(ConfigurationError, match="none before it"):
+        make(certificates={"CN=batch,O=acme": ["infer:m"]})
+    behind = make(
+        certificates={"CN=batch,O=acme": ["infer:m"]},
+        certificate_tenants={"CN=batch,O=acme": "acme"},
+        behind_edge=True,
+        tls={"certificate": "c", "key": "k", "client_ca": "a"},
+    )
+    assert behind.admit(named, ADDRESS, "infer", "m").tenant == "acme"
+    for value in (b'Subject="CN=other"', b"Hash=0", b'Subject="CN=a";Subject="CN=batch,O=acme"'):
+        with pytest.raises(UnauthorizedError):
+            behind.admit([(b"x-forwarded-client-cert", value)], ADDRESS, "infer", "m")
+
+
+def test_clients_have_limits_of_their_own(
+    make: Callable[..., SecurityGuard], signer: Signer, clock: Clock
+) -> None:
+    limits = {"client": {"per_s": 2, "burst": 3}, "by_subject": {"vip": {"per_s": 2, "burst": 9}}}
+    guard = make(limits=limits)
+    ann, bob, vip = (bearer(signer.token("infer:m", sub=name)) for name in ("ann", "bob", "vip"))
+    for _ in range(3):
+        guard.admit(ann, ADDRESS, "infer", "m")
+    with pytest.raises(TooManyRequestsError) as found:
+        guard.admit(ann, ADDRESS, "infer", "m")
+    assert found.value.retry_after_s == pytest.approx(0.5)
+    guard.admit(bob, ADDRESS, "infer", "m")
+    for _ in range(9):
+        guard.admit(vip, ADDRESS, "infer", "m")
+    clock.now += 0.5
+    guard.admit(ann, ADDRESS, "infer", "m")
+
+
+def test_guesses_from_one_address_are_slowed_and_known_clients_are_not(
+    make: Callable[..., SecurityGuard], signer: Signer, clock: Clock
+) -> None:
+    guard = make(limits=PLENTY | {"failures": {"per_s": 1, "burst": 3}})
+    good = bearer(signer.token("infer:m"))
+    guard.admit(good, ADDRESS, "infer", "m")
+    for _ in range(3):
+        refused(guard, "a.b.c")
+    with pytest.raises(TooManyRequestsError, match="too many refused"):
+        guard.admit(bearer("a.b.c"), ADDRESS, "infer", "m")
+    guard.admit(good, ADDRESS, "infer", "m")
+    guard.admit(bearer(signer.token("infer:m", sub="b")), "192.0.2.8", "infer", "m")
+    clock.now += 1
+    refused(guard, "a.b.c")
+
+
+def test_what_is_remembered_is_bounded_and_ends(
+    make: Callable[..., SecurityGuard], signer: Signer, clock: Clock, tmp_path: Path
+) -> None:
+    guard = make(max_cached=5, cache_s=30, limits=PLENTY | {"max_clients": 5})
+    tokens = [signer.token("infer:m", sub=f"s{number}") for number in range(20)]
+    for token in tokens:
+        guard.admit(bearer(token), ADDRESS, "infer", "m")
+    assert len(guard._known) == 5
+    assert len(guard._requests) == 5
+    assert not any(tokens[-1].encode() in key for key in guard._known)
+
+
+def test_a_token_is_refused_after_its_end_though_it_was_remembered(
+    make: Callable[..., SecurityGuard], signer: Signer, clock: Clock
+) -> None:
+    guard = make({"leeway_s": 0}, cache_s=3600)
+    end = int(datetime.now(UTC).timestamp()) + 3
+    token = signer.token("infer:m", exp=end)
+    guard.admit(bearer(token), ADDRESS, "infer", "m")
+    guard.admit(bearer(token), ADDRESS, "infer", "m")
+    clock.now += 4
+    wait_until(lambda: datetime.now(UTC).timestamp() > end, "the token ended")
+    assert "expired" in refused(guard, token)
+
+
+def test_anonymous_clients_have_what_they_were_granted() -> None:
+    guard = SecurityGuard(SecurityConfig(anonymous=("infer:m",)))
+    assert guard.admit([], ADDRESS, "infer", "m").subject == "anonymous"
+    with pytest.raises(ForbiddenError):
+        guard.admit([], ADDRESS, "admin", None)
