@@ -1,0 +1,268 @@
+"""Tables of the prediction log from batches: whole columns at a time, never row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from serving.calls import Array, Call, Served, ServedBatch
+from tasks.contracts.conversion import Signature, TensorSpec
+from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.masking import Mask
+from tasks.predictions.schema import (
+    AGE,
+    BATCH_ROWS,
+    COMPUTE_US,
+    ENTITY,
+    ERROR,
+    EVENT_TIME,
+    FEATURE,
+    FIXED,
+    HARDWARE,
+    LATENCY_US,
+    MODEL,
+    REQUEST_ID,
+    REQUEST_ROW,
+    SCORE,
+    SCORES,
+    SLOT,
+    STATE,
+    SUBJECT,
+    VARIANT,
+    VERSION,
+    in_order,
+    typed,
+)
+
+STATES = ("fresh", "stale", "missing", "ahead")
+"""Words for the states that an online read gives as numbers, in their order."""
+
+Columns = dict[str, pa.Array]
+Hide = Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What is kept of a call that was not answered; the call itself is let go."""
+
+    model: str
+    request_id: str
+    version: str
+    slot: str
+    subject: str
+    num_rows: int
+    error: str
+    arrived_at: float
+    latency_us: int
+
+
+class Layout:
+    """Which columns the rows of one version have, and how each is made.
+
+    Args:
+        signature: of the version; None where it is not known: then there are no features.
+        config: what is masked and left out.
+        mask: makes digests; may be None where nothing is masked.
+    """
+
+    def __init__(
+        self, signature: Signature | None, config: PredictionLogConfig, mask: Mask | None
+    ) -> None:
+        self._left_out = frozenset(config.left_out)
+        self._hidden = frozenset(config.masked)
+        self._mask = mask
+        self._max_values = config.max_answer_values
+        self._inputs = [spec for spec in (signature.inputs if signature else ()) if spec.columns]
+        self._output = signature.output.name if signature else None
+
+    def table(self, batches: Sequence[ServedBatch]) -> pa.Table:
+        """The rows of batches of this version, in order."""
+        calls = [call for batch in batches for call in batch.calls]
+        rows = np.fromiter((_rows(batch) for batch in batches), np.int64, len(batches))
+        spread = _Spread(batches, calls, int(rows.sum()))
+        columns: Columns = {
+            **_served(batches, rows),
+            **_times(batches, rows, spread),
+            REQUEST_ID: spread.over([call.request_id for call in calls], pa.string()),
+            REQUEST_ROW: pa.array(spread.row_in_call),
+            **self._subject(spread.over([call.subject for call in calls], pa.string())),
+            **self._scores(batches),
+            **self._features(batches),
+        }
+        if any(call.entities is not None for call in calls):
+            columns |= self._entities(calls)
+        return _ordered(columns, spread.num_rows)
+
+    def refused(self, refusals: Sequence[Refusal]) -> pa.Table:
+        """One row for each refused request."""
+        moments = [round(refusal.arrived_at * 1e6) for refusal in refusals]
+        columns: Columns = {
+            EVENT_TIME: pa.array(moments, pa.int64()).cast(FIXED.field(EVENT_TIME).type),
+            REQUEST_ID: pa.array([r.request_id for r in refusals], pa.string()),
+            REQUEST_ROW: pa.array(np.zeros(len(refusals), np.int32)),
+            MODEL: pa.array([r.model for r in refusals], pa.string()),
+            VERSION: pa.array([r.version or None for r in refusals], pa.string()),
+            SLOT: pa.array([r.slot for r in refusals], pa.string()),
+            **self._subject(pa.array([r.subject for r in refusals], pa.string())),
+            ERROR: pa.array([r.error for r in refusals], pa.string()),
+            LATENCY_US: pa.array([r.latency_us for r in refusals], pa.int64()),
+            BATCH_ROWS: pa.array([r.num_rows for r in refusals], pa.int32()),
+        }
+        return _ordered(columns, len(refusals))
+
+    def _hide(self, name: str, values: pa.Array) -> pa.Array | None:
+        """The values of a field as they may be written; None where they may not."""
+        if name in self._left_out:
+            return None
+        if name in self._hidden:
+            assert self._mask is not None
+            return self._mask.column(values)
+        return values
+
+    def _subject(self, subjects: pa.Array) -> Columns:
+        told = self._hide(SUBJECT, subjects)
+        return {} if told is None else {SUBJECT: told}
+
+    def _features(self, batches: Sequence[ServedBatch]) -> Columns:
+        columns: Columns = {}
+        for spec in self._inputs:
+            for name, values in zip(spec.columns, _by_column(batches, spec), strict=True):
+                told = self._hide(name, pa.array(values))
+                if told is not None:
+                    columns[FEATURE + name] = told
+        return columns
+
+    def _scores(self, batches: Sequence[ServedBatch]) -> Columns:
+        name = self._output or next(iter(batches[0].outputs))
+        values = _joined([batch.outputs[name] for batch in batches])
+        flat = values.reshape(len(values), -1)
+        if flat.shape[1] == 1:
+            return {SCORE: pa.array(flat[:, 0].astype(np.float64))}
+        if flat.shape[1] > self._max_values:
+            return {}
+        offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
+        numbers = pa.array(flat.astype(np.float32).reshape(-1))
+        return {SCORES: pa.ListArray.from_arrays(pa.array(offsets), numbers)}
+
+    def _entities(self, calls: Sequence[Call]) -> Columns:
+        """Keys, ages and states of the calls that named entities; null for the others."""
+        parts = [(_entity_columns(call), call.num_rows) for call in calls]
+        columns: Columns = {}
+        for name in dict.fromkeys(name for part, _ in parts for name in part):
+            values: list[Any] = []
+            for part, num_rows in parts:
+                values.extend(part.get(name) or [None] * num_rows)
+            made = pa.array(values, typed(name), from_pandas=True)  # NaN is null: nothing stored
+            told = self._hide(name.removeprefix(ENTITY), made) if name.startswith(ENTITY) else made
+            if told is not None:
+                columns[name] = told
+        return columns
+
+
+class _Spread:
+    """Rows of each call, to spread what is known of a call over its rows."""
+
+    def __init__(self, batches: Sequence[ServedBatch], calls: Sequence[Call], rows: int) -> None:
+        self.num_rows = rows
+        self._index: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        self.row_in_call = np.zeros(rows, np.int32)
+        if len(calls) != rows:
+            counts = np.fromiter((call.num_rows for call in calls), np.int64, len(calls))
+            if int(counts.sum()) != rows:
+                raise ValueError(
+                    f"the calls of {len(batches)} batches have {int(counts.sum())} rows together, "
+                    f"their answers {rows}"
+                )
+            self._index = np.repeat(np.arange(len(calls)), counts)
+            starts = np.cumsum(counts) - counts
+            self.row_in_call = (np.arange(rows) - starts[self._index]).astype(np.int32)
+
+    def over(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        made = pa.array(values, kind)
+        return made if self._index is None else made.take(pa.array(self._index))
+
+    def numbers(self, values: Array) -> Array:
+        return values if self._index is None else values[self._index]
+
+
+def _rows(batch: ServedBatch) -> int:
+    for values in batch.outputs.values():
+        return len(values)
+    raise ValueError("a batch was served without any output")
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def _by_column(batches: Sequence[ServedBatch], spec: TensorSpec) -> Array:
+    """Raw columns of an input, shape (columns, rows), each in one piece of memory."""
+    return np.ascontiguousarray(_joined([batch.inputs[spec.name] for batch in batches]).T)
+
+
+def _served(batches: Sequence[ServedBatch], rows: Array) -> Columns:
+    """What answered, as dictionaries: a few values that very many rows share."""
+    known: dict[Served, int] = {}
+    met: dict[int, int] = {}  # by identity first: hashing costs more, and most are one object
+    positions = np.empty(len(batches), np.int32)
+    for number, batch in enumerate(batches):
+        position = met.get(id(batch.served))
+        if position is None:
+            position = met[id(batch.served)] = known.setdefault(batch.served, len(known))
+        positions[number] = position
+    index = pa.array(np.repeat(positions, rows))
+    return {
+        name: _coded(index, [getattr(served, name) for served in known])
+        for name in (MODEL, VERSION, VARIANT, SLOT, HARDWARE)
+    }
+
+
+def _coded(index: pa.Array, words: list[str]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(index, pa.array(words, pa.string()))
+
+
+def _times(batches: Sequence[ServedBatch], rows: Array, spread: _Spread) -> Columns:
+    per_batch = np.array(
+        [(b.started, b.finished, b.finished_at, len(b.calls)) for b in batches], np.float64
+    )
+    started, finished, finished_at, num_calls = per_batch.T
+    arrived = np.array([call.arrived for batch in batches for call in batch.calls])
+    of_call = np.repeat(np.arange(len(batches)), num_calls.astype(np.int64))
+    waited = finished[of_call] - arrived
+    event_us = np.rint((finished_at[of_call] - waited) * 1e6).astype(np.int64)
+    compute_us = np.rint((finished - started) * 1e6).astype(np.int64)
+    moments = pa.array(spread.numbers(event_us)).cast(FIXED.field(EVENT_TIME).type)
+    return {
+        EVENT_TIME: moments,
+        LATENCY_US: pa.array(spread.numbers(np.rint(waited * 1e6).astype(np.int64))),
+        COMPUTE_US: pa.array(np.repeat(compute_us, rows)),
+        BATCH_ROWS: pa.array(np.repeat(rows, rows).astype(np.int32)),
+    }
+
+
+def _entity_columns(call: Call) -> dict[str, list[Any]]:
+    """Lists of one call, by column; nothing where it named no entities."""
+    if call.entities is None:
+        return {}
+    columns: dict[str, list[Any]] = {
+        ENTITY + key: [None if value is None else str(value) for value in values]
+        for key, values in call.entities.items()
+    }
+    answer = getattr(call.features, "answer", call.features)
+    for position, view in enumerate(getattr(answer, "view_names", ())):
+        columns[AGE + view] = [float(age) for age in answer.age_s[position]]
+        columns[STATE + view] = [STATES[int(code)] for code in answer.state[position]]
+    return columns
+
+
+def _ordered(columns: Columns, num_rows: int) -> pa.Table:
+    """All fixed columns, null where nothing was given, and the others behind them."""
+    for field in FIXED:
+        if field.name not in columns:
+            columns[field.name] = pa.nulls(num_rows, field.type)
+    names = in_order(columns)
+    return pa.table([columns[name] for name in names], names=names)

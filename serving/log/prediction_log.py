@@ -1,0 +1,389 @@
+"""The prediction log of a server: an observer that never waits, and a thread that writes.
+
+    loop: served(batch) --deque, bounded--> thread: columns, a few times a second --> Parquet
+
+The loop only appends what it was given. The thread turns batches into Arrow tables soon, so that
+the calls themselves are let go of, and writes tables as parts when enough rows or seconds are
+together. What finds no place is dropped and counted, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serving.calls import Call, Served, ServedBatch
+from serving.errors import ServingError
+from serving.log.columns import Layout, Refusal
+from serving.log.housekeeping import Housekeeper
+from serving.log.pending import Key, Pending
+from serving.log.refusals import RefusalGate, VersionOf
+from tasks.contracts.conversion import Signature
+from tasks.errors import ConfigurationError, FalajError
+from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.masking import open_mask, unknown_names
+from tasks.predictions.parts import PartWriter
+from tasks.predictions.schema import EVENT_TIME, SUBJECT, day_folder
+
+logger = logging.getLogger(__name__)
+
+LOOK_S, DRAIN_S, DRAIN_ROWS = 0.05, 0.5, 2000
+"""The thread looks so often, and makes a table of so many rows, or of fewer after `DRAIN_S`.
+
+A table costs half a millisecond beside its rows, and holds the interpreter while it is made: so
+neither for each few rows, nor for very many at one time.
+"""
+RETRY_S = (1.0, 5.0, 15.0, 60.0)
+CALL_BYTES = 1200
+"""About what a call and its request take in memory beside their rows."""
+
+SignatureOf = Callable[[str, str], Signature]
+"""Model and version to signature; called on the loop, of versions that have just answered."""
+EXPECTED_ERRORS = (OSError, FalajError, pa.ArrowException, ValueError, KeyError, TypeError)
+
+
+class PredictionLog:
+    """Writes what was served below `<home>/predictions`; see `tasks.predictions.schema`.
+
+    `start` before the first call, `stop` after the last one.
+
+    Args:
+        config: what is logged and how.
+        home: state folder.
+        signature_of: of a model's version; how the features of a batch are named.
+        version_of: which version a slot names, for requests that are refused; without it, the one
+            that answered last.
+
+    Raises:
+        ConfigurationError: the key for masked fields is spoilt, or open to others.
+        StorageError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: PredictionLogConfig,
+        home: Path,
+        signature_of: SignatureOf,
+        version_of: VersionOf | None = None,
+    ) -> None:
+        self._config = config
+        self._home = home
+        self._signature_of = signature_of
+        self._mask = open_mask(home) if config.masked else None
+        self._layouts: dict[tuple[str, str], Layout] = {}
+        self._plain = Layout(None, config, self._mask)
+        self._queue: deque[tuple[ServedBatch, int, int]] = deque()
+        self._refusals: deque[Refusal] = deque()
+        self._limit_rows, self._limit_bytes = config.queue_rows, int(config.queue_mb * 1e6)
+        # Each number has one writer, the loop or the thread, so that none needs a lock.
+        self._rows_in = self._rows_out = self._bytes_in = self._bytes_out = 0
+        self._dropped_by_loop: Counter[str] = Counter()
+        self._dropped_by_thread: Counter[str] = Counter()
+        self._gate = RefusalGate(config, version_of)
+        self._refused = 0
+        self._latest: Served | None = None
+        self._rows_drained, self._drained_at = 0, 0.0
+        self._pending = Pending()
+        self._written_rows = self._written_parts = self._written_bytes = self._failures = 0
+        self._trouble = ""
+        self._failed_in_a_row = 0
+        self._retry_at = 0.0
+        self._stopping = threading.Event()
+        self._cut_off = False
+        self._thread: threading.Thread | None = None
+        self._writer: PartWriter | None = None
+        self._housekeeper = Housekeeper(home, config)
+
+    def check_names(
+        self, signatures: Mapping[str, Signature], entity_keys: Mapping[str, Iterable[str]]
+    ) -> None:
+        """Refuse to hide a field that no model has: a misspelt name would be written openly.
+
+        Args:
+            signatures: of every model that is served.
+            entity_keys: of the models that take entities.
+
+        Raises:
+            ConfigurationError: a name of `masked` or `left_out` is unknown.
+        """
+        self._gate.models.update(signatures)
+        known = {SUBJECT}
+        for signature in signatures.values():
+            known.update(name for spec in signature.inputs for name in spec.columns)
+        for keys in entity_keys.values():
+            known.update(keys)
+        for field in ("masked", "left_out"):
+            unknown = unknown_names(getattr(self._config, field), known)
+            if unknown:
+                raise ConfigurationError(
+                    f"log.{field} names {', '.join(map(repr, unknown))}, which no served model has;"
+                    f" expected of {', '.join(sorted(known))}. Nothing is served, so that no field "
+                    "that was to be hidden is written"
+                )
+
+    def start(self) -> None:
+        """Begin to write; leftovers of processes that were killed are removed.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        if not self._config.enabled:
+            return
+        self._writer = PartWriter(self._home)
+        self._thread = threading.Thread(target=self._run, name="prediction-log", daemon=True)
+        self._thread.start()
+        self._housekeeper.start()
+
+    def stop(self, deadline_s: float | None = None) -> None:
+        """Write what is left and end; what is not written by the deadline is dropped and counted.
+
+        It waits, so an event loop has to call it on a thread.
+
+        Args:
+            deadline_s: seconds; None takes the configured ones.
+        """
+        if self._thread is None or self._writer is None or self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._housekeeper.stop()
+        self._thread.join(self._config.stop_s if deadline_s is None else deadline_s)
+        if self._thread.is_alive():
+            self._cut_off = True
+        else:
+            self._writer.close()
+        left = self.queued_rows
+        if left:
+            self._dropped_by_loop["stopped"] += left
+            logger.error("the server stopped before %d predictions were logged", left)
+
+    def served(self, batch: ServedBatch) -> None:
+        """Queue a batch; on the loop's thread, a microsecond."""
+        try:
+            rows = len(next(iter(batch.outputs.values())))
+            num_bytes = CALL_BYTES * len(batch.calls)
+            for values in batch.inputs.values():
+                num_bytes += 2 * values.nbytes
+            if (
+                self._rows_in - self._rows_out + rows > self._limit_rows
+                or self._bytes_in - self._bytes_out + num_bytes > self._limit_bytes
+            ):
+                self._dropped_by_loop[self._trouble or "queue_full"] += rows
+                return
+            if self._thread is None or self._stopping.is_set():
+                self._not_running(rows)
+                return
+            key = (batch.served.model, batch.served.version)
+            if key not in self._layouts:
+                self._meet(*key)
+            if batch.served is not self._latest:
+                self._latest = batch.served
+                self._gate.note(batch.served)
+            self._rows_in += rows
+            self._bytes_in += num_bytes
+            self._queue.append((batch, rows, num_bytes))
+        except Exception:  # the seam: an observer never raises, whatever it was handed
+            self._dropped_by_loop["error"] += sum(call.num_rows for call in batch.calls)
+            logger.exception("a batch could not be queued for the prediction log")
+
+    def refused(self, call: Call, error: ServingError) -> None:
+        """Queue a refusal where the rate allows it; on the loop's thread."""
+        self._refused += 1
+        if self._thread is None or self._stopping.is_set():
+            self._not_running(1)
+            return
+        try:
+            judged = self._gate.judge(call, error)
+        except Exception:  # the seam: an observer never raises, whatever it was handed
+            self._dropped_by_loop["error"] += 1
+            logger.exception("a refusal could not be queued for the prediction log")
+            return
+        if isinstance(judged, str):
+            self._dropped_by_loop[judged] += 1
+        else:
+            self._refusals.append(judged)
+
+    def _not_running(self, rows: int) -> None:
+        if self._config.enabled:  # what nobody asked for is not missed
+            self._dropped_by_loop["not_running"] += rows
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows in memory that are not written yet."""
+        return self._rows_in - self._rows_out
+
+    def counters(self) -> dict[str, float]:
+        """Numbers for metrics; all but `queued_rows` and `failing` only grow.
+
+        `dropped_rows:<reason>` counts rows, of refusals requests: `queue_full`, `disk` (the queue
+        was full because the disk refuses), `error`, `stopped`, `not_running`, `refusal_rate`,
+        `refusal_unknown_model`.
+        """
+        dropped = Counter(self._dropped_by_loop)
+        dropped.update(self._dropped_by_thread)
+        return {
+            "logged_rows": self._written_rows,
+            "logged_parts": self._written_parts,
+            "logged_bytes": self._written_bytes,
+            "refused_requests": self._refused,
+            "write_failures": self._failures,
+            "queued_rows": self.queued_rows,
+            "failing": float(bool(self._trouble)),
+            **{f"dropped_rows:{reason}": count for reason, count in sorted(dropped.items())},
+        }
+
+    def _meet(self, model: str, version: str) -> None:
+        """Remember how the features of a version are named, at its first batch."""
+        try:
+            signature = self._signature_of(model, version)
+        except ServingError as exc:
+            logger.warning(
+                "%s version %s answered, and its signature is gone (%s): its predictions are "
+                "logged without features",
+                *(model, version, exc),
+            )
+            signature = None
+        self._layouts[model, version] = Layout(signature, self._config, self._mask)
+
+    # From here on: the thread.
+
+    def _run(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            try:
+                self._step(time.monotonic())
+            except Exception:  # a log that ended in silence would be worse than a repeated line
+                self._failures += 1
+                logger.exception("the prediction log met something unforeseen; it goes on")
+        while not self._cut_off:
+            self._drain()
+            if not self._pending.num_rows:
+                return
+            if not self._flush(time.monotonic()):
+                time.sleep(LOOK_S)
+
+    def _step(self, now: float) -> None:
+        waiting = self._rows_in - self._rows_drained
+        rested = now - self._drained_at >= DRAIN_S
+        if waiting >= DRAIN_ROWS or (rested and (waiting or self._refusals)):
+            self._drain()
+        if now >= self._retry_at and self._is_due(now):
+            self._flush(now)
+
+    def _is_due(self, now: float) -> bool:
+        pending = self._pending
+        old = now - pending.since >= self._config.flush_s - DRAIN_S
+        return pending.num_rows > 0 and (old or pending.num_rows >= self._config.flush_rows)
+
+    def _drain(self) -> None:
+        """Turn queued batches into tables."""
+        groups: dict[tuple[str, str], list[ServedBatch]] = {}
+        rows = num_bytes = 0
+        while self._queue:
+            batch, batch_rows, batch_bytes = self._queue.popleft()
+            groups.setdefault((batch.served.model, batch.served.version), []).append(batch)
+            rows += batch_rows
+            num_bytes += batch_bytes
+        now = self._drained_at = time.monotonic()
+        self._rows_drained += rows
+        kept_bytes = 0
+        for key, batches in groups.items():
+            kept_bytes += self._take(key, batches, now)
+        self._bytes_out += num_bytes - kept_bytes
+        if self._refusals:
+            self._take_refusals(now)
+
+    def _take(self, key: tuple[str, str], batches: list[ServedBatch], now: float) -> int:
+        """Keep a version's rows as a table; its bytes. A batch that is no table costs itself."""
+        try:
+            table = self._layouts[key].table(batches)
+        except EXPECTED_ERRORS as exc:
+            if len(batches) > 1:
+                return sum(self._take(key, [batch], now) for batch in batches)
+            rows = len(next(iter(batches[0].outputs.values())))
+            self._drop(rows, "error")
+            logger.error("a batch of %s version %s cannot be logged: %s", *key, exc)
+            return 0
+        return self._keep(*key, table, now)
+
+    def _keep(self, model: str, version: str, table: pa.Table, now: float) -> int:
+        parts = _by_day(table)
+        return sum(self._pending.add((model, version, day), part, now) for day, part in parts)
+
+    def _take_refusals(self, now: float) -> None:
+        by_model: dict[str, list[Refusal]] = {}
+        while self._refusals:
+            refusal = self._refusals.popleft()
+            by_model.setdefault(refusal.model, []).append(refusal)
+        for model, refusals in by_model.items():
+            self._rows_out -= len(refusals)  # the loop did not count them in, and they wait now
+            self._bytes_out -= self._keep(model, "", self._plain.refused(refusals), now)
+
+    def _drop(self, rows: int, reason: str) -> None:
+        self._dropped_by_thread[reason] += rows
+        self._rows_out += rows
+
+    def _flush(self, now: float) -> bool:
+        """Write all pending tables; False where the disk refused, and they are kept."""
+        for key in self._pending.keys():
+            rows = self._pending.num_rows_of(key)
+            try:
+                self._write(key)
+            except OSError as exc:
+                self._note_failure(exc, now)
+                return False
+            except (pa.ArrowException, ValueError, TypeError, KeyError) as exc:
+                logger.error("rows of %s version %s of %s cannot be written: %s", *key, exc)
+                self._drop(rows, "error")
+            else:
+                self._rows_out += rows
+                self._written_rows += rows
+                self._written_parts += 1
+            self._bytes_out += self._pending.done(key)
+        if self._trouble:
+            logger.warning("the prediction log is written again")
+        self._trouble, self._failed_in_a_row = "", 0
+        return True
+
+    def _write(self, key: Key) -> None:
+        assert self._writer is not None
+        model, _, day = key
+        file = self._writer.write(self._pending.table(key), day_folder(self._home, model, day))
+        self._written_bytes += file.stat().st_size
+
+    def _note_failure(self, exc: OSError, now: float) -> None:
+        self._failures += 1
+        if not self._trouble:
+            logger.error(
+                "the prediction log cannot be written (%s): rows are kept in memory, %d at most, "
+                "and then dropped and counted. Free space, or mend the folder's permissions",
+                *(exc, self._config.queue_rows),
+            )
+        self._trouble = "disk"
+        delay = RETRY_S[min(self._failed_in_a_row, len(RETRY_S) - 1)]
+        self._retry_at = now + delay
+        self._failed_in_a_row += 1
+
+
+def _by_day(table: pa.Table) -> list[tuple[date, pa.Table]]:
+    """A table's rows by the UTC day of their moment; mostly one day, and then the same table."""
+    ends = pc.min_max(table.column(EVENT_TIME)).as_py()
+    first, last = ends["min"].date(), ends["max"].date()
+    if first == last:
+        return [(first, table)]
+    parts = []
+    moments = table.column(EVENT_TIME)
+    for number in range((last - first).days + 1):
+        day = first + timedelta(days=number)
+        start = pa.scalar(datetime.combine(day, datetime.min.time(), UTC), moments.type)
+        end = pa.scalar(start.as_py() + timedelta(days=1), moments.type)
+        some = table.filter(pc.and_(pc.greater_equal(moments, start), pc.less(moments, end)))
+        if some.num_rows:
+            parts.append((day, some))
+    return parts

@@ -1,0 +1,74 @@
+"""Prefect tasks of the prediction log. None is cached: the log grows while they wait."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.predictions import ServedWindow, TooFewPredictions
+from tasks.contracts.release import RegisteredProgram
+from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.settings import Settings
+
+
+@task(
+    name="take-served-window",
+    task_run_name="served-v{model.version.version}-{window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=1800,
+    cache_policy=NO_CACHE,
+)
+def take_served_window(
+    model: RegisteredProgram,
+    reference: ValidatedDataset,
+    window: TimeWindow,
+    offset: timedelta,
+    min_rows: int,
+    min_days: int,
+) -> ServedWindow | TooFewPredictions:
+    """Rows of the prediction log that one version answered as stable, with their labels.
+
+    Safe to retry: the rows appear whole, under a key of their content, or not at all.
+
+    Raises:
+        DataContractError: the log has no feature of the model, or scores that are no numbers. Not
+            retried.
+    """
+    from datetime import UTC, datetime
+
+    from tasks.predictions.served_window import take_served_window as take
+
+    settings = Settings.from_environment()
+    home, store, now = settings.home, settings.store, datetime.now(UTC)
+    served = take(home, model, reference, window, offset, min_rows, min_days, store, now)
+    told = served.reason if isinstance(served, TooFewPredictions) else served.told
+    create_markdown_artifact(f"{told[:1].upper()}{told[1:]}.", key="served-window")
+    return served
+
+
+@task(
+    name="count-served-rows",
+    task_run_name="count-served-{model}-v{version}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=600,
+    cache_policy=NO_CACHE,
+)
+def count_served_rows(model: str, version: int, window: TimeWindow) -> int:
+    """Rows of a window, by the server's clock, that a version answered as stable.
+
+    Safe to retry: it only reads.
+    """
+    from tasks.predictions.served_window import count_served
+
+    return count_served(Settings.from_environment().home, model, str(version), window)

@@ -1,0 +1,213 @@
+"""Drift checks of what was served: a real flow run, a registered champion, a log of its answers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pandas as pd
+import pytest
+from prefect import flow, get_client
+
+from flows.config import PipelineConfig, read_pipeline_config
+from flows.drift_check import check_served, drift_check_log_flow, server_clock_offset
+from flows.drift_volume import check_served_by_volume
+from flows.embedded import send_what_is_left
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.drift import DriftReport, DriftVerdict
+from tasks.contracts.predictions import TooFewPredictions
+from tasks.drift.config import ServedDrift
+from tasks.governor.ledger import Ledger
+from tasks.predictions.labels import import_labels
+from tasks.registry import pictures
+from tasks.registry.candidate import register_candidate
+from tasks.registry.connection import RegistryLocation, prepare_database
+from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.registry.task import fetch_champion
+from tasks.settings import Settings
+from tests.builders import COLUMNS, YEAR, dataset, frame, month, splits
+from tests.prefect_platform import PrefectApi
+from tests.served_rows import log_frame, served
+from tests.unit.evaluation.programs import LateRate, stored_program, trained_model
+from tests.unit.governor import builders as evidence
+from tests.unit.registry import builders
+
+pytestmark = pytest.mark.timeout(600)
+WINDOW = month(10)
+FRAME = frame(8000)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A state folder with a champion."""
+
+    settings: Settings
+    config: PipelineConfig
+    dataset: ValidatedDataset
+    champion: str
+
+    @property
+    def home(self) -> Path:
+        return self.settings.home
+
+    def log(self, rows: pd.DataFrame, slot: str = "stable") -> int:
+        by = served(self.champion, slot)  # type: ignore[arg-type]
+        return log_frame(self.home, rows, server_clock_offset(self.config), by)
+
+    def check(self) -> DriftReport | TooFewPredictions:
+        return check_in_a_run(self.dataset, WINDOW, self.config)
+
+
+@flow(name="check-served-rows")
+def check_in_a_run(
+    reference: ValidatedDataset, window: TimeWindow, config: PipelineConfig
+) -> DriftReport | TooFewPredictions:
+    """What `drift-check-log` does once it has the champion's reference."""
+    return check_served(fetch_champion(config.registry), reference, window, config)
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("mlflow")
+    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
+    return home / "mlflow.db"
+
+
+@pytest.fixture
+def serving(
+    prefect_api: PrefectApi, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
+    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    settings = Settings.from_environment()
+    (settings.home / "mlflow").mkdir(parents=True)
+    shutil.copyfile(migrated, settings.home / "mlflow" / "mlflow.db")
+    store, location = settings.store, RegistryLocation.of(settings)
+    rows = dataset(store, FRAME)
+    config = read_pipeline_config(settings.feature_repo)
+    drift = config.drift.model_copy(update={"served": ServedDrift(min_rows=300)})
+    config = config.model_copy(update={"window": YEAR, "splits": splits(), "drift": drift})
+    trained = trained_model(stored_program(store, LateRate()).program, rows)
+    judged = builders.evaluation(store, trained)
+    ref = register_candidate(trained, judged, rows, config.registry, location, store, "abc1234")
+    registry = Registry(location)
+    registry.set_alias(registry.confirmed(ref), CHAMPION)
+    with prefect_api.in_process():
+        yield Served(settings, config, rows, str(ref.version))
+        send_what_is_left()
+
+
+def rows_of(window: TimeWindow) -> pd.DataFrame:
+    moments = FRAME[COLUMNS.event_time]
+    return FRAME[(moments >= window.start) & (moments < window.end)].reset_index(drop=True)
+
+
+def shifted(rows: pd.DataFrame) -> pd.DataFrame:
+    """Most flights are of one carrier now, and half of them were late much more often."""
+    late = rows["late_rate_24h"].where(rows.index % 2 == 0, rows["late_rate_24h"] + 0.3)
+    carrier = rows["carrier"].where(rows.index % 10 < 3, "EV")
+    return rows.assign(late_rate_24h=late, carrier=carrier)
+
+
+def test_rows_like_the_reference_are_stable_and_told_of(serving: Served) -> None:
+    rows = rows_of(WINDOW)
+    serving.log(rows)
+    serving.log(shifted(rows), slot="shadow")
+    serving.log(shifted(rows), slot="candidate")
+    report = serving.check()
+    assert isinstance(report, DriftReport)
+    assert report.verdict is DriftVerdict.STABLE, report.evidence
+    assert report.num_current_rows == len(rows), "answers of another slot were taken"
+    assert report.current == WINDOW
+    assert "of the prediction log" in report.evidence[-1]
+    assert "0 of them with a label" in report.evidence[-1]
+
+
+def test_shifted_rows_have_drifted_and_the_governor_gets_the_window_of_the_log(
+    serving: Served, tmp_path: Path
+) -> None:
+    rows = rows_of(WINDOW)
+    serving.log(shifted(rows))
+    labels = pd.DataFrame(
+        {"request_id": [f"r-{n}" for n in rows[COLUMNS.row_id]], "label": 1 - rows[COLUMNS.label]}
+    )
+    labels.to_parquet(tmp_path / "labels.parquet")
+    name = serving.config.registry.model_name
+    import_labels(serving.home, name, tmp_path / "labels.parquet", datetime.now(UTC))
+
+    report = serving.check()
+
+    assert isinstance(report, DriftReport)
+    assert report.verdict is DriftVerdict.RETRAIN, report.evidence
+    assert report.prediction.drifted
+    drifted = {feature.feature for feature in report.features if feature.drifted}
+    assert drifted == {"carrier", "late_rate_24h"}
+    assert report.current_performance is not None
+    assert report.current_performance.num_rows == len(rows)
+    ledger = Ledger(serving.settings.operation_url)
+    verdict = ledger.newest_verdict(name, serving.config.name)
+    assert verdict is not None
+    assert verdict.evidence.verdict is DriftVerdict.RETRAIN
+    assert verdict.evidence.num_labelled == len(rows)
+    assert f"{len(rows):,} of them with a label" in verdict.evidence.sentences[-1]
+
+
+def test_too_few_rows_are_no_verdict(serving: Served) -> None:
+    assert isinstance(serving.check(), TooFewPredictions)  # before anything was served
+    few = rows_of(WINDOW).head(100)
+    serving.log(few)
+    outcome = serving.check()
+    assert isinstance(outcome, TooFewPredictions)
+    assert outcome.num_rows == 100
+    assert "a verdict needs 300 rows on 7 days" in outcome.reason
+    ledger = Ledger(serving.settings.operation_url)
+    assert ledger.newest_verdict(serving.config.registry.model_name, serving.config.name) is None
+
+
+@flow(name="looking-at-what-was-served")
+def look(config: PipelineConfig) -> str | None:
+    """What each refresh of the newest hours does when it has finished."""
+    return check_served_by_volume(config)
+
+
+def deploy(config: PipelineConfig) -> UUID:
+    """The check, on a pool without a worker: what is started there stays scheduled."""
+    with get_client(sync_client=True) as client:
+        return client.create_deployment(
+            flow_id=client.create_flow(drift_check_log_flow),
+            name=f"cpu-{config.name}",
+            entrypoint="flows.drift_check.drift_check_log_flow",
+            pull_steps=[],
+            parameters={"window": None, "config": config.model_dump(mode="json")},
+        )
+
+
+def test_enough_served_rows_start_one_check(serving: Served) -> None:
+    served_drift = ServedDrift(min_rows=10, volume_rows=40)
+    drift = serving.config.drift.model_copy(update={"served": served_drift})
+    config = serving.config.model_copy(update={"drift": drift, "name": "served-by-volume"})
+    deployment = deploy(config)
+    newest = config.clock.newest_labelled(datetime.now(UTC))
+    rows = FRAME.head(50).copy()
+    rows[COLUMNS.event_time] = newest.end - pd.to_timedelta(range(50, 0, -1), unit="min")
+    serving.log(rows.head(39))
+    ledger = Ledger(serving.settings.operation_url)
+    before = evidence.stable(0).model_copy(
+        update={"window": TimeWindow(start=newest.start, end=newest.end - timedelta(hours=2))}
+    )
+    ledger.store_verdict(config.registry.model_name, config.name, before, evidence.FREE)
+    assert look(config) is None
+    serving.log(rows.tail(11))
+    run = look(config)
+    assert run is not None
+    assert look(config) == run, "the same rows started a second check"
+    with get_client(sync_client=True) as client:
+        started = client.read_flow_run(UUID(run))
+    assert started.deployment_id == deployment
+    assert TimeWindow.model_validate(started.parameters["window"]).end >= newest.end

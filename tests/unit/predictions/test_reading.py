@@ -1,0 +1,267 @@
+"""Windows of the log, its upkeep, erasure of a person, and the command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from flows.predictions_command import add_predictions_command, run_predictions
+from tasks.contracts.base import TimeWindow
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.features.audit import AuditTrail
+from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.erasure import erase_subject
+from tasks.predictions.masking import mask_key_file, open_mask
+from tasks.predictions.parts import PartWriter, locked, visible_parts
+from tasks.predictions.reading import (
+    LogQuery,
+    ReadTally,
+    count_by_version,
+    count_rows,
+    read_rows,
+    read_table,
+)
+from tasks.predictions.schema import log_root, model_folder
+from tasks.predictions.upkeep import keep_up
+from tasks.settings import Settings
+from tests.builders import frame
+from tests.served_rows import MODEL, NOW, batch_of, call, open_log, served
+
+FRAME = frame(100)
+DAY = timedelta(days=1)
+
+
+def log(home: Path, *batches: Any, **config: Any) -> None:
+    with open_log(home, **config) as opened:
+        for batch in batches:
+            opened.served(batch)
+
+
+def three_days(home: Path) -> None:
+    """Ten rows a day, each day by two versions; one part for each."""
+    for day in range(3):
+        for version, slot in (("1", "stable"), ("2", "candidate")):
+            ids = [f"{day}-{version}-{n}" for n in range(5)]
+            by = served(version, slot)  # type: ignore[arg-type]
+            log(home, batch_of(FRAME.head(5), ids, by, at=NOW + day * DAY, subject=f"s{day}"))
+
+
+def upkeep(home: Path, now: datetime = NOW + 10 * DAY, **config: Any) -> None:
+    with PartWriter(home) as writer:
+        keep_up(home, writer, PredictionLogConfig(**config), now)
+
+
+def parts(home: Path) -> list[Path]:
+    return sorted(model_folder(home, MODEL).glob("day=*/*.parquet"))
+
+
+def test_a_window_of_a_version_is_read_and_nothing_else_is_opened(tmp_path: Path) -> None:
+    three_days(tmp_path)
+    window = TimeWindow(start=NOW + DAY, end=NOW + 2 * DAY)
+    tally = ReadTally()
+    query = LogQuery(MODEL, window, versions=["2"], slots=["candidate"])
+    table = read_table(tmp_path, query, ["request_id", "f:temp"], max_rows=10, tally=tally)
+    assert table.column("request_id").to_pylist() == [f"1-2-{n}" for n in range(5)]
+    assert tally.parts == 4  # of the two days that the window meets
+    assert count_rows(tmp_path, LogQuery(MODEL)) == 30
+    assert count_rows(tmp_path, LogQuery("other")) == 0
+    assert read_table(tmp_path, LogQuery("other"), max_rows=1).num_rows == 0
+
+
+def test_rows_are_read_in_tables_of_bounded_size(tmp_path: Path) -> None:
+    log(tmp_path, batch_of(FRAME, [f"{n}" for n in range(100)]))
+    sizes = [t.num_rows for t in read_rows(tmp_path, LogQuery(MODEL), batch_rows=30)]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 30
+    with pytest.raises(DataContractError, match="more than 99 rows"):
+        read_table(tmp_path, LogQuery(MODEL), max_rows=99)
+
+
+def test_a_column_that_no_part_has_is_a_sentence(tmp_path: Path) -> None:
+    log(tmp_path, batch_of(FRAME.head(1), ["a"]))
+    with pytest.raises(DataContractError, match="no part of the log of flight-delay has f:made_up"):
+        list(read_rows(tmp_path, LogQuery(MODEL), ["f:made_up"]))
+
+
+def test_counts_tell_versions_and_refusals_apart(tmp_path: Path) -> None:
+    from serving.errors import OverloadedError
+
+    three_days(tmp_path)
+    with open_log(tmp_path) as opened:
+        opened.refused(call(1, "r"), OverloadedError("full"))
+    counts = {(c.version, c.slot): (c.answered, c.refused) for c in count_by_version(
+        tmp_path, None, None
+    )}  # fmt: skip
+    assert counts == {("", "stable"): (0, 1), ("1", "stable"): (15, 0), ("2", "candidate"): (15, 0)}
+
+
+def test_finished_days_become_one_part_and_old_ones_go(tmp_path: Path) -> None:
+    three_days(tmp_path)
+    before = read_table(tmp_path, LogQuery(MODEL), max_rows=100).to_pandas()
+    upkeep(tmp_path)
+    assert len(parts(tmp_path)) == 3
+    after = read_table(tmp_path, LogQuery(MODEL), max_rows=100).to_pandas()
+    pd.testing.assert_frame_equal(
+        *(f.sort_values("request_id").reset_index(drop=True) for f in (before, after))
+    )
+    upkeep(tmp_path, now=NOW + 10 * DAY, retention_days=9)
+    days = {part.parent.name for part in parts(tmp_path)}
+    assert days == {f"day={(NOW + n * DAY).date()}" for n in (1, 2)}
+    assert not list(log_root(tmp_path).rglob(".old-*"))
+
+
+def test_labels_and_damaged_parts_go_with_the_retention(tmp_path: Path) -> None:
+    root = log_root(tmp_path)
+    old = [root / "damaged" / "a.parquet", root / "labels" / "model=m" / "request-1.parquet"]
+    new = [file.with_name("new.parquet") for file in old]
+    for file in (*old, *new):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    for file in old:
+        os.utime(file, ((NOW - 100 * DAY).timestamp(),) * 2)
+    for file in new:
+        os.utime(file, ((NOW - 80 * DAY).timestamp(),) * 2)
+    upkeep(tmp_path, now=NOW)
+    assert not any(file.exists() for file in old)
+    assert all(file.exists() for file in new)
+
+
+def test_the_present_day_is_merged_only_when_it_has_many_parts(tmp_path: Path) -> None:
+    three_days(tmp_path)
+    upkeep(tmp_path, now=NOW + timedelta(hours=1))
+    assert len(parts(tmp_path)) == 6
+    upkeep(tmp_path, now=NOW + timedelta(hours=1), compact_parts=2)
+    assert len(parts(tmp_path)) == 3
+
+
+def test_a_replaced_part_that_a_kill_left_counts_once_and_goes(tmp_path: Path) -> None:
+    three_days(tmp_path)
+    old = {part: part.read_bytes() for part in parts(tmp_path)}
+    upkeep(tmp_path)
+    for part, content in old.items():
+        part.write_bytes(content)
+    assert count_rows(tmp_path, LogQuery(MODEL)) == 30
+    assert len(visible_parts(parts(tmp_path)[0].parent)) == 1
+    three_days(tmp_path)
+    upkeep(tmp_path)
+    assert len(parts(tmp_path)) == 3
+    assert count_rows(tmp_path, LogQuery(MODEL)) == 60
+
+
+def test_parts_are_not_merged_while_somebody_reads(tmp_path: Path) -> None:
+    three_days(tmp_path)
+    rows = read_rows(tmp_path, LogQuery(MODEL), ["request_id"])
+    next(rows)
+    upkeep(tmp_path)
+    assert len(parts(tmp_path)) == 6
+    assert sum(table.num_rows for table in rows) == 25
+    with locked(model_folder(tmp_path, MODEL), exclusive=True, wait=False) as held:
+        assert held
+
+
+def test_a_field_that_was_masked_later_does_not_keep_parts_from_being_read(tmp_path: Path) -> None:
+    log(tmp_path, batch_of(FRAME.head(3), ["a", "b", "c"]))
+    log(tmp_path, batch_of(FRAME.head(3), ["d", "e", "f"]), masked=("carrier",))
+    tally = ReadTally()
+    table = read_table(
+        tmp_path, LogQuery(MODEL), ["request_id", "f:carrier"], max_rows=10, tally=tally
+    )
+    assert table.column("f:carrier").null_count == 3
+    assert tally.absent["f:carrier"] == 3
+    upkeep(tmp_path)
+    assert len(parts(tmp_path)) == 2  # their columns differ in type
+    assert count_rows(tmp_path, LogQuery(MODEL)) == 6
+
+
+@pytest.mark.parametrize("masked", [(), ("subject",)])
+def test_a_person_is_erased_and_nobody_else(tmp_path: Path, masked: tuple[str, ...]) -> None:
+    from tasks.predictions.labels import import_labels
+
+    mixed = batch_of(FRAME.head(4), ["a", "b", "c", "d"])
+    for number, one in enumerate(mixed.calls):
+        one.subject = "erin" if number % 2 else "frank"
+    only = batch_of(FRAME.head(2), ["e", "f"], subject="erin")
+    log(tmp_path, mixed, masked=masked)
+    log(tmp_path, only, masked=masked)
+    labels = pd.DataFrame({"request_id": ["a", "b", "e"], "label": [1, 0, 1]})
+    labels.to_parquet(tmp_path / "labels.parquet")
+    import_labels(tmp_path, MODEL, tmp_path / "labels.parquet", datetime.now(UTC))
+    erasure = erase_subject(tmp_path, "erin")
+    assert (erasure.rows, erasure.parts, erasure.labels) == (4, 2, 2)
+    assert erasure.unread == []
+    left = read_table(tmp_path, LogQuery(MODEL), ["request_id", "score"], max_rows=10)
+    assert left.column("request_id").to_pylist() == ["a", "c"]
+    assert len(parts(tmp_path)) == 1
+    assert erase_subject(tmp_path, "erin").rows == 0
+
+
+def run(home: Path, *words: str) -> list[str]:
+    parser = argparse.ArgumentParser()
+    add_predictions_command(parser.add_subparsers(dest="command"))
+    options = parser.parse_args(["predictions", *words])
+    return run_predictions(options, Settings.from_environment({"FALAJ_HOME": str(home)}))
+
+
+def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert run(home, "counts") == ["Nothing is logged there."]
+    three_days(home)
+    assert "version 1 as stable by onnx-fp32: 15 answered" in run(home, "counts")[0]
+    labels = tmp_path / "labels.parquet"
+    pd.DataFrame({"request_id": ["0-1-0", "x"], "label": [1, 0]}).to_parquet(labels)
+    assert "2 by request" in run(home, "label", MODEL, str(labels))[0]
+    lines = run(
+        home, "export", MODEL, str(tmp_path / "out.parquet"), "--labels", "--slot", "stable"
+    )
+    assert "15 rows" in lines[0]
+    assert "1 rows have one, 14 none" in lines[1]
+    exported = pd.read_parquet(tmp_path / "out.parquet")
+    assert exported["label"].notna().sum() == 1
+    window = ["--start", f"{NOW:%Y-%m-%dT%H:%MZ}", "--end", f"{NOW + DAY:%Y-%m-%dT%H:%MZ}"]
+    run(home, "export", MODEL, str(tmp_path / "out.csv"), *window)
+    assert len(pd.read_csv(tmp_path / "out.csv")) == 10
+    assert "10 rows of 2 parts" in run(home, "erase", "s0")[0]
+    [line] = AuditTrail(home / "audit").lines()
+    assert line.content["action"] == "erase-predictions"
+    assert line.content["rows"] == 10
+    assert "s0" not in line.content["subject_digest"]
+    assert b'"s0"' not in line.text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["export", MODEL, "out.xls"], "ends in .xls; expected .parquet or .csv"),
+        (["export", "flight-dely", "out.csv"], "nothing is logged of a model 'flight-dely'"),
+        (["counts", "--start", "2026-01-01T00:00Z"], "give --start and --end"),
+        (["counts", "--start", "yesterday", "--end", "now"], "write a moment as"),
+    ],
+)
+def test_a_wrong_command_is_a_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        run(tmp_path, *words)
+
+
+def test_labels_of_no_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataContractError, match=r"there is no file no\.parquet"):
+        run(tmp_path, "label", MODEL, "no.parquet")
+
+
+def test_the_key_of_the_mask_is_its_owners_alone(tmp_path: Path) -> None:
+    told = open_mask(tmp_path).text("carol")
+    assert open_mask(tmp_path).text("carol") == told
+    assert open_mask(tmp_path / "elsewhere").text("carol") != told
+    file = mask_key_file(tmp_path)
+    file.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="may be read by others"):
+        open_mask(tmp_path)
+    file.chmod(0o600)
+    file.write_text("cut")
+    with pytest.raises(ConfigurationError, match="expected 32 in hexadecimal"):
+        open_mask(tmp_path)
