@@ -1,0 +1,231 @@
+"""The serving process and what is asked of it by hand.
+
+    python -m serving [serve]      serve until SIGTERM; the addresses are printed
+    python -m serving status       what serves from the state folder; exit code 1 where nothing does
+    python -m serving stop         end it, its requests answered
+    python -m serving docs         the OpenAPI document
+    python -m serving settings     all settings with their defaults and what they mean
+
+The state folder is `FALAJ_HOME` or `--home`, the feature repository `FALAJ_FEATURE_REPO`, whose
+`serving.yaml` configures the process. Exit code 2 where something cannot be as it was asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from serving.assembly import (
+    PartsOf,
+    ServingProcess,
+    is_locked,
+    read_addresses,
+)
+from serving.config import (
+    ServingConfig,
+    checked_config,
+    read_serving_config,
+    registered_model,
+    section,
+)
+from serving.http.admin import TOKEN_FILE
+from serving.http.openapi import document
+from serving.seeing.config import LogConfig, SeeingConfig
+from serving.seeing.logs import configure_logging
+from tasks.errors import ConfigurationError, FalajError
+from tasks.settings import Settings
+
+_SPARE_FILES = 256
+SWITCH_S = 0.0005
+"""The event loop asks for the interpreter after each wait; a thread that writes the log or reads
+features gives it back so soon. Python's 5 ms would be added to every answer meanwhile."""
+_log = logging.getLogger("serving")
+
+
+def main(argv: Sequence[str], parts_of: Callable[[Settings], PartsOf]) -> int:
+    """Do what the command line says; 0 where it was done, 1 where nothing serves, 2 on a fault."""
+    asked = _parser().parse_args(argv)
+    if asked.command == "settings":
+        from serving.parts import all_settings  # Feast is imported first, without PyTorch
+
+        sys.stdout.write("\n".join(all_settings()) + "\n")
+        return 0
+    settings = Settings.from_environment()
+    if asked.home is not None:
+        settings = replace(settings, home=asked.home.expanduser().resolve())
+    try:
+        if asked.command == "status":
+            return _status(settings.home)
+        if asked.command == "stop":
+            return _stop(settings.home, asked.timeout_s)
+        if asked.command == "docs":
+            sys.stdout.write(json.dumps(document(), indent=1) + "\n")
+            return 0
+        return _serve(_config(asked, settings), settings.home, parts_of(settings))
+    except FalajError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = ("serve", "status", "stop", "docs", "settings")
+    parser.add_argument("command", nargs="?", default="serve", choices=commands)
+    parser.add_argument("--home", type=Path, help="state folder; FALAJ_HOME without it")
+    parser.add_argument("--host", help="address that HTTP and gRPC listen on")
+    for name in ("http", "grpc", "admin"):
+        parser.add_argument(f"--{name}-port", type=int, metavar="PORT", help="0 takes a free one")
+    parser.add_argument("--no-grpc", action="store_true", help="HTTP only")
+    parser.add_argument(
+        "--timeout-s", type=float, default=60.0, help="of stop: how long to wait for the end"
+    )
+    return parser
+
+
+def _config(asked: argparse.Namespace, settings: Settings) -> ServingConfig:
+    config = read_serving_config(settings.feature_repo)
+    told: dict[str, Any] = config.model_dump()
+    if asked.host is not None:
+        told["host"] = asked.host
+    for name in ("http", "grpc", "admin"):
+        port = getattr(asked, f"{name}_port")
+        if port is not None:
+            told[name]["port"] = port
+    if asked.no_grpc:
+        told["grpc"]["enabled"] = False
+    config = checked_config(told, "the command line")
+    return config if config.models else config.of_models((registered_model(settings),))
+
+
+def _serve(config: ServingConfig, home: Path, parts_of: PartsOf) -> int:
+    _allow_files(config.http.max_connections)
+    sys.setswitchinterval(SWITCH_S)
+
+    async def run() -> None:
+        await ServingProcess(config, home, parts_of).run()
+
+    with _logging(section("seeing", SeeingConfig, config.seeing).logs):
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        uvloop.run(run())
+    return 0
+
+
+@contextmanager
+def _logging(config: LogConfig) -> Iterator[None]:
+    """JSON lines for programs; plain ones where a person sits at the terminal."""
+    if config.file is None and sys.stderr.isatty():
+        logging.basicConfig(
+            level=config.level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        yield
+        return
+    log = configure_logging(config)
+    try:
+        yield
+    finally:
+        log.stop()
+
+
+def _allow_files(connections: int) -> None:
+    """Each connection is an open file, and the usual limit is near the usual number of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ConfigurationError(
+            f"http.max_connections={connections} needs {wanted} open files and this process may "
+            f"have {hard}; raise the limit (ulimit -Hn) or lower the number. Nothing was started"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _status(home: Path) -> int:
+    told = read_addresses(home) if is_locked(home) else None
+    if told is None:
+        sys.stdout.write(f"nothing serves from {home}\n")
+        return 1
+    ready = _ready(home, str(told["http"]), str(told["admin"]))
+    sys.stdout.write(json.dumps({**told, "ready": ready}, indent=1) + "\n")
+    return 0
+
+
+def _ready(home: Path, address: str, admin: str) -> bool | None:
+    """What the process says; None where it says nothing.
+
+    Where it wants TLS, perhaps with a certificate that only the edge has, the admin listener tells.
+    """
+    try:
+        if address.startswith("http://"):
+            with urllib.request.urlopen(f"{address}/v2/health/ready", timeout=5):
+                return True
+        token = (home / TOKEN_FILE).read_text(encoding="utf-8").strip()
+        request = urllib.request.Request(
+            f"{admin}/admin/models", headers={"authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            states = json.load(reply)
+    except urllib.error.HTTPError:
+        return False
+    except OSError:
+        return None
+    ready = {state["name"] for state in states if state["state"] == "READY"}
+    return bool(states) and ready == {state["name"] for state in states}
+
+
+def _stop(home: Path, timeout_s: float) -> int:
+    told = read_addresses(home) if is_locked(home) else None
+    if told is None:
+        sys.stdout.write(f"nothing serves from {home}\n")
+        return 1
+    os.kill(int(told["pid"] or 0), signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while is_locked(home):
+        if time.monotonic() > deadline:
+            raise ConfigurationError(
+                f"process {told['pid']} has not ended within {timeout_s:g} s; it was told to and "
+                "may still be answering"
+            )
+        time.sleep(0.05)
+    sys.stdout.write(f"process {told['pid']} has ended\n")
+    return 0
+
+
+def _spare_pytorch() -> None:
+    """Import Feast without PyTorch, which it takes where it is there and reading does not need.
+
+    That is 150 MB less for a process that stays. Whatever needs PyTorch later imports it.
+    """
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
+        try:
+            importlib.import_module("feast")
+        finally:
+            del sys.modules["torch"]
+
+
+if __name__ == "__main__":
+    _spare_pytorch()
+    from serving.parts import installed_parts
+
+    sys.exit(main(sys.argv[1:], installed_parts))

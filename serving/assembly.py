@@ -1,0 +1,309 @@
+"""Puts the parts of a serving process together, and runs it from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import json
+import logging
+import os
+import signal
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from serving.config import ServingConfig
+from serving.errors import ServingError
+from serving.grpc.service import grpc_server
+from serving.http.admin import AdminPages, admin_token
+from serving.http.inferring import Front
+from serving.http.listeners import Listener, admin_listener, bound_socket, public_listener
+from serving.http.open_guard import OpenGuard
+from serving.http.public import PublicPages
+from serving.interfaces import Engine, EntityReader, Guard, Observer, Pages
+from tasks.errors import ConfigurationError
+from tasks.settings import private_folder, write_atomically
+
+SERVING_FOLDER = Path("serving")
+ADDRESS_FILE = SERVING_FOLDER / "server.json"
+_LOCK_FILE = SERVING_FOLDER / "server.lock"
+COLLECTED_AFTER = (20_000, 20, 100)
+"""Objects made before the young ones are looked through, and such looks before the older ones."""
+_LOOPBACK = "127.0.0.1"
+Hook = Callable[[], Awaitable[None]]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a serving process is put together from.
+
+    Attributes:
+        engine: loaded models; it tells observers what it has served and refused itself.
+        observers: told of requests that were refused before the engine saw them: the engine's own.
+        guard: None for `OpenGuard`, which stands on loopback only.
+        entities: None where requests cannot name entities.
+        pages: more pages of the admin listener, as `/metrics`.
+        tls: of the public HTTP listener; None for plain HTTP.
+        grpc_credentials: of the gRPC listener; None for no TLS, which with `tls` is for loopback
+            alone.
+        starts: run one after the other, on the event loop, before anything is answered.
+        stops: the same after the last answer, in this order; each is run whatever others do.
+        follows: whether the engine looks for models itself. If not, each configured model is
+            asked for every `poll_s` until it is ready.
+    """
+
+    engine: Engine
+    observers: Sequence[Observer] = ()
+    guard: Guard | None = None
+    entities: EntityReader | None = None
+    pages: Pages = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
+    grpc_credentials: grpc.ServerCredentials | None = None
+    starts: Sequence[Hook] = ()
+    stops: Sequence[Hook] = ()
+    follows: bool = False
+
+
+PartsOf = Callable[[ServingConfig, Path], Parts]
+"""Makes the parts of a process, from its configuration and state folder, on the event loop."""
+
+
+class ServingProcess:
+    """One serving process on a state folder."""
+
+    def __init__(self, config: ServingConfig, home: Path, parts_of: PartsOf) -> None:
+        self._config = config
+        self._home = home
+        self._parts_of = parts_of
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Answer what is in flight, then end `run`."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop` is called, or SIGTERM or SIGINT comes.
+
+        Raises:
+            ConfigurationError: another process serves from this state folder, a port is taken, or
+                a part cannot be made. Nothing was started.
+        """
+        private_folder(self._home / SERVING_FOLDER)
+        with _only_one(self._home), contextlib.ExitStack() as sockets:
+            await self._run(sockets)
+
+    async def _run(self, sockets: contextlib.ExitStack) -> None:
+        config = self._config
+        http = bound_socket(config.host, config.http.port, "HTTP")
+        sockets.callback(http.close)
+        admin = bound_socket(_LOOPBACK, config.admin.port, "The admin interface")
+        sockets.callback(admin.close)
+        token = admin_token(self._home)
+        parts = self._parts_of(config, self._home)
+        is_clear = parts.tls is not None and parts.grpc_credentials is None
+        if is_clear and config.grpc.enabled and not config.on_loopback:
+            raise ConfigurationError(
+                "HTTP has TLS here and gRPC has not, so it may be on loopback only; set "
+                "grpc.enabled: false, or put Envoy before this server. Nothing was started"
+            )
+        front = Front(
+            parts.engine, parts.guard or OpenGuard(config), config, parts.observers, parts.entities
+        )
+        rpc, rpc_port = None, None
+        if config.grpc.enabled:
+            rpc, rpc_port = grpc_server(
+                front, config.host, config.grpc.port, parts.grpc_credentials
+            )
+        public = public_listener(front, PublicPages(front).application(), parts.tls)
+        pages = AdminPages(front, token, parts.pages).application()
+        inner = admin_listener(pages, config.stop_s)
+        try:
+            for start in parts.starts:
+                await start()
+            scheme = "http" if parts.tls is None else "https"
+            addresses = {
+                "http": f"{scheme}://{_address(config.host, http.getsockname()[1])}",
+                "grpc": None if rpc_port is None else _address(config.host, rpc_port),
+                "admin": f"http://{_address(_LOOPBACK, admin.getsockname()[1])}",
+            }
+            await self._serve(
+                front,
+                parts,
+                [(public, public.serve([http])), (inner, inner.serve([admin]))],
+                rpc,
+                addresses,
+            )
+        finally:
+            await _end(parts.stops)
+
+    async def _serve(
+        self,
+        front: Front,
+        parts: Parts,
+        listeners: Sequence[tuple[Listener, Awaitable[None]]],
+        rpc: grpc.aio.Server | None,
+        addresses: Mapping[str, str | None],
+    ) -> None:
+        tasks = [asyncio.ensure_future(serve) for _, serve in listeners]
+        stopped = asyncio.ensure_future(self._stop.wait())
+        seeking = asyncio.ensure_future(self._seek_models(parts))
+        try:
+            if rpc is not None:
+                await rpc.start()
+            while not all(listener.started for listener, _ in listeners):
+                await asyncio.sleep(0.01)
+            _spare_what_stays()
+            with self._announced(addresses), self._signals():
+                self._say(addresses, front)
+                await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                front.stopping = True
+            _log.info("ending: what is in flight is answered within %g s", self._config.stop_s)
+        finally:
+            seeking.cancel()
+            stopped.cancel()
+            for listener, _ in listeners:
+                listener.should_exit = True
+            ends = [*tasks, seeking]
+            if rpc is not None:
+                ends.append(asyncio.ensure_future(rpc.stop(self._config.stop_s)))
+            failed = [
+                outcome
+                for outcome in await asyncio.gather(*ends, return_exceptions=True)
+                if isinstance(outcome, Exception)
+            ]
+        for failure in failed:
+            raise failure
+
+    def _say(self, addresses: Mapping[str, str | None], front: Front) -> None:
+        told = ", ".join(f"{name} {address}" for name, address in addresses.items() if address)
+        _log.info("serving: %s", told)
+        if not front.engine.is_ready():
+            reasons = [f"{s.name}: {s.reason}" for s in front.engine.states() if s.reason]
+            _log.warning(
+                "not ready: %s. It is looked for every %g s",
+                "; ".join(reasons) or "no model is loaded",
+                self._config.poll_s,
+            )
+
+    async def _seek_models(self, parts: Parts) -> None:
+        """Load configured models that are not there yet, as soon as the registry has them.
+
+        Each once: one that was unloaded since was meant to be.
+        """
+        told: dict[str, str] = {}
+        found: set[str] = set()
+        while not parts.follows:
+            for model in self._config.models:
+                if model.name in found or parts.engine.is_ready(model.name):
+                    found.add(model.name)
+                    continue
+                try:
+                    state = await parts.engine.load(model.name)
+                except ServingError as exc:
+                    if told.get(model.name) != str(exc):
+                        told[model.name] = str(exc)
+                        _log.warning("%s is not ready: %s", model.name, exc)
+                else:
+                    _log.info("%s is ready in version %s", model.name, state.version)
+            await asyncio.sleep(self._config.poll_s)
+
+    @contextlib.contextmanager
+    def _announced(self, addresses: Mapping[str, str | None]) -> Iterator[None]:
+        file = self._home / ADDRESS_FILE
+        write_atomically(file, json.dumps({"pid": os.getpid(), **addresses}) + "\n")
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+                # A second signal must not cut off what is in flight.
+                signal.signal(number, signal.SIG_IGN)
+
+
+def _spare_what_stays() -> None:
+    """Keep the garbage collector from what was imported and loaded: it is a million objects.
+
+    To look through them all takes a third of a second, in which nothing is answered.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTED_AFTER)
+
+
+@contextlib.contextmanager
+def _only_one(home: Path) -> Iterator[None]:
+    """Holds the lock of a state folder, which ends with the process, however that ends."""
+    file = home / _LOCK_FILE
+    with file.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"another process serves from {home}{_told_of(home)}; end it first (python -m "
+                "serving stop), or name another state folder. Nothing was started"
+            ) from exc
+        yield
+
+
+def _told_of(home: Path) -> str:
+    told = read_addresses(home)
+    return f" (process {told['pid']}, {told['http']})" if told else ""
+
+
+def read_addresses(home: Path) -> dict[str, str | int | None] | None:
+    """What the process that serves from a state folder says of itself; None where none does."""
+    try:
+        told = json.loads((home / ADDRESS_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def is_locked(home: Path) -> bool:
+    """Whether a process serves from a state folder, or is about to start or to end."""
+    file = home / _LOCK_FILE
+    if not file.exists():
+        return False
+    with file.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _end(stops: Sequence[Hook]) -> None:
+    outcomes = [await _outcome(stop) for stop in stops]
+    for failure in outcomes:
+        if failure is not None:
+            raise failure
+
+
+async def _outcome(stop: Hook) -> Exception | None:
+    try:
+        await stop()
+    except Exception as exc:
+        # Raised again once the other parts have ended too.
+        return exc
+    return None

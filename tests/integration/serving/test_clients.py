@@ -1,0 +1,102 @@
+"""Clients that nobody here wrote; each in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.settings import tool_python
+from tests.serving_clients import INFER, ROOT, Process, request, serving
+
+PYTHON = tool_python("serving-clients")
+pytestmark = pytest.mark.skipif(
+    PYTHON is None, reason="no .venv-serving-clients; `make test` makes it"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with serving(tmp_path_factory.mktemp("serving")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def told(server: Process) -> dict[str, Any]:
+    script = ROOT / "tests" / "triton_v2_client.py"
+    command = [str(PYTHON), str(script), server.addresses["http"], server.addresses["grpc"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
+
+
+def test_tritons_http_client_understands_all_of_the_protocol(told: dict[str, Any]) -> None:
+    http = told["http"]
+    assert http["live"]
+    assert http["ready"]
+    assert http["model_ready"]
+    assert http["server"]["name"] == "falaj"
+    assert http["metadata"]["outputs"] == [{"name": "score", "datatype": "FP32", "shape": [-1]}]
+    assert http["index"] == [{"name": "sums", "version": "1", "state": "READY", "reason": ""}]
+    assert http["json"] == http["binary"] == [7.5, 22.0]
+    assert http["json id"] == "id-json"
+    assert http["async"] == [[7.5, 22.0]] * 20
+    assert http["unloaded"] is False
+    assert http["refusal"] == [
+        "400",
+        "the request lacks 'numeric'; the model takes 'categorical', 'numeric'",
+    ]
+
+
+def test_tritons_grpc_client_understands_all_of_the_protocol(told: dict[str, Any]) -> None:
+    grpc = told["grpc"]
+    assert grpc["live"]
+    assert grpc["ready"]
+    assert grpc["model_ready"]
+    assert grpc["server"]["name"] == "falaj"
+    assert grpc["metadata"]["inputs"][0] == {
+        "name": "categorical",
+        "datatype": "INT32",
+        "shape": ["-1", "2"],
+    }
+    assert grpc["index"] == {"models": [{"name": "sums", "version": "1", "state": "READY"}]}
+    assert grpc["raw"] == [7.5, 22.0]
+    assert grpc["id"] == "id-grpc"
+    assert grpc["entities"] == [8.0, 19.0]
+    assert json.loads(grpc["features"]) == {"rows": 2}
+    assert grpc["unloaded"] is False
+    assert grpc["absent input"][0] == "StatusCode.INVALID_ARGUMENT"
+    assert grpc["unknown model"][0] == "StatusCode.NOT_FOUND"
+    assert grpc["empty slot"][0] == "StatusCode.UNAVAILABLE"
+
+
+def test_what_a_fuzzer_makes_of_the_openapi_document_never_gets_a_500(
+    server: Process, tmp_path: Path
+) -> None:
+    assert PYTHON is not None
+    command = [
+        str(PYTHON.parent / "schemathesis"),
+        "run",
+        f"{server.addresses['http']}/openapi.json",
+        "--checks",
+        "not_a_server_error,status_code_conformance,content_type_conformance,"
+        "response_schema_conformance,unsupported_method",
+        "--exclude-path-regex",
+        "repository/models|health/ready",  # unloading would end what the rest asks
+        "--max-examples",
+        "4",
+        "--seed",
+        "7",
+        "--no-color",
+        "--continue-on-failure",
+    ]
+    env = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert server.ask("POST", INFER, request())[0] == 200

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from open_inference.grpc import protocol
+from open_inference.grpc.service import GRPCInferenceServiceStub
+
+from serving.grpc.messages import SERVICE, repository_messages
+from tests.serving_clients import Process, serving
+
+Stub = Any
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    yaml = "{http: {max_body_bytes: 100000}, timeout_s: 20}"
+    with serving(tmp_path_factory.mktemp("serving"), yaml=yaml) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def channel(server: Process) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.addresses["grpc"]) as channel:
+        yield channel
+
+
+@pytest.fixture(scope="module")
+def stub(channel: grpc.Channel) -> Stub:
+    return GRPCInferenceServiceStub(channel)
+
+
+def typed(rows: int = 1, **other: Any) -> Any:
+    request = protocol.ModelInferRequest(model_name="sums", id="mine", **other)
+    codes = request.inputs.add(name="categorical", datatype="INT32", shape=[rows, 2])
+    codes.contents.int_contents.extend([1, 2] * rows)
+    numbers = request.inputs.add(name="numeric", datatype="FP32", shape=[rows, 3])
+    numbers.contents.fp32_contents.extend([1.5, float("nan"), 3] * rows)
+    return request
+
+
+def raw() -> Any:
+    request = protocol.ModelInferRequest(model_name="sums")
+    request.inputs.add(name="categorical", datatype="INT32", shape=[1, 2])
+    request.inputs.add(name="numeric", datatype="FP64", shape=[1, 3])
+    request.raw_input_contents.append(np.array([1, 2], "<i4").tobytes())
+    request.raw_input_contents.append(np.array([1.5, np.nan, 3], "<f8").tobytes())
+    return request
+
+
+def test_typed_contents_are_answered_typed_and_raw_ones_raw(stub: Stub) -> None:
+    answer, call = stub.ModelInfer.with_call(typed(2), metadata=(("x-request-id", "r-7"),))
+    assert answer.id == "mine"
+    assert list(answer.outputs[0].contents.fp32_contents) == [7.5, 7.5]
+    trailing = dict(call.trailing_metadata())
+    assert (trailing["x-request-id"], trailing["x-falaj-version"]) == ("r-7", "1")
+    answer = stub.ModelInfer(raw())
+    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [7.5]
+
+
+def _wrong(change: Any, request: Any) -> Any:
+    change(request)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "says"),
+    [
+        (typed(), None, ""),
+        (_wrong(lambda r: r.inputs.pop(), typed()), "INVALID_ARGUMENT", "lacks 'numeric'"),
+        (_wrong(lambda r: setattr(r, "model_name", "x"), typed()), "NOT_FOUND", "no model"),
+        (_wrong(lambda r: setattr(r, "model_version", "9"), typed()), "NOT_FOUND", "no version"),
+        (
+            _wrong(lambda r: setattr(r.inputs[0], "datatype", "BF16"), typed()),
+            "INVALID_ARGUMENT",
+            "datatype 'BF16'",
+        ),
+        (
+            _wrong(lambda r: setattr(r.inputs[0], "datatype", "INT64"), typed()),
+            "INVALID_ARGUMENT",
+            "has int_contents; expected int64_contents",
+        ),
+        (
+            _wrong(lambda r: r.inputs[0].contents.int_contents.append(3), typed()),
+            "INVALID_ARGUMENT",
+            "has 3 values; its shape",
+        ),
+        (
+            _wrong(lambda r: r.inputs[0].shape.append(-(2**60)), typed()),
+            "INVALID_ARGUMENT",
+            "its shape",
+        ),
+        (
+            _wrong(lambda r: r.inputs[0].shape.__setitem__(slice(None), [-1, -1]), typed(0)),
+            "INVALID_ARGUMENT",
+            "holds no value",
+        ),
+        (
+            _wrong(lambda r: r.inputs[0].shape.__setitem__(slice(None), [0] * 65), typed(0)),
+            "INVALID_ARGUMENT",
+            "holds no value",
+        ),
+        (
+            _wrong(lambda r: r.parameters["sequence_id"].__setattr__("int64_param", 1), typed()),
+            "INVALID_ARGUMENT",
+            "sequence_id",
+        ),
+        (
+            _wrong(lambda r: r.raw_input_contents.pop(), raw()),
+            "INVALID_ARGUMENT",
+            "2 inputs and 1 raw_input_contents",
+        ),
+        (
+            _wrong(lambda r: r.inputs[0].contents.int_contents.append(3), raw()),
+            "INVALID_ARGUMENT",
+            "both contents and raw",
+        ),
+        (_wrong(lambda r: r.outputs.add(name="x"), typed()), "INVALID_ARGUMENT", "no output 'x'"),
+        (typed(5000), "INVALID_ARGUMENT|RESOURCE_EXHAUSTED", ""),
+    ],
+)
+def test_each_fault_has_its_code_and_a_sentence(
+    stub: Stub, request_: Any, code: str | None, says: str
+) -> None:
+    if code is None:
+        stub.ModelInfer(request_)
+        return
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(request_)
+    error: Any = caught.value
+    assert error.code().name in code.split("|")
+    assert says in error.details()
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "RepositoryModelLoad"])
+def test_what_is_no_message_is_the_clients_fault(channel: grpc.Channel, method: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff" * 9)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no message of the inference protocol" in error.details()
+
+
+def test_health_metadata_and_repository_answer(channel: grpc.Channel, stub: Stub) -> None:
+    assert stub.ServerLive(protocol.ServerLiveRequest()).live
+    assert stub.ServerReady(protocol.ServerReadyRequest()).ready
+    assert stub.ModelReady(protocol.ModelReadyRequest(name="sums", version="1")).ready
+    assert stub.ServerMetadata(protocol.ServerMetadataRequest()).name == "falaj"
+    told = stub.ModelMetadata(protocol.ModelMetadataRequest(name="sums"))
+    assert [list(tensor.shape) for tensor in told.inputs] == [[-1, 2], [-1, 3]]
+    messages = repository_messages()
+    index = channel.unary_unary(
+        f"/{SERVICE}/RepositoryIndex",
+        request_serializer=messages["RepositoryIndexRequest"].SerializeToString,
+        response_deserializer=messages["RepositoryIndexResponse"].FromString,
+    )
+    (state,) = index(messages["RepositoryIndexRequest"](ready=True)).models
+    assert (state.name, state.version, state.state) == ("sums", "1", "READY")
+
+
+def test_a_client_that_gives_up_is_told_to_the_engine_in_time(tmp_path: Any) -> None:
+    with (
+        serving(tmp_path, FALAJ_TEST_DELAY_S="0.7") as process,
+        grpc.insecure_channel(process.addresses["grpc"]) as channel,
+    ):
+        slow = GRPCInferenceServiceStub(channel)
+        started = time.monotonic()
+        with pytest.raises(grpc.RpcError) as caught:
+            slow.ModelInfer(typed(), timeout=0.2)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert slow.ModelInfer(typed()).id == "mine"
+        assert time.monotonic() - started >= 0.7
+        token = {"Authorization": f"Bearer {process.token}", "admin": True}
+        page = process.ask("GET", "/metrics", **token)[2]  # type: ignore[arg-type]
+        assert page == b"calls 1\n"  # the one that was given up was not computed
+        future = slow.ModelInfer.future(typed())
+        time.sleep(0.4)  # it is with the engine
+        assert process.end() == 0
+        assert future.result().id == "mine"

@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.serving_clients import (
+    INFER,
+    ROOT,
+    Process,
+    raw,
+    read_answers,
+    request,
+    serving,
+    wait_until,
+)
+
+LIMITS = """
+http: {max_body_bytes: 100000, request_timeout_s: 1.5, keep_alive_s: 2, max_connections: 40,
+       max_header_bytes: 4096, max_headers: 30, write_timeout_s: 2}
+stop_s: 5
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with serving(tmp_path_factory.mktemp("serving"), yaml=LIMITS) as process:
+        yield process
+
+
+def score(answer: bytes) -> list[float]:
+    return json.loads(answer)["outputs"][0]["data"]
+
+
+def test_curl_gets_an_answer_and_what_served_it(server: Process, tmp_path: Path) -> None:
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps(request(2, request_id="mine")))
+    told = subprocess.run(
+        ["curl", "-sS", "-i", "-d", f"@{body}", "-H", "X-Request-Id: abc-1",
+         f"{server.addresses['http']}{INFER}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    head, _, answer = told.stdout.replace("\r", "").partition("\n\n")
+    assert "HTTP/1.1 200" in head
+    for line in (
+        "x-falaj-model: sums",
+        "x-falaj-version: 1",
+        "x-falaj-slot: stable",
+        "x-request-id: abc-1",
+        "x-content-type-options: nosniff",
+    ):
+        assert line in head
+    assert json.loads(answer) == {
+        "model_name": "sums",
+        "model_version": "1",
+        "id": "mine",
+        "outputs": [{"name": "score", "datatype": "FP32", "shape": [2], "data": [9.5, 9.5]}],
+    }
+
+
+def test_binary_tensors_go_in_and_out(server: Process) -> None:
+    categorical, numeric = np.array([[1, 2]], "<i4"), np.array([[1.5, np.nan, 3]], "<f4")
+    parts = [categorical.tobytes(), numeric.tobytes()]
+    told = request()
+    for tensor, part in zip(told["inputs"], parts, strict=True):
+        del tensor["data"]
+        tensor["parameters"] = {"binary_data_size": len(part)}
+    told["outputs"] = [{"name": "score", "parameters": {"binary_data": True}}]
+    text = json.dumps(told).encode()
+    status, headers, body = server.ask(
+        "POST", INFER, text + b"".join(parts), Inference_Header_Content_Length=str(len(text))
+    )
+    assert status == 200
+    size = int(headers["inference-header-content-length"])
+    assert json.loads(body[:size])["outputs"][0]["parameters"] == {"binary_data_size": 4}
+    assert np.frombuffer(body[size:], "<f4").tolist() == [7.5]
+
+
+def test_an_insane_request_id_is_replaced(server: Process) -> None:
+    _, headers, _ = server.ask("POST", INFER, request(), X_Request_Id="a b<script>")
+    assert "<" not in headers["x-request-id"]
+    assert headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2", 200),
+        ("GET", "/v2/health/live", 200),
+        ("GET", "/v2/health/ready", 200),
+        ("GET", "/v2/models/sums", 200),
+        ("GET", "/v2/models/sums/versions/1", 200),
+        ("GET", "/v2/models/sums/ready", 200),
+        ("GET", "/v2/models/sums/versions/1/ready", 200),
+        ("GET", "/v2/models/other", 404),
+        ("GET", "/v2/models/sums/versions/9", 404),
+        ("GET", "/v2/models/sums/versions/9/ready", 404),
+        ("POST", "/v2/models/other/infer", 404),
+        ("POST", "/v2/models/sums/versions/9/infer", 404),
+        ("GET", INFER, 405),
+        ("DELETE", "/v2", 405),
+        ("GET", "/nothing", 404),
+        ("POST", "/v2/repository/index", 200),
+        ("GET", "/openapi.json", 200),
+        ("GET", "/v2/docs", 200),
+    ],
+)
+def test_every_path_answers_with_its_status(
+    server: Process, method: str, path: str, status: int
+) -> None:
+    body = json.dumps(request()).encode() if path.endswith("infer") else None
+    assert server.ask(method, path, body if method == "POST" else None)[0] == status
+
+
+def test_head_has_no_body_and_a_wrong_method_tells_the_right_one(server: Process) -> None:
+    status, headers, body = server.ask("HEAD", "/v2")
+    assert (status, body) == (200, b"")
+    assert int(headers["content-length"]) > 0
+    assert server.ask("GET", INFER)[1]["allow"] == "POST"
+
+
+def test_metadata_tells_tensors(server: Process) -> None:
+    told = json.loads(server.ask("GET", "/v2/models/sums")[2])
+    assert told["versions"] == ["1"]
+    assert told["inputs"][0] == {"name": "categorical", "datatype": "INT32", "shape": [-1, 2]}
+
+
+def test_ten_pipelined_requests_keep_their_order(server: Process) -> None:
+    with server.socket() as connection:
+        page = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+        sent = [raw(request(number=float(n))) if n % 3 else page for n in range(10)]
+        sent[4] = raw({"inputs": []})
+        connection.sendall(b"".join(sent))
+        answers = read_answers(connection, 10)
+    assert [status for status, _ in answers] == [200] * 4 + [400] + [200] * 5
+    found = [score(body)[0] if b"outputs" in body else None for _, body in answers]
+    assert found == [None, 9, 10, None, None, 13, None, 15, 16, None]
+
+
+def test_requests_that_come_byte_by_byte_and_chunked_are_read(server: Process) -> None:
+    body = json.dumps(request()).encode()
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:7], body[7:]))
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with server.socket() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in raw(request()):
+            connection.sendall(bytes([byte]))
+        assert read_answers(connection, 1)[0][0] == 200
+        connection.sendall(head + chunks + b"0\r\n\r\n")
+        assert score(read_answers(connection, 1)[0][1]) == [9.5]
+
+
+def test_a_client_that_waits_for_100_is_told_to_go_on(server: Process) -> None:
+    body = json.dumps(request()).encode()
+    with server.socket() as connection:
+        head = raw(body, "Expect: 100-continue")[: -len(body)]
+        connection.sendall(head)
+        assert read_answers(connection, 1) == [(100, b"")]
+        connection.sendall(body)
+        assert read_answers(connection, 1)[0][0] == 200
+
+
+@pytest.mark.parametrize("header", ["Content-Length: 200000", "Transfer-Encoding: chunked"])
+def test_a_large_body_is_refused_with_413_which_the_client_can_read(
+    server: Process, header: str
+) -> None:
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
+    chunk = b"%x\r\n%s\r\n" % (50_000, b"x" * 50_000) if "chunked" in header else b"x" * 50_000
+    with server.socket() as connection:
+        connection.sendall(head)
+        for _ in range(4):
+            connection.sendall(chunk)
+        assert read_answers(connection, 1)[0][0] == 413
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 5000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"y" * 6000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(40)) + b"\r\n", 431),
+        (b"no HTTP at all\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET * HTTP/1.1\r\n\r\n", 400),
+        (b"CONNECT a.b:80 HTTP/1.1\r\n\r\n", 400),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
+        (raw(b"{}", "Content-Length: 5"), 400),
+        (raw(b"{}", "Transfer-Encoding: chunked"), 400),
+        (b"POST " + INFER.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+)
+def test_broken_http_gets_a_sentence_and_the_connection_ends(
+    server: Process, sent: bytes, status: int
+) -> None:
+    with server.socket() as connection:
+        connection.sendall(sent)
+        ((seen, body),) = read_answers(connection, 2)
+    assert seen == status
+    assert json.loads(body)["error"]
+
+
+def test_half_a_request_gets_408_and_an_idle_connection_is_closed(server: Process) -> None:
+    with server.socket() as half, server.socket() as slow, server.socket() as idle:
+        half.sendall(raw(request())[:-10])
+        slow.sendall(b"GET /v2 HT")
+        assert read_answers(half, 2)[0][0] == 408
+        assert read_answers(slow, 2)[0][0] == 408
+        assert read_answers(idle, 1) == []
+        page = raw(b"x" * 100, path="/v2/repository/index")[:-10]
+        with server.socket() as late:
+            late.sendall(page)
+            assert read_answers(late, 2)[0][0] == 408
+
+
+def test_more_connections_than_allowed_are_refused_with_503(server: Process) -> None:
+    open_sockets = [server.socket() for _ in range(60)]
+    try:
+        refused = [read_answers(one, 1) for one in open_sockets[-10:]]
+        assert all(answers[0][0] == 503 for answers in refused)
+    finally:
+        for one in open_sockets:
+            one.close()
+    wait_until(lambda: server.ask("GET", "/v2")[0] == 200, "a free connection")
+
+
+def test_a_client_killed_in_the_middle_disturbs_nobody(server: Process) -> None:
+    program = (
+        "import socket, sys, time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); "
+        "s.sendall(sys.stdin.buffer.read()); print('sent', flush=True); time.sleep(60)"
+    )
+    for part in (raw(request())[:60], raw(request())[:-1], raw(request())):
+        client = subprocess.Popen(
+            [sys.executable, "-c", program, str(server.port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(part)
+        client.stdin.close()
+        assert client.stdout.readline() == b"sent\n"
+        client.kill()
+        client.wait()
+        client.stdout.close()
+    assert server.ask("POST", INFER, request())[0] == 200
+
+
+def test_a_client_that_reads_nothing_is_cut_off(server: Process) -> None:
+    with server.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(0.2)
+        with pytest.raises((TimeoutError, ConnectionError)):
+            connection.sendall(raw(request(400)) * 3000)
+        assert server.ask("POST", INFER, request())[0] == 200
+        wait_until(lambda: _cut(connection), "the end of a connection that is not read")
+
+
+def _cut(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(b"x")
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def test_the_deadline_of_a_request_is_read(server: Process) -> None:
+    assert server.ask("POST", INFER, request(), x_falaj_timeout_ms="1e3")[0] == 400
+    assert server.ask("POST", INFER, request(), x_falaj_timeout_ms="5000")[0] == 200
+    told = {**request(), "parameters": {"timeout": 5_000_000}}
+    assert server.ask("POST", INFER, told)[0] == 200
+
+
+def test_slots_are_followed_and_an_empty_one_says_so(server: Process) -> None:
+    status, headers, body = server.ask("POST", INFER, request(), x_falaj_slot="candidate")
+    assert status == 503
+    assert headers["retry-after"] == "1"
+    assert "candidate" in json.loads(body)["error"]
+    assert server.ask("POST", INFER, request(), x_falaj_slot="wrong")[0] == 400
+
+
+def test_requests_by_entities_get_features_and_a_report(server: Process) -> None:
+    told = {
+        "inputs": [
+            {"name": "tailnum", "datatype": "BYTES", "shape": [2], "data": ["N1", "N2"]},
+            {"name": "day", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]},
+        ]
+    }
+    status, _, body = server.ask("POST", INFER, told)
+    assert status == 200
+    assert score(body) == [8.0, 19.0]
+    assert json.loads(body)["parameters"] == {"features": {"rows": 2}}
+    told["inputs"][0]["data"] = ["N1", "N9"]
+    assert server.ask("POST", INFER, told)[0] == 422
+    told["inputs"][0]["data"] = ["N1"]
+    assert server.ask("POST", INFER, told)[0] == 400
+
+
+def test_the_admin_interface_wants_its_token(server: Process) -> None:
+    assert (server.home / "serving/secrets/admin-token").stat().st_mode & 0o777 == 0o600
+    status, headers, _ = server.ask("GET", "/admin/models/sums", admin=True)
+    assert status == 401
+    assert headers["www-authenticate"].startswith("Basic")
+    password = base64.b64encode(f"me:{server.token}".encode()).decode()
+    by_browser = {"Authorization": f"Basic {password}", "admin": True}
+    assert server.ask("GET", "/metrics", **by_browser)[0] == 200  # type: ignore[arg-type]
+    assert server.ask("POST", "/admin/models/sums/load", {}, **by_browser)[0] == 401  # type: ignore[arg-type]
+    for wrong in ("Bearer x", f"Basic {server.token}", f"Bearer {server.token}x"):
+        assert server.ask("GET", "/metrics", admin=True, Authorization=wrong)[0] == 401
+    assert server.ask("GET", "/admin/models/sums", Authorization=f"Bearer {server.token}")[0] == 404
+
+
+def test_slots_move_through_the_admin_interface(server: Process) -> None:
+    bearer = {"Authorization": f"Bearer {server.token}", "admin": True}
+    path = "/admin/models/sums"
+    assert json.loads(server.ask("GET", path, **bearer)[2])["slots"]["stable"] == "1"  # type: ignore[arg-type]
+    moved = server.ask("POST", f"{path}/slots", {"candidate": "2"}, **bearer)  # type: ignore[arg-type]
+    assert json.loads(moved[2])["slots"] == {"stable": "1", "candidate": "2", "shadow": None}
+    _, headers, _ = server.ask("POST", INFER, request(), x_falaj_slot="candidate")
+    assert headers["x-falaj-version"] == "2"
+    emptied = server.ask("POST", f"{path}/slots", {"candidate": None}, **bearer)  # type: ignore[arg-type]
+    assert json.loads(emptied[2])["slots"]["candidate"] is None
+    for body, status in (({}, 400), ({"other": "1"}, 400), ({"stable": "9"}, 404), (b"x", 400)):
+        assert server.ask("POST", f"{path}/slots", body, **bearer)[0] == status  # type: ignore[arg-type]
+    assert server.ask("GET", "/metrics", **bearer)[2].startswith(b"calls ")  # type: ignore[arg-type]
+
+
+def test_a_page_of_another_site_may_not_use_an_open_server(server: Process) -> None:
+    load = "/v2/repository/models/sums/load"
+    assert server.ask("POST", load, {}, Origin="https://evil.example")[0] == 403
+    assert server.ask("POST", INFER, request(), Origin="https://evil.example")[0] == 403
+    assert server.ask("POST", load, {}, Origin="http://localhost:3000")[0] == 200
+
+
+def test_a_second_process_on_the_same_state_is_refused(server: Process) -> None:
+    env = {**os.environ, "FALAJ_HOME": str(server.home), "FALAJ_TEST_MODEL": "none",
+           "FALAJ_FEATURE_REPO": str(server.home.parent / "repo")}  # fmt: skip
+    command = [sys.executable, "-m", "tests.serving_process"]
+    told = subprocess.run(
+        [*command, "--http-port", "0"], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert told.returncode == 2
+    assert "another process serves from" in told.stderr
+    status = subprocess.run(
+        [*command, "status"], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    assert json.loads(status.stdout)["ready"] is True
+
+
+def test_a_taken_port_is_a_sentence(server: Process, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"cannot listen on .* Nothing was started"):
+        with serving(tmp_path, "--http-port", str(server.port)):
+            pass
+
+
+def test_sigterm_answers_what_is_in_flight_and_the_address_file_goes(tmp_path: Path) -> None:
+    with serving(tmp_path, FALAJ_TEST_DELAY_S="1.0") as process:
+        connections = [process.socket() for _ in range(6)]
+        waiting = process.socket()
+        waiting.sendall(raw(request())[:40])
+        for one in connections:
+            one.sendall(raw(request()))
+        time.sleep(0.3)  # they are with the engine, which takes a second
+        process.process.send_signal(signal.SIGTERM)
+        for one in connections:
+            assert read_answers(one, 2) == [(200, one_answer())]
+            one.close()
+        waiting.close()
+        assert process.process.wait(60) == 0
+        assert not (process.home / "serving/server.json").exists()
+        with pytest.raises(OSError, match="refused"):
+            process.socket()
+
+
+def one_answer() -> bytes:
+    return (
+        b'{"model_name":"sums","model_version":"1","outputs":[{"name":"score","datatype":"FP32",'
+        b'"shape":[1],"data":[9.5]}]}'
+    )
+
+
+def test_a_process_without_a_model_starts_and_picks_it_up(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    with serving(tmp_path, yaml="poll_s: 0.1", FALAJ_TEST_EMPTY=str(empty)) as process:
+        assert process.ask("GET", "/v2/health/ready")[0] == 503
+        status, _, body = process.ask("GET", "/v2/models/sums/ready")
+        assert status == 503
+        assert "promote a version" in json.loads(body)["reason"]
+        assert process.ask("POST", INFER, request())[0] == 503
+        empty.unlink()
+        wait_until(lambda: process.ask("GET", "/v2/health/ready")[0] == 200, "a model")
+        assert process.ask("POST", INFER, request())[0] == 200
+        assert process.end() == 0
+        assert "not ready" in process.log.read_text()

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from infra.edge.config import EdgeConfig
+from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
+from serving.described import lines_of, settings_of
+from serving.http.admin import TOKEN_FILE, admin_token
+from serving.http.openapi import docs_html, document
+from serving.parts import Installed, all_settings
+from tasks.errors import ConfigurationError
+from tasks.settings import Settings
+
+
+def test_a_repository_without_the_file_serves_with_defaults(tmp_path: Path) -> None:
+    config = read_serving_config(tmp_path)
+    assert config == ServingConfig()
+    assert config.host == "127.0.0.1"
+    (tmp_path / "use_case.yaml").write_text("name: sums\nregistry: {model_name: the-sums}\n")
+    name = registered_model(Settings(home=tmp_path, feature_repo=tmp_path))
+    assert config.of_models((name,)).models[0].name == "the-sums"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is no YAML"),
+        ("[1]", "valid dictionary"),
+        ("prot: 1", "prot: Extra inputs are not permitted"),
+        ("http: {port: 9}\ngrpc: {port: 9}", "ports .* are the same twice"),
+        ("models: [{name: a}, {name: a}]", "names one twice"),
+        ("http: {port: 70000}", r"http\.port"),
+        ("timeout_s: -1", "timeout_s"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "serving.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=says):
+        read_serving_config(tmp_path)
+
+
+def test_what_cannot_be_read_is_told_too(tmp_path: Path) -> None:
+    file = tmp_path / "serving.yaml"
+    file.write_bytes(b"host: \xff")
+    with pytest.raises(ConfigurationError, match="is no YAML"):
+        read_serving_config(tmp_path)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_serving_config(tmp_path)
+
+
+def test_ports_of_0_may_repeat_and_a_listener_that_is_off_has_none() -> None:
+    zero = {"port": 0}
+    assert checked_config({"http": zero, "grpc": zero, "admin": zero}, "x").http.port == 0
+    off = {"grpc": {"enabled": False, "port": 8000}}
+    assert not checked_config(off, "x").grpc.enabled
+
+
+def test_the_admin_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
+    token = admin_token(tmp_path)
+    assert token == admin_token(tmp_path)
+    file = tmp_path / TOKEN_FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="others may read it"):
+        admin_token(tmp_path)
+
+
+def test_the_document_and_its_page_name_every_path() -> None:
+    for path in document()["paths"]:
+        assert path.encode() in docs_html()
+
+
+def test_every_setting_is_told_with_its_default_and_meaning() -> None:
+    lines = all_settings() + lines_of("edge", settings_of(EdgeConfig, {}))
+    text = "\n".join(lines)
+    for expected in (
+        "http.port: 8000",
+        "models[].on_move: swap\n    swap | offer | hold. What a moved",
+        "log.retention_days: 90",
+        "entities.online.view_policies.<name>.stale: 'null'",
+        "limits.failures.burst: 20",
+        "issuers[].issuer: (has to be given)",
+        "address_limit.per_s: 1000",
+    ):
+        assert expected in text
+    shown = [line for line in lines if line and not line.startswith("=")]
+    for line, after in pairwise([*shown, "end"]):
+        is_setting = ": " in line and not line.startswith(" ")
+        assert not is_setting or after.startswith("    "), f"{line} says nothing of its meaning"
+
+
+def test_what_is_said_of_a_served_model_reaches_the_engine(tmp_path: Path) -> None:
+    told = {"name": "m", "on_move": "hold", "golden_rows": "rows.npz", "bounds": {"fp32": 0.1}}
+    config = checked_config({"models": [told]}, "x")
+    installed = Installed(Settings(home=tmp_path, feature_repo=tmp_path), config, tmp_path)
+    [model] = installed.engine_config().models
+    assert (model.on_move, model.golden_rows, model.bounds) == (
+        "hold",
+        Path("rows.npz"),
+        {"fp32": 0.1},
+    )
