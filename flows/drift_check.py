@@ -1,19 +1,31 @@
-"""Check drift: compare a current window with what the champion was trained on."""
+"""Check drift: compare a current window with what the champion was trained on.
+
+The window comes from the feature store, or from the log of what was served. The second sees what
+clients really sent, and the scores that they really got; the first sees rows that nobody asked for
+too.
+"""
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.whereabouts import RECORDED
-from flows.windows import days_or_newest, drift_run_name
+from flows.windows import days_or_newest, drift_run_name, moment_of_run, served_run_name
 from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport
+from tasks.contracts.evaluation import ScoredWindow
+from tasks.contracts.predictions import ServedWindow, TooFewPredictions
+from tasks.contracts.release import RegisteredProgram
 from tasks.drift.task import check_drift
-from tasks.evaluation.task import compare_former, score_model_window
+from tasks.evaluation.task import compare_former, judge_served_window, score_model_window
 from tasks.features.task import build_training_set
 from tasks.governor.evidence import asks_for_former
 from tasks.governor.task import store_verdict
+from tasks.predictions.task import take_served_window
 from tasks.registry.task import fetch_champion, fetch_version, find_standing
 from tasks.settings import Settings
 from tasks.validation.suites import read_suite
@@ -46,11 +58,89 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
     before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
     now = score_model_window(champion, current, window, config.evaluation)
     report = check_drift(reference, config.splits.train, current, window, before, now, config.drift)
+    hand_over(report, champion, current, now, config)
+    return report
+
+
+@flow(
+    name="drift-check-log",
+    flow_run_name=served_run_name,
+    persist_result=True,
+    result_serializer="json",
+    **RECORDED,
+)
+def drift_check_log_flow(
+    window: TimeWindow | None, config: PipelineConfig
+) -> DriftReport | TooFewPredictions:
+    """Say how what was served in the window differs from the training reference.
+
+    Only rows that the champion answered as the stable version count. The verdict goes the same way
+    as that of `drift-check`. With too few rows there is none, and the result says so.
+
+    Args:
+        window: The current window, in the use case's time. None: the newest complete days, as the
+            use case's clock says.
+        config: The use case, whose splits give the reference.
+    """
+    window = days_or_newest(window, config)
+    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
+    champion = fetch_champion(config.registry)
+    reference = validate_training_set(build_training_set(config.window, config.features), suite)
+    return check_served(champion, reference, window, config)
+
+
+def check_served(
+    champion: RegisteredProgram,
+    reference: ValidatedDataset,
+    window: TimeWindow,
+    config: PipelineConfig,
+) -> DriftReport | TooFewPredictions:
+    """Compare what the champion answered in a window with its reference; inside a flow."""
+    served = take_served_window(
+        champion,
+        reference,
+        window,
+        server_clock_offset(config),
+        config.drift.served.min_rows,
+        config.drift.min_days,
+    )
+    if isinstance(served, TooFewPredictions):
+        return served
+    before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
+    now = judge_served_window(served, config.evaluation)
+    compared = check_drift(
+        *(served.reference, config.splits.train, served.dataset, window, before, now, config.drift)
+    )
+    report = compared.model_copy(update={"evidence": (*compared.evidence, served.told)})
+    hand_over(report, champion, served.dataset, now, config, served)
+    return report
+
+
+def hand_over(
+    report: DriftReport,
+    champion: RegisteredProgram,
+    current: ValidatedDataset,
+    now: ScoredWindow,
+    config: PipelineConfig,
+    served: ServedWindow | None = None,
+) -> None:
+    """Store the verdict for the governor, with how the former champion would have done."""
     standing = find_standing(config.registry.model_name)
     difference = None
-    if standing and standing.former and asks_for_former(report, standing, config.governor):
+    whole = served is None or not served.left_out  # else the former cannot score the rows
+    if (
+        whole
+        and standing
+        and standing.former
+        and asks_for_former(report, standing, config.governor)
+    ):
         former = fetch_version(standing.former)
-        then = score_model_window(former, current, window, config.evaluation)
+        then = score_model_window(former, current, report.current, config.evaluation)
         difference = compare_former(then, now, current, config.evaluation)
     store_verdict(report, champion.version, standing, difference, config.name, config.governor)
-    return report
+
+
+def server_clock_offset(config: PipelineConfig) -> timedelta:
+    """From the use case's time to that of servers: whole years where recorded data is played."""
+    moment = moment_of_run()
+    return moment - config.clock.shows(moment)

@@ -2,7 +2,8 @@
 
 A platform's refresh of the newest hours counts them, since every row comes in through it. The
 window of the newest verdict says from when on they are new, so a check that a schedule has started
-counts too. Without a platform there is nothing to start, and nothing is counted.
+counts too. Without a platform there is nothing to start, and nothing is counted. Rows that were
+served are counted in the prediction log, and start the check of what was served.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from tasks.contracts.base import TimeWindow
 from tasks.features.task import count_new_rows
 from tasks.governor.records import StoredVerdict
 from tasks.governor.task import find_newest_verdict
+from tasks.predictions.task import count_served_rows
+from tasks.registry.task import find_standing
 
-DRIFT_CHECK = "drift-check"
+DRIFT_CHECK, DRIFT_CHECK_LOG = "drift-check", "drift-check-log"
 TAG = "falaj:by-volume"
 
 
@@ -60,6 +63,48 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
         )
     _show(new, num_rows, config, f"{run.name}, {url_for(run) or run.id}" if run else "none yet")
     return str(run.id) if run else None
+
+
+def check_served_by_volume(config: PipelineConfig) -> str | None:
+    """Start a check of what was served where enough was since the last; its run's id, or None.
+
+    As many rows start one run, as those of a table do.
+
+    Raises:
+        ConfigurationError: checks of the log are deployed, but none of this use case.
+        TransientError: the API or a database does not answer.
+    """
+    rows = config.drift.served.volume_rows
+    if rows is None:
+        return None
+    deployment = deployment_for(DRIFT_CHECK_LOG, config.name)
+    last = find_newest_verdict(config.registry.model_name, config.name)
+    standing = find_standing(config.registry.model_name)
+    if deployment is None or last is None or standing is None:
+        return None
+    moment = moment_of_run()
+    now = config.clock.shows(moment)
+    window = config.clock.newest_labelled(moment)
+    since = new_since(last, window, now)
+    if since >= window.end:
+        return None
+    logged = TimeWindow(start=since + (moment - now), end=window.end + (moment - now))
+    champion = standing.version
+    num_rows = count_served_rows(champion.name, champion.version, logged)
+    get_run_logger().info(
+        "%s rows that version %s answered in %s, %s start a check of them",
+        *(f"{num_rows:,}", champion.version, logged, f"{rows:,}"),
+    )
+    if num_rows < rows:
+        return None
+    run = start_run(
+        deployment,
+        {"window": window.model_dump(mode="json")},
+        key=f"{TAG}:served:{last.verdict_id}:{num_rows // rows}",
+        queue=None,
+        tags=[TAG],
+    )
+    return str(run.id)
 
 
 def new_since(last: StoredVerdict, window: TimeWindow, now: datetime) -> datetime:

@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.events import emit_event
 
 from flows.config import PipelineConfig
-from flows.drift_volume import check_drift_by_volume
+from flows.drift_volume import check_drift_by_volume, check_served_by_volume
 from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
 from flows.windows import hours_or_newest, refresh_run_name
@@ -64,6 +64,7 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
     record_refresh(refresh, queries, staging, code_commit(), return_state=True)
     if asked is None:
         check_drift_by_volume(config)
+        check_served_by_volume(config)
     return refresh
 
 

@@ -54,6 +54,11 @@ def drift_run_name() -> str:
     return _run_name("drift", days_or_newest)
 
 
+def served_run_name() -> str:
+    """Name of a drift check of what was served: use case and window."""
+    return _run_name("served", days_or_newest)
+
+
 def recalibration_run_name() -> str:
     """Name of a recalibration: use case and window."""
     return _run_name("recalibrate", days_or_newest)

@@ -54,6 +54,27 @@ class DriftVolume(BaseModel):
     )
 
 
+class ServedDrift(BaseModel):
+    """Drift checks of what was served, as the prediction log kept it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    min_rows: int = Field(
+        default=1000,
+        ge=1,
+        le=10**9,
+        description="Rows that the stable version has answered in the window; with fewer there is "
+        "no verdict.",
+    )
+    volume_rows: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="Answered rows after the window of the newest verdict that start a check on a "
+        "platform; none: schedules alone do.",
+    )
+
+
 class DriftConfig(BaseModel):
     """Limits of one drift check; logged whole with the run."""
 
@@ -62,6 +83,9 @@ class DriftConfig(BaseModel):
     volume: DriftVolume | None = Field(
         default=None,
         description="New rows that start a check on a platform; none: schedules alone do.",
+    )
+    served: ServedDrift = Field(
+        default=ServedDrift(), description="Checks of the prediction log instead of the features."
     )
 
     # Drift

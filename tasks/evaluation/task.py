@@ -17,6 +17,7 @@ from tasks.contracts.evaluation import (
     StudentReport,
     Yardstick,
 )
+from tasks.contracts.predictions import ServedWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
@@ -126,6 +127,28 @@ def score_model_window(
     from tasks.evaluation.judge import score_window
 
     return score_window(model, dataset, window, config, Settings.from_environment().store)
+
+
+@task(
+    name="judge-served",
+    task_run_name="judge-served-{served.dataset.snapshot.window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> ScoredWindow:
+    """Judge the scores that were served on the rows whose label is known by now.
+
+    Safe to retry: it only reads artifacts.
+    """
+    from tasks.evaluation.served import judge_served
+
+    return judge_served(served, config, Settings.from_environment().store)
 
 
 @task(

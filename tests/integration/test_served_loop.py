@@ -1,0 +1,211 @@
+"""A champion of a real loop, served by the real process: answers, features, log, pages, an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pyarrow.dataset as ds
+import pytest
+import yaml
+
+from serving.assembly import read_addresses
+from serving.config import SERVING_FILE
+from serving.http.admin import TOKEN_FILE
+from tasks.settings import PROJECT_ROOT
+from tests.integration.test_loop import NUM_DAYS, Loop, loop_repository
+from tests.processes import wait_until
+from tests.repository import days
+
+pytestmark = pytest.mark.timeout(900)
+MODEL = "flight-delay"
+LIMIT_S = 120.0
+CATEGORIES, NUMBERS = "categorical", "numeric"
+
+
+@dataclass
+class Served:
+    """A serving process that answers, on the state folder of a loop."""
+
+    loop: Loop
+    addresses: dict[str, Any]
+    process: subprocess.Popen[bytes]
+
+    def ask(self, path: str, body: Any = None, admin: bool = False) -> tuple[int, Any, bytes]:
+        headers = {}
+        if admin:
+            token = (self.loop.home / TOKEN_FILE).read_text().strip()
+            headers["authorization"] = "Basic " + b64encode(f"admin:{token}".encode()).decode()
+        address = self.addresses["admin" if admin else "http"]
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(address + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
+                return reply.status, reply.headers, reply.read()
+        except urllib.error.HTTPError as refused:
+            return refused.code, refused.headers, refused.read()
+
+    def infer(self, *inputs: dict[str, Any], name: str = "") -> tuple[int, dict[str, Any]]:
+        body = {"id": name, "inputs": list(inputs)} if name else {"inputs": list(inputs)}
+        status, _, content = self.ask(f"/v2/models/{MODEL}/infer", body)
+        return status, json.loads(content)
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    folder = tmp_path_factory.mktemp("served-loop")
+    made = Loop(folder / "home", loop_repository(folder))
+    code, said = made.run("run")
+    assert code == 0, said
+    moment = (days(0, NUM_DAYS).end + timedelta(minutes=30)).isoformat()
+    told = {"entities": {"moment": moment}, "log": {"flush_s": 0.6, "masked": ["tailnum"]}}
+    (made.repository.path / SERVING_FILE).write_text(yaml.safe_dump(told))
+    return made
+
+
+@contextmanager
+def serving(loop: Loop) -> Iterator[Served]:
+    line = [sys.executable, "-m", "serving", "--home", str(loop.home)]
+    line += ["--http-port", "0", "--grpc-port", "0", "--admin-port", "0"]
+    environment = {**os.environ, "FALAJ_FEATURE_REPO": str(loop.repository.path)}
+    log = loop.home / "serving.log"
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(
+            line, cwd=PROJECT_ROOT, env=environment, stdout=output, stderr=output
+        ) as process,
+    ):
+        try:
+            wait_until(
+                lambda: process.poll() is not None or bool(read_addresses(loop.home)), LIMIT_S
+            )
+            addresses = read_addresses(loop.home)
+            assert addresses, log.read_text()
+            yield Served(loop, dict(addresses), process)
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def served(loop: Loop) -> Iterator[Served]:
+    with serving(loop) as process:
+        yield process
+
+
+def tensors(served: Served, rows: int) -> tuple[dict[str, Any], ...]:
+    _, _, content = served.ask(f"/v2/models/{MODEL}")
+    widths = {spec["name"]: spec["shape"][1] for spec in json.loads(content)["inputs"]}
+    drawn = np.random.default_rng(7)
+    category = drawn.integers(0, 3, (rows, widths[CATEGORIES]))
+    number = drawn.normal(size=(rows, widths[NUMBERS])).astype(np.float32)
+    return tuple(
+        {"name": name, "datatype": kind, "shape": list(values.shape), "data": values.tolist()}
+        for name, kind, values in (
+            (CATEGORIES, "INT32", category),
+            (NUMBERS, "FP32", number),
+        )
+    )
+
+
+def logged(served: Served, request: str) -> list[dict[str, Any]]:
+    folder = served.loop.home / "predictions" / f"model={MODEL}"
+    if not folder.exists():
+        return []
+    rows = ds.dataset(folder, format="parquet").to_table(filter=ds.field("request_id") == request)
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
+
+
+def test_the_champion_answers_as_its_file_does_in_the_runtime_alone(served: Served) -> None:
+    status, answer = served.infer(*(sent := tensors(served, 5)))
+    assert status == 200, answer
+    (file,) = served.loop.home.glob("mlflow/**/variants/onnx-fp32-*/model.onnx")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    kinds = {"INT32": np.int32, "FP32": np.float32}
+    (expected,) = session.run(
+        None, {one["name"]: np.array(one["data"], kinds[one["datatype"]]) for one in sent}
+    )
+    np.testing.assert_allclose(answer["outputs"][0]["data"], expected.ravel(), atol=1e-6)
+
+
+def test_a_request_may_name_a_flight_by_its_keys_and_is_told_what_was_read(served: Served) -> None:
+    keys = {"carrier": "UA", "origin": "EWR", "dest": "ORD", "tailnum": "N14228"}
+    rest = {
+        "weekday": 2, "departure_hour": 9, "minute_of_day": 540, "scheduled_minutes": 150,
+        "arrival_minute_of_day": 690, "distance": 719, "departures_in_hour": 20,
+    }  # fmt: skip
+    texts = [{"name": k, "datatype": "BYTES", "shape": [1], "data": [v]} for k, v in keys.items()]
+    numbers = [{"name": k, "datatype": "INT64", "shape": [1], "data": [v]} for k, v in rest.items()]
+    status, refused = served.infer(*texts)
+    assert status == 400
+    assert "the request lacks column" in refused["error"]
+    status, answer = served.infer(*texts, *numbers, name="by-keys")
+    assert status == 200, answer
+    told = answer["parameters"]["features"]
+    assert all(view["as_trained"] for view in told["views"].values())
+    assert told["views"]["carrier_stats"]["state"] == ["fresh"]
+    assert told["features"]["carrier_stats__landed_24h"][0] > 0
+    assert 0 < answer["outputs"][0]["data"][0] < 1
+
+
+def test_every_answer_is_in_the_log_and_what_is_masked_is_not(served: Served) -> None:
+    name = f"logged-{time.time_ns()}"
+    request = urllib.request.Request(
+        f"{served.addresses['http']}/v2/models/{MODEL}/infer",
+        json.dumps({"inputs": list(tensors(served, 3))}).encode(),
+        {"x-request-id": name},
+    )
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
+        scores = json.loads(reply.read())["outputs"][0]["data"]
+        version = reply.headers["x-falaj-version"]
+    wait_until(lambda: len(logged(served, name)) == 3, LIMIT_S)
+    rows = sorted(logged(served, name), key=lambda row: row["request_row"])
+    np.testing.assert_allclose([row["score"] for row in rows], scores, atol=1e-7)
+    assert {(row["version"], row["slot"], row["error"]) for row in rows} == {
+        (version, "stable", None)
+    }
+    parts = (served.loop.home / "predictions").rglob("*.parquet")
+    assert not [part for part in parts if b"N14228" in part.read_bytes()]
+
+
+def test_the_admin_listener_shows_numbers_and_a_page_to_who_has_the_token(served: Served) -> None:
+    status, _, _ = served.ask("/status")
+    assert status == 404  # nothing of it is on the public listener
+    status, headers, page = served.ask("/status", admin=True)
+    assert (status, headers.get_content_type()) == (200, "text/html")
+    assert MODEL.encode() in page
+    _, _, numbers = served.ask("/metrics", admin=True)
+    assert f'falaj_answered_requests_total{{hardware="cpu",model="{MODEL}"'.encode() in numbers
+    address = served.addresses["admin"]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{address}/metrics", timeout=LIMIT_S)
+
+
+def test_a_second_process_on_the_state_folder_is_refused_and_sigterm_ends_the_first(
+    loop: Loop, served: Served
+) -> None:
+    line = [sys.executable, "-m", "serving", "--home", str(loop.home), "--http-port", "0"]
+    environment = {**os.environ, "FALAJ_FEATURE_REPO": str(loop.repository.path)}
+    second = subprocess.run(
+        [*line, "--grpc-port", "0", "--admin-port", "0"],
+        cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    assert second.returncode == 2
+    assert "another process serves from" in second.stderr
+    served.process.terminate()
+    assert served.process.wait(LIMIT_S) == 0
+    assert read_addresses(loop.home) is None
