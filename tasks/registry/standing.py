@@ -148,7 +148,7 @@ def _trouble(version: RegisteredVersion) -> str | None:
     """Why a version cannot serve; None where every file has its digest."""
     record = read_version(version)
     problems = list(record.damage)
-    if record.manifest is None and not problems:
+    if record.manifest is None and record.imported is None and not problems:
         problems.append("it has no readable manifest")
     if record.variants is None and not problems:
         problems.append("it has no converted variants, so nothing could serve it")

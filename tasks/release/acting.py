@@ -1,0 +1,206 @@
+"""Carrying out what was decided: traffic first, then the alias, then the note that it is done.
+
+Everything here can be done again: a process killed anywhere leaves a release whose traffic is not
+as decided, and whoever comes next, a look or a person, brings it there.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from tasks.errors import DataContractError, RegistryError
+from tasks.release.config import ReleaseConfig
+from tasks.release.ledger import ReleaseLedger
+from tasks.release.records import ROLLED_BACK, Action, ByHand, Release, Verdict, Wanted
+from tasks.release.steps import wanted_traffic
+from tasks.release.traffic import Traffic, set_traffic, share_as
+
+logger = logging.getLogger(__name__)
+
+
+class Champions(Protocol):
+    """The registry's side: which version the alias `champion` names."""
+
+    def champion(self, model: str) -> str | None:
+        """Number of the champion; None where there is none."""
+
+    def was_restored(self, model: str) -> bool:
+        """Whether a roll back, and no promotion, made the champion what it is."""
+
+    def take_back(self, release: Release, reason: str) -> str:
+        """Point the alias at the champion before; returns its number. Repeating changes nothing.
+
+        Raises:
+            RegistryError: the one before cannot serve. The alias was not moved.
+            TransientError: the registry was busy.
+        """
+
+
+@dataclass(frozen=True)
+class Releasing:
+    """What a release is carried out with."""
+
+    ledger: ReleaseLedger
+    traffic: Traffic
+    champions: Champions
+
+    def begin(self, model: str, config: ReleaseConfig, actor: str) -> Release:
+        """Release the champion: from what the server's slot `stable` holds now.
+
+        Raises:
+            DataContractError: there is no champion, it serves already, or another release is open.
+            TransientError: the server does not answer; the release is open and begins later.
+        """
+        self.finish(model)
+        champion = self.champions.champion(model)
+        if champion is None:
+            raise DataContractError(
+                f"{model} has no champion, so there is nothing to release; promote a version first"
+            )
+        stable = self.traffic.slots(model).get("stable")
+        if stable is None:
+            raise DataContractError(
+                f"the server has no version of {model} in slot `stable`, so nothing can be "
+                "compared; it begins with the champion by itself"
+            )
+        release = self.ledger.open(
+            model, stable, champion, config, actor, can_split=self.traffic.can_split
+        )
+        return self.settle(release)
+
+    def due(self, model: str, config: ReleaseConfig) -> bool:
+        """Whether a release of the champion is to begin by itself.
+
+        One that was rolled back does not begin again: a person may start it.
+        """
+        if not config.enabled or self.ledger.open_release(model) is not None:
+            return False
+        champion = self.champions.champion(model)
+        stable = self.traffic.slots(model).get("stable")
+        if champion is None or stable is None or champion == stable:
+            return False
+        last = self.ledger.last_of_candidate(model, champion)
+        return last is None or last.state != ROLLED_BACK
+
+    def follow_roll_back(self, model: str) -> str | None:
+        """Where the alias was taken back after a release, all traffic goes there at once.
+
+        The governor does so, for one. That version served before, so nothing is to be learned
+        about it in steps.
+
+        Returns:
+            The version that traffic went to; None where nothing was to be done.
+        """
+        if self.ledger.open_release(model) is not None or not self.champions.was_restored(model):
+            return None
+        champion = self.champions.champion(model)
+        stable = self.traffic.slots(model).get("stable")
+        if champion is None or stable is None or champion == stable:
+            return None
+        set_traffic(self.traffic, model, Wanted(stable=champion))
+        last = self.ledger.last_release(model)
+        if last is not None:
+            told = f"the alias went back to version {champion}, and all traffic with it"
+            self.ledger.note(last, "alias_restored", told)
+        logger.warning("%s: all traffic goes back from version %s to %s", model, stable, champion)
+        return champion
+
+    def finish(self, model: str) -> None:
+        """Carry out what is left of a release that was closed by a process that was killed."""
+        last = self.ledger.last_release(model)
+        if last is not None and not last.is_moved:
+            self.settle(last)
+
+    def settle(self, release: Release) -> Release:
+        """Bring traffic and alias to what the release wants, until nothing else is wanted."""
+        while True:
+            self._move(release)
+            is_newest = self.ledger.mark_moved(release)
+            release = self.ledger.release(release.release_id)
+            if is_newest:
+                return release
+
+    def act(self, release: Release, verdict: Verdict, actor: str) -> Release:
+        """Record what a person wants and do it.
+
+        Raises:
+            DataContractError: the release is closed, or changed while the person looked at it.
+        """
+        if not release.is_moved and verdict.action is not Action.ROLL_BACK:
+            release = self.settle(release)
+        decided = self.ledger.decide(release, verdict, actor)
+        changes = verdict.action in (Action.PROMOTE, Action.ROLL_BACK)
+        if decided.generation != release.generation + changes:
+            raise DataContractError(
+                f"{decided.title} was changed by another one in the same moment; nothing was done. "
+                "Look at it again"
+            )
+        return decided if decided.is_moved else self.settle(decided)
+
+    def keep(self, release: Release) -> bool:
+        """Set the traffic of a settled release again if it is not as wanted; True if it was not.
+
+        A server that was restarted begins with the champion in its slot `stable`.
+        """
+        return set_traffic(self.traffic, release.model, wanted_traffic(release))
+
+    def _move(self, release: Release) -> None:
+        wanted = wanted_traffic(release)
+        if release.state == ROLLED_BACK:
+            # Requests leave the candidate before anything that could fail is asked for.
+            if self.traffic.can_split:
+                share_as(self.traffic, release.model, wanted.shares)
+            else:
+                set_traffic(self.traffic, release.model, wanted)
+            self._take_back(release)
+        set_traffic(self.traffic, release.model, wanted)
+
+    def _take_back(self, release: Release) -> None:
+        """Move the alias back; where the registry refuses, the record says so and traffic stays."""
+        if self.champions.champion(release.model) != release.candidate:
+            return  # done before, or another version was promoted since
+        entries = self.ledger.entries(release.release_id)
+        reason = next(
+            (e.reason for e in reversed(entries) if e.action is Action.ROLL_BACK), "rolled back"
+        )
+        try:
+            self.champions.take_back(release, f"release {release.release_id[:12]}: {reason}")
+        except RegistryError as exc:
+            logger.error(
+                "%s: the alias stays at version %s: %s", release.title, release.candidate, exc
+            )
+            self.ledger.note(release, "alias_refused", str(exc))
+
+
+def act_by_hand(
+    releasing: Releasing, model: str, action: ByHand, actor: str, comment: str
+) -> Release:
+    """Do what a person wants with the open release of a model.
+
+    Raises:
+        DataContractError: none is open, or the name is empty.
+        TransientError: what was recorded is carried out by the next look.
+    """
+    check_name(actor)
+    releasing.finish(model)
+    release = releasing.ledger.open_release(model)
+    if release is None:
+        raise DataContractError(f"no release of {model} is open; nothing was changed")
+    said = f": {comment}" if comment else ""
+    verdict = Verdict(action=Action(action), rule="by_hand", reason=f"{actor}{said}")
+    return releasing.act(release, verdict, actor)
+
+
+def check_name(actor: str) -> None:
+    """Refuse what is no name.
+
+    Raises:
+        DataContractError: it is empty, or cannot be shown.
+    """
+    if not actor.strip() or not actor.isprintable():
+        raise DataContractError(
+            f"{actor!r} is no name; a release is changed under the name of who does it. Nothing "
+            "was changed"
+        )

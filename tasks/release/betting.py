@@ -1,0 +1,86 @@
+"""A test by betting: does the mean of bounded differences lie above zero, looked at any time.
+
+The wealth of somebody who bets against "the candidate is not worse" is, while that is true, a
+supermartingale from 1, so it ever reaches `1 / alpha` with probability at most `alpha` (Ville's
+inequality), however often and whenever anybody looks. Nothing is asymptotic here.
+
+For differences `y` in [-1, 1] whose mean given the past is at most 0, each bet `b` in [0, 1) gives
+
+    W_t(b) = prod_{i <= t} (1 + b y_i),        E_t = (1 / J) sum_j W_t(b_j).
+
+Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 86
+(2024), section 4 (capital processes) and appendix B (mixtures of bets); the mixture is Cover's
+universal portfolio as in Orabona and Jun, IEEE Trans. Inf. Theory 70 (2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[Any]
+BETS: FloatArray = np.array([0.02, 0.05, 0.1, 0.18, 0.28, 0.42, 0.6, 0.85])
+"""Fractions of the wealth that are bet side by side; small ones find small effects in many rows."""
+_HALVINGS = 40
+
+
+def log_wealth(differences: FloatArray, bets: FloatArray = BETS) -> FloatArray:
+    """Logarithm of the wealth after each difference.
+
+    Args:
+        differences: in [-1, 1], shape (..., n), in the order in which they became known; positive
+            where the candidate did worse.
+        bets: in [0, 1).
+
+    Returns:
+        log E_t, same shape. It is the same supermartingale wherever one stops reading it.
+    """
+    total: FloatArray | None = None
+    for bet in bets:
+        each = np.cumsum(np.log1p(bet * differences), axis=-1)
+        total = each if total is None else np.logaddexp(total, each)
+    assert total is not None
+    found: FloatArray = total - np.log(len(bets))
+    return found
+
+
+def final_log_wealth(differences: FloatArray, tolerated: float = 0.0) -> float:
+    """Logarithm of the wealth after the last difference, against "the mean is at most `tolerated`".
+
+    0.0 where there is no difference yet.
+    """
+    values, counts = np.unique(differences, return_counts=True)
+    shifted = (values - tolerated) / (1 + tolerated)
+    each = np.log1p(np.multiply.outer(BETS, shifted)) @ counts
+    return float(np.logaddexp.reduce(each) - np.log(len(BETS)))
+
+
+def mean_bounds(differences: FloatArray, alpha: float) -> tuple[float, float]:
+    """Bounds on the mean of differences, each right at all times with probability `1 - alpha`.
+
+    The lower bound is the largest `m` against which betting has reached `1 / alpha`: for values in
+    [-1, 1], `1 + b (y - m) / (1 + m)` is a factor of the wealth against "the mean is at most m".
+    The lower bound is above 0 exactly where `final_log_wealth` is at least `log(1 / alpha)`.
+
+    Args:
+        differences: in [-1, 1], shape (n,).
+        alpha: of each bound.
+
+    Returns:
+        Lower and upper bound in [-1, 1].
+    """
+    return _lower(differences, alpha), -_lower(-np.asarray(differences), alpha)
+
+
+def _lower(differences: FloatArray, alpha: float) -> float:
+    wanted = np.log(1 / alpha)
+    low, high = -1.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if final_log_wealth(differences, middle) >= wanted:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,395 @@
+"""What was observed of two versions, turned into findings that hold at any look."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+
+from tasks.release import losses
+from tasks.release.betting import final_log_wealth, mean_bounds
+from tasks.release.config import ReleaseConfig
+from tasks.release.counts import (
+    Stratum,
+    log_ratio_evidence,
+    log_split_evidence,
+    ratio_bounds,
+)
+from tasks.release.distributions import distance, distance_bounds
+from tasks.release.evidence import CANDIDATE, KEY, SHADOW, STABLE, Observed
+from tasks.release.records import Evidence, Finding, MetricName, Period, Release, Tally
+
+NUM_BASE = 1000
+"""Requests of the stable version that say what is slow; they are not compared."""
+SLOW_QUANTILE = 0.95
+HALF = 0.5
+MIN_FAULT_REQUESTS = 50
+LATENCY_EDGES_MS = np.geomspace(0.1, 10_000, 26)
+SCORE_BINS = 20
+
+
+def compare(observed: Observed, release: Release) -> Evidence:
+    """Every metric of one look.
+
+    Args:
+        observed: rows and labels of the release.
+        release: its periods and configuration.
+    """
+    config = release.config
+    number = len(release.periods) - 1
+    split_fault = _split_fault(observed, release)
+    findings = [
+        _errors(observed, release, is_split_right=not split_fault),
+        _latency(observed, release),
+        _scores(observed, release),
+        *_task(observed, release),
+    ]
+    return Evidence(
+        seen_until=observed.seen_until,
+        findings=tuple(finding for finding in findings if finding is not None),
+        stable=_tally(observed, STABLE, config),
+        candidate=_tally(observed, CANDIDATE, config),
+        shadow=_tally(observed, SHADOW, config),
+        step_requests=sum(len(observed.requests(who, number)) for who in (CANDIDATE, SHADOW)),
+        num_labels=sum(len(observed.labelled(who)) for who in (CANDIDATE, SHADOW)),
+        faults=_common_faults(observed, config),
+        split_fault=split_fault,
+    )
+
+
+def _errors(observed: Observed, release: Release, *, is_split_right: bool) -> Finding:
+    config = release.config
+    alone = _alone(observed, release, "failed_surely", config.max_errors_alone)
+    strata = _strata(observed, release, "failed", is_split_right=is_split_right)
+    return _of_counts(
+        "errors",
+        strata,
+        alone,
+        config.tolerated_error_ratio,
+        config.alpha.errors,
+        "failed requests",
+    )
+
+
+def _latency(observed: Observed, release: Release) -> Finding | None:
+    marked = _with_slow(observed, release.config)
+    if marked is None:
+        return None
+    return _of_counts(
+        "latency",
+        _strata(marked, release, "slow", is_split_right=True),
+        [],
+        release.config.tolerated_slow_ratio,
+        release.config.alpha.latency,
+        "slow requests",
+    )
+
+
+def _of_counts(
+    metric: MetricName,
+    strata: list[Stratum],
+    alone: list[Stratum],
+    tolerated: float,
+    alpha: float,
+    unit: str,
+) -> Finding:
+    """A finding on whose events they are; `alone` are those judged by a fixed bound."""
+    compared, bounded = log_ratio_evidence(strata, tolerated), log_ratio_evidence(alone)
+    if alone:  # half of the chance each
+        evidence = float(np.logaddexp(compared, bounded) - np.log(2))
+    else:
+        evidence = float(compared)
+    events = sum(s.total for s in strata)
+    mine = sum(s.candidate for s in strata)
+    low, high = ratio_bounds(strata, alpha) if strata else (0.0, float("inf"))
+    is_harm = evidence >= np.log(1 / alpha)
+    by_itself = sum(s.candidate for s in alone), sum(s.total for s in alone)
+    told = (
+        f"{mine:,} of {events:,} {unit} that count are the candidate's: at least {low:.3g} times "
+        f"as often as the stable version's, {tolerated:g} times are tolerated"
+    )
+    if alone and by_itself[1]:
+        told += f"; {by_itself[0]:,} of {by_itself[1]:,} requests failed that it answered alone"
+    return Finding(
+        metric=metric,
+        log_evidence=evidence,
+        alpha=alpha,
+        estimate=_ratio(strata),
+        low=low,
+        high=high if np.isfinite(high) else None,
+        num=events,
+        unit="times as often as the stable version",
+        is_harm=bool(is_harm),
+        sentence=told,
+    )
+
+
+def _ratio(strata: list[Stratum]) -> float | None:
+    theirs = sum((s.total - s.candidate) / (1 - s.share) for s in strata)
+    mine = sum(s.candidate / s.share for s in strata)
+    return float(mine / theirs) if theirs else None
+
+
+def _strata(
+    observed: Observed, release: Release, event: str, *, is_split_right: bool
+) -> list[Stratum]:
+    """Events of each period: of pairs that differ, and of requests that were split.
+
+    A client that sticks to its version does so in all periods, so it counts in the first one only.
+    """
+    found: list[Stratum] = []
+    counted: set[str] = set()
+    for number, period in enumerate(release.periods):
+        if period.shares.mirror > 0:
+            found.append(_paired_stratum(observed, number, event))
+        if period.split and 0 < period.shares.candidate < 100:
+            found.append(_split_stratum(observed, number, period, event, counted, is_split_right))
+    return [stratum for stratum in found if stratum.total]
+
+
+def _paired_stratum(observed: Observed, number: int, event: str) -> Stratum:
+    """Pairs of which one alone shows the event: alike versions are it equally often (McNemar)."""
+    column = "slow_compute" if event == "slow" else event
+    pairs = observed.requests(STABLE, number).merge(
+        observed.requests(SHADOW, number), on="request", suffixes=("", "_copy")
+    )
+    first, copy = (pairs[name].to_numpy(dtype=bool) for name in (column, f"{column}_copy"))
+    return Stratum(int((copy & ~first).sum()), int((copy ^ first).sum()), HALF)
+
+
+def _split_stratum(
+    observed: Observed,
+    number: int,
+    period: Period,
+    event: str,
+    counted: set[str],
+    is_split_right: bool,
+) -> Stratum:
+    """Events of split requests; where clients stick to a version, each client counts once."""
+    requests = [observed.requests(who, number) for who in (CANDIDATE, STABLE)]
+    sticking = _sticking(requests) if period.shares.sticky else set()
+    events = [rows[rows[event].astype(bool)] for rows in requests]
+    mine, theirs = (_units(rows, sticking, counted) for rows in events)
+    for rows in events:
+        counted |= sticking & set(_names(rows))
+    share = period.shares.candidate / 100
+    if not is_split_right:  # the candidate may have got more than was asked: no harm of its own
+        seen = len(requests[0]) / max(sum(map(len, requests)), 1)
+        share = float(np.clip(max(share, seen), 1e-6, 1 - 1e-6))
+    return Stratum(mine, mine + theirs, share)
+
+
+def _names(requests: pd.DataFrame) -> pd.Series:
+    return requests["subject"].fillna("").astype(str)
+
+
+def _sticking(requests: list[pd.DataFrame]) -> set[str]:
+    """Clients that are known by name and met one version only."""
+    mine, theirs = (set(_names(rows)) for rows in requests)
+    return (mine ^ theirs) - {""}
+
+
+def _units(requests: pd.DataFrame, sticking: Set[str], counted: Set[str] = frozenset()) -> int:
+    """Clients that stick to a version and were not counted before, and requests of all others."""
+    names = _names(requests)
+    sticks = names.isin(sticking)
+    return len(set(names[sticks]) - counted) + int((~sticks).sum())
+
+
+def _alone(observed: Observed, release: Release, event: str, bound: float) -> list[Stratum]:
+    """Requests that the candidate answered with nothing to compare with, against a fixed bound."""
+    found = []
+    for number, period in enumerate(release.periods):
+        if not period.split or period.shares.candidate == 100:
+            requests = observed.requests(CANDIDATE, number)
+            found.append(Stratum(int(requests[event].sum()), len(requests), bound))
+    return [stratum for stratum in found if stratum.total]
+
+
+def _with_slow(observed: Observed, config: ReleaseConfig) -> Observed | None:
+    """The rows after the first thousand of the stable version, with columns `slow`.
+
+    Split requests are judged by their whole time. A copy arrives when its original has been queued
+    already, so pairs are judged by the model's own time: column `slow_compute`.
+    """
+    base = observed.requests(STABLE).dropna(subset=["latency_us", "compute_us"])
+    base = base[~base["failed"]].head(NUM_BASE)
+    if len(base) < NUM_BASE:
+        return None
+    rows = observed.rows[observed.rows["event_timestamp"] > base["event_timestamp"].iloc[-1]]
+    bounds = {
+        name: base[name].quantile(SLOW_QUANTILE) * config.slow_factor
+        for name in ("latency_us", "compute_us")
+    }
+    marked = rows.assign(
+        slow=(rows["latency_us"] > bounds["latency_us"]) & ~rows["failed"],
+        slow_compute=(rows["compute_us"] > bounds["compute_us"]) & ~rows["failed"],
+    )
+    return Observed(marked, observed.labels, observed.seen_until)
+
+
+def _scores(observed: Observed, release: Release) -> Finding | None:
+    """Distance of the score distributions in the current period alone: others had other inputs."""
+    config, number = release.config, len(release.periods) - 1
+    alpha = config.alpha.scores / (2 * len(release.steps))
+    mine = _score_values(observed, SHADOW, number), _score_values(observed, CANDIDATE, number)
+    theirs = _score_values(observed, STABLE, number)
+    candidates = max(mine, key=len)
+    if not len(candidates) or not len(theirs):
+        return None
+    low, high = distance_bounds(theirs, candidates, alpha)
+    seen = distance(theirs, candidates)
+    return Finding(
+        metric="scores",
+        log_evidence=float(np.log(1 / alpha)) if low > config.max_score_shift else 0.0,
+        alpha=alpha,
+        estimate=seen,
+        low=low,
+        high=high,
+        num=len(candidates),
+        unit="largest gap of the distributions",
+        is_harm=low > config.max_score_shift,
+        sentence=f"scores of {len(candidates):,} and {len(theirs):,} rows lie {seen:.3f} apart, at "
+        f"least {low:.3f}; {config.max_score_shift:g} is tolerated",
+    )
+
+
+def _score_values(observed: Observed, who: str, number: int) -> losses.FloatArray:
+    values: losses.FloatArray = observed.of(who, number)["score"].dropna().to_numpy(dtype=float)
+    return values[np.isfinite(values)]
+
+
+def _task(observed: Observed, release: Release) -> list[Finding | None]:
+    config = release.config
+    pairs = observed.labelled(STABLE).merge(
+        observed.of(SHADOW)[[*KEY, "score"]].dropna(), on=KEY, suffixes=("", "_copy")
+    )
+    arrays = [pairs[name].to_numpy(dtype=float) for name in ("label", "score", "score_copy")]
+    is_auc = config.ranks
+    paired = (losses.paired_auc_losses if is_auc else losses.paired_error_losses)(*arrays)
+    return [
+        _of_losses("task_paired", paired, len(pairs), config.alpha.task_paired, config),
+        _task_split(observed, release),
+    ]
+
+
+def _task_split(observed: Observed, release: Release) -> Finding | None:
+    """All periods in which requests were split, one after the other: one wealth goes through them.
+
+    Each version is judged on rows of its own, so this sees far less than pairs do.
+    """
+    config = release.config
+    losses_of = losses.unpaired_auc_losses if config.ranks else losses.unpaired_error_losses
+    values, num_rows = [np.empty(0)], 0
+    for number, period in enumerate(release.periods):
+        if not period.split or not 0 < period.shares.candidate < 100:
+            continue
+        stable, candidate = (
+            losses.Labelled(rows["label"].to_numpy(float), rows["score"].to_numpy(float))
+            for rows in (observed.labelled(STABLE, number), observed.labelled(CANDIDATE, number))
+        )
+        values.append(losses_of(stable, candidate, period.shares.candidate / 100))
+        num_rows += len(candidate)
+    return _of_losses(
+        "task_split", np.concatenate(values), num_rows, config.alpha.task_split, config
+    )
+
+
+def _of_losses(
+    metric: MetricName,
+    values: losses.FloatArray,
+    num_rows: int,
+    alpha: float,
+    config: ReleaseConfig,
+) -> Finding | None:
+    if not len(values):
+        return None
+    tolerated = config.tolerated_task_loss
+    evidence = final_log_wealth(values, tolerated)
+    low, high = mean_bounds(values, alpha)
+    what = "AUC" if config.ranks else "absolute error, in six medians"
+    loss = float(values.mean())
+    return Finding(
+        metric=metric,
+        log_evidence=evidence,
+        alpha=alpha,
+        estimate=loss,
+        low=low,
+        high=high,
+        num=num_rows,
+        unit=f"loss of {what}",
+        is_harm=bool(evidence >= np.log(1 / alpha)),
+        sentence=f"on {num_rows:,} labelled rows the candidate loses {loss:+.4f} {what}, between "
+        f"{low:+.4f} and {high:+.4f} at every look; {tolerated:g} is tolerated",
+    )
+
+
+def _split_fault(observed: Observed, release: Release) -> str:
+    """A sentence where requests are not split as asked."""
+    config = release.config
+    for number, period in enumerate(release.periods):
+        if not period.split or not 0 < period.shares.candidate < 100:
+            continue
+        requests = [observed.requests(who, number) for who in (CANDIDATE, STABLE)]
+        sticking = _sticking(requests) if period.shares.sticky else set()
+        counts = [_units(rows, sticking) for rows in requests]
+        share, total = period.shares.candidate / 100, sum(counts)
+        alpha = config.split_alpha / len(release.steps)
+        if total and log_split_evidence(counts[0], total, share) >= np.log(1 / alpha):
+            return (
+                f"the candidate got {counts[0]:,} of {total:,} in step "
+                f"{release.steps[period.step].name}, {counts[0] / total:.1%} where {share:.1%} was "
+                "asked; the two groups cannot be compared"
+            )
+    return ""
+
+
+def _common_faults(observed: Observed, config: ReleaseConfig) -> tuple[str, ...]:
+    """Sentences on what is wrong with the stable version too, in the last minutes."""
+    since = pd.Timestamp(observed.seen_until - timedelta(minutes=config.fault_minutes))
+    rows = observed.of(STABLE)
+    late = rows[rows["event_timestamp"] >= since]
+    requests = late.drop_duplicates("request")
+    found = []
+    failed = requests["failed_surely"].mean() if len(requests) >= MIN_FAULT_REQUESTS else 0.0
+    if failed > config.max_common_errors:
+        found.append(
+            f"{failed:.1%} of the stable version's requests failed in the last "
+            f"{config.fault_minutes:g} minutes; something that both versions depend on is broken"
+        )
+    scores = rows["score"].dropna()
+    before, now = (
+        scores[scores.index.isin(part.index)] for part in (rows.head(10 * NUM_BASE), late)
+    )
+    before = before[~before.index.isin(now.index)]
+    low, _ = distance_bounds(before.to_numpy(float), now.to_numpy(float), config.alpha.scores)
+    if len(before) and len(now) and low > config.max_stable_shift:
+        found.append(
+            f"the stable version's own scores lie at least {low:.2f} from those of before; the "
+            "inputs have changed for both versions"
+        )
+    return tuple(found)
+
+
+def _tally(observed: Observed, who: str, config: ReleaseConfig) -> Tally:
+    requests, labelled = observed.requests(who), observed.labelled(who)
+    times = requests["latency_us"].dropna().to_numpy(dtype=float) / 1000
+    scores = observed.of(who)["score"].dropna().to_numpy(dtype=float)
+    labels, of_labelled = (labelled[name].to_numpy(dtype=float) for name in ("label", "score"))
+    metric = losses.auc(labels, of_labelled) if config.ranks else _error(labels, of_labelled)
+    return Tally(
+        num_requests=len(requests),
+        num_failed=int(requests["failed"].sum()),
+        num_labelled=len(labelled),
+        latency_p50_ms=float(np.quantile(times, 0.5)) if len(times) else None,
+        latency_p99_ms=float(np.quantile(times, 0.99)) if len(times) else None,
+        task_metric=metric if np.isfinite(metric) else None,
+        latency_histogram=tuple(np.histogram(times, LATENCY_EDGES_MS)[0].tolist()),
+        score_histogram=tuple(np.histogram(scores, SCORE_BINS, (0.0, 1.0))[0].tolist()),
+    )
+
+
+def _error(labels: losses.FloatArray, scores: losses.FloatArray) -> float:
+    return float(np.abs(labels - scores).mean()) if len(labels) else float("nan")

@@ -1,0 +1,240 @@
+"""How a new version takes over: in which steps, on what evidence, and when it goes back."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.contracts.base import field_title
+
+Task = Literal["auc", "absolute_error"]
+
+
+class StepConfig(BaseModel):
+    """One step of a release: how traffic is shared, and what ends the step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="Name, for people.")
+    candidate_percent: float = Field(
+        ge=0, le=100, description="Share of requests that the candidate answers, percent."
+    )
+    mirror_percent: float = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="Share of requests that the candidate gets a copy of, percent; clients never "
+        "see those answers. Pairs of answers to the same request say most about quality.",
+    )
+    min_requests: int = Field(
+        default=500,
+        ge=0,
+        le=10**9,
+        description="Requests that the candidate must have answered in the step, copies included.",
+    )
+    min_minutes: float = Field(
+        default=10, ge=0, le=60 * 24 * 90, description="Minutes that the step lasts at least."
+    )
+    max_minutes: float = Field(
+        default=60 * 24 * 7,
+        gt=0,
+        le=60 * 24 * 365,
+        description="Minutes after which a step that has not ended is given up, see `on_timeout`.",
+    )
+    min_labels: int = Field(
+        default=0,
+        ge=0,
+        le=10**9,
+        description="Labelled requests of the candidate, of all steps, without which the step does "
+        "not end; 0 where labels come too late to wait for.",
+    )
+
+    @model_validator(mode="after")
+    def _can_end(self) -> Self:
+        if self.min_minutes >= self.max_minutes:
+            raise ValueError(
+                f"step {self.name}: min_minutes={self.min_minutes:g} is not below "
+                f"max_minutes={self.max_minutes:g}, so it would never end well"
+            )
+        if self.candidate_percent == 0 and self.mirror_percent == 0:
+            raise ValueError(
+                f"step {self.name}: the candidate gets neither requests nor copies, so nothing "
+                "would be learned; set candidate_percent or mirror_percent"
+            )
+        if self.candidate_percent == 100 and self.mirror_percent:
+            raise ValueError(
+                f"step {self.name}: the candidate answers everything, so copies for it make no "
+                "sense; set mirror_percent to 0"
+            )
+        return self
+
+
+STEPS = (
+    StepConfig(name="shadow", candidate_percent=0, mirror_percent=100),
+    StepConfig(name="canary-5", candidate_percent=5),
+    StepConfig(name="canary-25", candidate_percent=25),
+    StepConfig(name="half", candidate_percent=50),
+    StepConfig(name="all", candidate_percent=100, min_minutes=30),
+)
+
+
+class ErrorRates(BaseModel):
+    """How the chance to roll back a version that is no worse is spent; the sum bounds it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    task_paired: float = Field(
+        default=0.02, gt=0, lt=0.5, description="Task metric, both versions on the same requests."
+    )
+    task_split: float = Field(
+        default=0.005, gt=0, lt=0.5, description="Task metric, each version on its own requests."
+    )
+    errors: float = Field(default=0.01, gt=0, lt=0.5, description="Failed requests.")
+    latency: float = Field(default=0.01, gt=0, lt=0.5, description="Slow requests.")
+    scores: float = Field(default=0.005, gt=0, lt=0.5, description="Distribution of scores.")
+
+    @property
+    def total(self) -> float:
+        """Chance, at most, that a version which is no worse is ever rolled back."""
+        return self.task_paired + self.task_split + self.errors + self.latency + self.scores
+
+
+class ReleaseConfig(BaseModel):
+    """How a champion's traffic goes from the version before to it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    enabled: bool = Field(
+        default=True,
+        description="A new champion gets its traffic step by step, where a server runs; else it "
+        "waits until a person starts the release.",
+    )
+    steps: tuple[StepConfig, ...] = Field(
+        default=STEPS, min_length=1, max_length=20, description="In this order."
+    )
+    sticky: bool = Field(
+        default=True,
+        description="A client keeps its version while the shares stay; each counts once then.",
+    )
+    task: Task | None = Field(
+        default=None,
+        description="What labels are compared by: `auc` of a classification, `absolute_error` of a "
+        "regression. Empty: by the kind of the use case's label.",
+    )
+    alpha: ErrorRates = Field(default=ErrorRates(), description="Chances of a wrong roll back.")
+    max_task_loss: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="The last step begins only where labels show that no more than this of the "
+        "task metric is lost (AUC; for errors a share of six medians). Empty: harm must be shown, "
+        "not its absence.",
+    )
+    tolerated_task_loss: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Loss of the task metric that counts as none; 0 finds any, in time.",
+    )
+    tolerated_error_ratio: float = Field(
+        default=1.1, ge=1, le=100, description="The candidate may fail so many times as often."
+    )
+    tolerated_slow_ratio: float = Field(
+        default=1.25, ge=1, le=100, description="It may be slow so many times as often."
+    )
+    slow_factor: float = Field(
+        default=1.2,
+        ge=1,
+        le=100,
+        description="Slow is what takes longer than this times the 95th percentile of the stable "
+        "version's first thousand requests.",
+    )
+    max_score_shift: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="Largest gap between the two distributions of scores (Kolmogorov and Smirnov); "
+        "a better model has other scores too, so only a large one is harm.",
+    )
+    max_common_errors: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Share of the stable version's requests that fail, beyond which something "
+        "that both depend on is broken: nothing but failures is held against the candidate then.",
+    )
+    max_stable_shift: float = Field(
+        default=0.2,
+        gt=0,
+        le=1,
+        description="Gap between the stable version's scores at first and now, beyond which the "
+        "inputs have changed for both.",
+    )
+    max_errors_alone: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="Share of failed requests that a candidate may have which answers everything, "
+        "so that nothing is there to compare with.",
+    )
+    split_alpha: float = Field(
+        default=0.001,
+        gt=0,
+        lt=0.5,
+        description="Chance to hold a release because the split looks wrong, and is not.",
+    )
+    on_timeout: Literal["hold", "roll_back"] = Field(
+        default="hold", description="What becomes of a step that takes too long."
+    )
+    load_minutes: float = Field(
+        default=10,
+        gt=0,
+        le=60 * 24,
+        description="Minutes after which a candidate that the server cannot load is rolled back.",
+    )
+    settle_s: float = Field(
+        default=30,
+        ge=0,
+        le=3600,
+        description="Seconds after a change of traffic that are not counted, and for which the "
+        "log is waited for.",
+    )
+    fault_minutes: float = Field(
+        default=15,
+        gt=0,
+        le=60 * 24,
+        description="A fault common to both versions is looked for in so many last minutes.",
+    )
+
+    @property
+    def ranks(self) -> bool:
+        """Whether labels are compared by the ranking of scores, not by their errors."""
+        return self.task != "absolute_error"
+
+    def of_label(self, kind: Literal["classification", "regression"]) -> ReleaseConfig:
+        """The same, the task metric chosen by the kind of the label where it is left open."""
+        by_kind: dict[str, Task] = {"classification": "auc", "regression": "absolute_error"}
+        return self.model_copy(update={"task": self.task or by_kind[kind]})
+
+    @model_validator(mode="after")
+    def _steps_lead_to_all(self) -> Self:
+        shares = [step.candidate_percent for step in self.steps]
+        if shares != sorted(shares) or shares[-1] != 100:
+            raise ValueError(
+                f"release.steps give the candidate {', '.join(f'{s:g}' for s in shares)} percent; "
+                "expected shares that never fall and end with 100"
+            )
+        names = [step.name for step in self.steps]
+        if len(set(names)) < len(names):
+            raise ValueError("release.steps: two steps have the same name; each needs its own")
+        return self
+
+    @model_validator(mode="after")
+    def _chances_are_small(self) -> Self:
+        if self.alpha.total > 0.2:
+            raise ValueError(
+                f"release.alpha allows a wrong roll back in {self.alpha.total:.0%} of releases; "
+                "expected at most 20 %"
+            )
+        return self

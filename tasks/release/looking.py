@@ -1,0 +1,106 @@
+"""One look at a model's release: read, compare, decide, record, act."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from tasks.release.acting import Releasing
+from tasks.release.comparison import compare
+from tasks.release.evidence import observe
+from tasks.release.policy import decide
+from tasks.release.records import BY_ITSELF, Action, Evidence, Release, Verdict
+from tasks.release.traffic import SlotsRefusedError
+
+NOT_LOADED = "not_loaded"
+
+
+class Look(BaseModel):
+    """What one look found and did."""
+
+    model_config = ConfigDict(frozen=True)
+
+    release: Release
+    """As it is after the look."""
+    verdict: Verdict
+    evidence: Evidence | None = None
+    was_repaired: bool = False
+    """Traffic was not as decided, and was set again."""
+
+    @property
+    def is_change(self) -> bool:
+        """Whether traffic goes elsewhere by this look."""
+        return self.verdict.action is not Action.HOLD
+
+
+def look(
+    releasing: Releasing, release: Release, labels: pd.DataFrame, home: Path, now: datetime
+) -> Look:
+    """Look at an open release once, and do what the evidence says.
+
+    Args:
+        releasing: ledger, traffic and registry.
+        release: an open one.
+        labels: as `evidence.observe` takes them.
+        home: state folder with the prediction log.
+        now: this moment, UTC.
+
+    Raises:
+        TransientError: the server, the edge, the registry or the database did not answer; what
+            was decided stays decided, and the next look carries it out.
+    """
+    if not release.is_moved:
+        try:
+            release = releasing.settle(release)
+        except SlotsRefusedError as exc:
+            return _not_loaded(releasing, release, exc, now)
+        return _kept(release, "what was decided before is carried out now")
+    champion = releasing.champions.champion(release.model)
+    if champion != release.candidate:
+        reason = f"the champion is {champion or 'nobody'} by now; traffic stays with the stable one"
+        gone = Verdict(action=Action.SUPERSEDE, rule="superseded", reason=reason)
+        decided = releasing.ledger.decide(release, gone, BY_ITSELF)
+        return Look(release=releasing.settle(decided), verdict=gone)
+    try:
+        repaired = releasing.keep(release)
+    except SlotsRefusedError as exc:
+        return _not_loaded(releasing, release, exc, now)
+    evidence = compare(observe(home, release, labels, now), release)
+    verdict = decide(release, evidence, now)
+    decided = releasing.ledger.decide(release, verdict, BY_ITSELF, evidence)
+    if not decided.is_moved:
+        decided = releasing.settle(decided)
+    return Look(release=decided, verdict=verdict, evidence=evidence, was_repaired=repaired)
+
+
+def _not_loaded(
+    releasing: Releasing, release: Release, exc: SlotsRefusedError, now: datetime
+) -> Look:
+    """Roll back where the server has refused for long enough; the record says since when.
+
+    Raises:
+        SlotsRefusedError: it may come yet, or the release has ended.
+    """
+    newest = releasing.ledger.entries(release.release_id)[-1]
+    if not release.is_open:
+        raise exc
+    if newest.rule != NOT_LOADED:
+        releasing.ledger.note(release, NOT_LOADED, str(exc))
+        raise exc
+    if now - newest.at < timedelta(minutes=release.config.load_minutes):
+        raise exc
+    reason = f"the candidate cannot be loaded: {exc}"
+    verdict = Verdict(action=Action.ROLL_BACK, rule=NOT_LOADED, reason=reason)
+    decided = releasing.ledger.decide(release, verdict, BY_ITSELF)
+    return Look(release=releasing.settle(decided), verdict=verdict)
+
+
+def _kept(release: Release, reason: str) -> Look:
+    return Look(
+        release=release,
+        verdict=Verdict(action=Action.HOLD, rule="unfinished", reason=reason),
+        was_repaired=True,
+    )

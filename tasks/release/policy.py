@@ -1,0 +1,113 @@
+"""From evidence to what is done: promote, hold or roll back, with the rule and the reason.
+
+Rules in their order; the first that applies decides:
+
+    errors        the candidate fails more often          -> roll back (the test is blind to common
+                                                              faults, so nothing excuses it)
+    common_fault  the stable version is in trouble too    -> hold: the feed's fault, not a version's
+    split         requests are not split as asked         -> hold: the groups cannot be compared
+    harm          latency, scores or task metric is worse -> roll back
+    timeout       the step takes too long                 -> as configured: hold or roll back
+    held          a person holds the release              -> hold
+    too_early, too_few, too_few_labels, not_shown         -> hold
+    passed        nothing speaks against it               -> promote
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from tasks.release.records import Action, Evidence, Finding, Release, Verdict
+
+
+def decide(release: Release, evidence: Evidence, now: datetime) -> Verdict:
+    """What to do with an open release, from one look.
+
+    Args:
+        release: its step and since when.
+        evidence: what was seen.
+        now: this moment, UTC.
+    """
+    minutes = (now - release.step_since).total_seconds() / 60
+    return (
+        _roll_back_for([f for f in evidence.harms if f.metric == "errors"], "errors")
+        or _hold_for_faults(evidence)
+        or _roll_back_for([f for f in evidence.harms if f.metric != "errors"], "harm")
+        or _end_for_time(release, minutes)
+        or _hold_for_more(release, evidence, minutes)
+        or _promote(release, evidence)
+    )
+
+
+def _roll_back_for(harms: list[Finding], rule: str) -> Verdict | None:
+    if not harms:
+        return None
+    told = "; ".join(f"{f.metric.replace('_', ' ')}: {f.sentence}" for f in harms)
+    return Verdict(action=Action.ROLL_BACK, rule=rule, reason=told)
+
+
+def _hold_for_faults(evidence: Evidence) -> Verdict | None:
+    if evidence.faults:
+        return Verdict(action=Action.HOLD, rule="common_fault", reason="; ".join(evidence.faults))
+    if evidence.split_fault:
+        return Verdict(action=Action.HOLD, rule="split", reason=evidence.split_fault)
+    return None
+
+
+def _end_for_time(release: Release, minutes: float) -> Verdict | None:
+    step = release.current
+    if minutes < step.max_minutes:
+        return None
+    rolls_back = release.config.on_timeout == "roll_back"
+    return Verdict(
+        action=Action.ROLL_BACK if rolls_back else Action.HOLD,
+        rule="timeout",
+        reason=f"step {step.name} has lasted {minutes:,.0f} minutes, {step.max_minutes:,.0f} are "
+        "allowed" + ("" if rolls_back else "; a person promotes it or rolls it back"),
+    )
+
+
+def _hold_for_more(release: Release, evidence: Evidence, minutes: float) -> Verdict | None:
+    step = release.current
+    if release.held_by:
+        return _wait("held", f"{release.held_by} holds the release")
+    if minutes < step.min_minutes:
+        return _wait("too_early", f"{minutes:.0f} of {step.min_minutes:g} minutes are over")
+    if evidence.step_requests < step.min_requests:
+        return _wait(
+            "too_few", f"{evidence.step_requests:,} of {step.min_requests:,} requests were answered"
+        )
+    if evidence.num_labels < step.min_labels:
+        return _wait(
+            "too_few_labels", f"{evidence.num_labels:,} of {step.min_labels:,} labels are there"
+        )
+    return _wait_for_proof(release, evidence)
+
+
+def _wait_for_proof(release: Release, evidence: Evidence) -> Verdict | None:
+    """Where the configuration asks for it, labels must show that little is lost."""
+    bound = release.config.max_task_loss
+    if bound is None or release.step != len(release.steps) - 2:
+        return None
+    known = [f for f in evidence.findings if f.metric.startswith("task") and f.high is not None]
+    best = min((f.high for f in known if f.high is not None), default=None)
+    if best is not None and best <= bound:
+        return None
+    seen = "nothing is known of it yet" if best is None else f"it may be as much as {best:.4f}"
+    return _wait("not_shown", f"a loss of at most {bound:g} is to be shown, and {seen}")
+
+
+def _promote(release: Release, evidence: Evidence) -> Verdict:
+    step = release.current
+    is_last = release.step == len(release.steps) - 1
+    then = "it is released" if is_last else f"next step {release.steps[release.step + 1].name}"
+    return Verdict(
+        action=Action.PROMOTE,
+        rule="passed",
+        reason=f"step {step.name}: {evidence.step_requests:,} requests and "
+        f"{evidence.num_labels:,} labels show no harm; {then}",
+    )
+
+
+def _wait(rule: str, reason: str) -> Verdict:
+    return Verdict(action=Action.HOLD, rule=rule, reason=reason)

@@ -1,0 +1,219 @@
+"""Small releases: a log of two versions, and server, edge and registry as this room sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.errors import RegistryError
+from tasks.release.config import ReleaseConfig, StepConfig
+from tasks.release.records import OPEN, Evidence, Finding, Period, Release, Shares
+from tasks.release.traffic import SlotsRefusedError
+
+MODEL = "flight-delay"
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SETTLE = timedelta(seconds=30)
+STEPS = (
+    StepConfig(name="shadow", candidate_percent=0, mirror_percent=100, min_minutes=1),
+    StepConfig(name="quarter", candidate_percent=25, min_minutes=1),
+    StepConfig(name="all", candidate_percent=100, min_minutes=1),
+)
+CONFIG = ReleaseConfig(steps=STEPS, sticky=False)
+
+
+def release(
+    config: ReleaseConfig = CONFIG, step: int = 0, *, can_split: bool = True, **changes: Any
+) -> Release:
+    """An open release that is in a step since `START`."""
+    at = (config.steps if can_split else config.steps[-1:])[step]
+    shares = Shares(candidate=at.candidate_percent, mirror=at.mirror_percent, sticky=config.sticky)
+    known = Release(
+        release_id="0" * 32,
+        model=MODEL,
+        stable="1",
+        candidate="2",
+        state=OPEN,
+        step=step,
+        step_since=START,
+        opened_at=START,
+        opened_by="a test",
+        generation=1,
+        moved=1,
+        can_split=can_split,
+        config=config,
+        periods=(Period(step=step, since=START, shares=shares, split=can_split),),
+    )
+    return known.model_copy(update=changes)
+
+
+def finding(metric: str = "errors", *, harm: bool = False, high: float | None = 1.0) -> Finding:
+    return Finding.model_validate(
+        {
+            "metric": metric,
+            "alpha": 0.01,
+            "log_evidence": 9.0 if harm else 0.0,
+            "estimate": 1.0,
+            "low": 0.5,
+            "high": high,
+            "num": 10,
+            "unit": "times",
+            "is_harm": harm,
+            "sentence": f"{metric} were seen",
+        }
+    )
+
+
+def evidence(*findings: Finding, **changes: Any) -> Evidence:
+    known = Evidence(
+        seen_until=START + timedelta(hours=1),
+        findings=findings,
+        step_requests=10_000,
+        num_labels=10_000,
+    )
+    return known.model_copy(update=changes)
+
+
+@dataclass
+class Rows:
+    """Rows of the prediction log, written as the server writes them."""
+
+    seed: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self,
+        number: int,
+        *,
+        slot: str = "stable",
+        version: str = "1",
+        error: float = 0.0,
+        word: str = "backend",
+        score: Callable[[np.random.Generator, int], Any] | None = None,
+        latency_us: float = 2000.0,
+        start: datetime = START + SETTLE,
+        ids: str = "r",
+        subjects: int = 0,
+        names: str = "",
+        apart_s: float = 0.1,
+    ) -> Rows:
+        """Requests of one slot, a tenth of a second apart if not told."""
+        rng = np.random.default_rng([self.seed, len(self.rows), number])
+        failed = rng.random(number) < error
+        scores = rng.random(number) if score is None else score(rng, number)
+        times = latency_us * rng.lognormal(0, 0.3, number)
+        for i in range(number):
+            self.rows.append(
+                {
+                    "request_id": f"{ids}{i}",
+                    "request_row": 0,
+                    "event_timestamp": start + timedelta(seconds=i * apart_s),
+                    "version": version,
+                    "slot": slot,
+                    "subject": f"{names or slot}{rng.integers(subjects)}" if subjects else "",
+                    "score": None if failed[i] else float(scores[i]),
+                    "error": word if failed[i] else None,
+                    "latency_us": int(times[i]),
+                    "compute_us": int(times[i] / 2),
+                }
+            )
+        return self
+
+    def write(self, home: Path, name: str = "part-0", metadata: Mapping[str, str] = {}) -> None:
+        """One part a day."""
+        frame = pd.DataFrame(self.rows)
+        for day, rows in frame.groupby(frame["event_timestamp"].dt.date):
+            folder = home / "predictions" / f"model={MODEL}" / f"day={day}"
+            folder.mkdir(parents=True, exist_ok=True)
+            table = pa.Table.from_pandas(rows, schema=SCHEMA, preserve_index=False)
+            pq.write_table(
+                table.replace_schema_metadata(dict(metadata)), folder / f"{name}.parquet"
+            )
+
+
+SCHEMA = pa.schema(
+    {
+        "request_id": pa.string(),
+        "request_row": pa.int32(),
+        "event_timestamp": pa.timestamp("us", "UTC"),
+        "version": pa.string(),
+        "slot": pa.string(),
+        "subject": pa.string(),
+        "score": pa.float64(),
+        "error": pa.string(),
+        "latency_us": pa.int64(),
+        "compute_us": pa.int64(),
+    }
+)
+
+
+@dataclass
+class FakeTraffic:
+    """Server and edge that keep what they were told; `killed_at` ends the process at that call."""
+
+    can_split: bool = True
+    at: dict[str, str | None] = field(
+        default_factory=lambda: {"stable": "1", "candidate": None, "shadow": None}
+    )
+    shared: Shares = field(default_factory=Shares)
+    calls: list[str] = field(default_factory=list)
+    killed_at: int | None = None
+    broken: str | None = None
+    """A version that cannot be loaded."""
+
+    def slots(self, model: str) -> Mapping[str, str | None]:
+        return dict(self.at)
+
+    def set_slots(self, model: str, slots: Mapping[str, str | None]) -> None:
+        self._count(f"slots {slots['stable']}/{slots['candidate']}/{slots['shadow']}")
+        if self.broken and self.broken in slots.values():
+            raise SlotsRefusedError(f"version {self.broken} cannot be loaded")
+        self.at = dict(slots)
+
+    def shares(self, model: str) -> Shares:
+        return self.shared
+
+    def set_shares(self, model: str, candidate: float, mirror: float, sticky: bool) -> None:
+        self._count(f"shares {candidate:g}/{mirror:g}")
+        assert not candidate or self.at["candidate"], "requests would go to an empty slot"
+        assert not mirror or self.at["shadow"]
+        self.shared = Shares(candidate=candidate, mirror=mirror, sticky=sticky)
+
+    def _count(self, call: str) -> None:
+        if self.killed_at == len(self.calls):
+            raise KeyboardInterrupt(call)
+        self.calls.append(call)
+
+
+@dataclass
+class FakeChampions:
+    """The alias, and the champion before."""
+
+    now: str | None = "2"
+    before: str = "1"
+    refuses: bool = False
+    taken_back: list[str] = field(default_factory=list)
+    killed: bool = False
+    restored: bool = False
+
+    def was_restored(self, model: str) -> bool:
+        return self.restored
+
+    def champion(self, model: str) -> str | None:
+        return self.now
+
+    def take_back(self, release: Release, reason: str) -> str:
+        if self.killed:
+            raise KeyboardInterrupt("take back")
+        if self.refuses:
+            raise RegistryError("version 1 lost its files. The alias was not moved")
+        self.now, self.restored = self.before, True
+        self.taken_back.append(reason)
+        return self.before

@@ -1,0 +1,378 @@
+"""The record of releases, and the way from a decision to moved traffic, cut off at every point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import DataContractError
+from tasks.release.acting import Releasing, act_by_hand
+from tasks.release.evidence import no_labels
+from tasks.release.ledger import ReleaseLedger, slots_at_start
+from tasks.release.looking import look
+from tasks.release.records import Action, Release, Shares, Verdict
+from tasks.release.traffic import SlotsRefusedError
+from tests.unit.release.builders import (
+    CONFIG,
+    MODEL,
+    STEPS,
+    FakeChampions,
+    FakeTraffic,
+    Rows,
+    evidence,
+    finding,
+)
+
+PROMOTE = Verdict(action=Action.PROMOTE, rule="passed", reason="no harm")
+BACK = Verdict(action=Action.ROLL_BACK, rule="harm", reason="it is worse")
+HOLD = Verdict(action=Action.HOLD, rule="too_few", reason="more are needed")
+IDLE = CONFIG.model_copy(
+    update={
+        "steps": tuple(s.model_copy(update={"min_minutes": 0, "min_requests": 0}) for s in STEPS),
+        "settle_s": 0,
+    }
+)
+
+
+@pytest.fixture
+def releasing(tmp_path: Path) -> Releasing:
+    ledger = ReleaseLedger(f"sqlite:///{tmp_path / 'operation' / 'operation.db'}")
+    return Releasing(ledger, FakeTraffic(), FakeChampions())
+
+
+def traffic(releasing: Releasing) -> FakeTraffic:
+    assert isinstance(releasing.traffic, FakeTraffic)
+    return releasing.traffic
+
+
+def begun(releasing: Releasing) -> Release:
+    return releasing.begin(MODEL, IDLE, "a test")
+
+
+def decided(releasing: Releasing, verdict: Verdict) -> Release:
+    known = releasing.ledger.open_release(MODEL)
+    assert known is not None
+    return releasing.ledger.decide(known, verdict, "a test", evidence(finding()))
+
+
+def test_a_release_goes_through_its_steps_to_its_end(releasing: Releasing) -> None:
+    release = begun(releasing)
+    assert (release.step, release.is_moved) == (0, True)
+    assert traffic(releasing).shared == Shares(mirror=100)
+    assert traffic(releasing).at == {"stable": "1", "candidate": "2", "shadow": "2"}
+    release = releasing.settle(decided(releasing, PROMOTE))
+    assert traffic(releasing).shared.candidate == 25
+    assert traffic(releasing).at["shadow"] is None
+    releasing.settle(decided(releasing, PROMOTE))
+    release = releasing.settle(decided(releasing, PROMOTE))
+    assert (release.state, release.is_moved) == ("released", True)
+    assert traffic(releasing).at == {"stable": "2", "candidate": None, "shadow": None}
+    assert traffic(releasing).shared == Shares()
+    assert [p.step for p in release.periods] == [0, 1, 2]
+    assert all(p.until is not None for p in release.periods)
+    assert releasing.ledger.open_release(MODEL) is None
+    said = [entry.action for entry in releasing.ledger.entries(release.release_id)]
+    assert said == [Action.START, *[Action.PROMOTE] * 3]
+
+
+def test_a_roll_back_takes_requests_away_first_and_the_alias_next(releasing: Releasing) -> None:
+    begun(releasing)
+    releasing.settle(decided(releasing, PROMOTE))
+    traffic(releasing).calls.clear()
+    release = releasing.settle(decided(releasing, BACK))
+    assert traffic(releasing).calls == ["shares 0/0", "slots 1/None/None"]
+    champions = releasing.champions
+    assert isinstance(champions, FakeChampions)
+    assert champions.now == "1"
+    assert "it is worse" in champions.taken_back[0]
+    assert release.state == "rolled_back"
+    assert not releasing.due(MODEL, IDLE)
+    champions.now = "2"  # the registry kept it: the version is not released by itself again
+    assert not releasing.due(MODEL, IDLE)
+    assert releasing.begin(MODEL, IDLE, "Amal").is_open
+
+
+def test_an_alias_that_cannot_go_back_is_recorded_and_traffic_is_back(
+    releasing: Releasing,
+) -> None:
+    begun(releasing)
+    assert isinstance(releasing.champions, FakeChampions)
+    releasing.champions.refuses = True
+    release = releasing.settle(decided(releasing, BACK))
+    assert release.is_moved
+    assert traffic(releasing).at["candidate"] is None
+    last = releasing.ledger.entries(release.release_id)[-1]
+    assert (last.rule, last.reason[:9]) == ("alias_refused", "version 1")
+
+
+def kill_points() -> Iterator[tuple[str, int]]:
+    for action in ("start", "step", "end", "back"):
+        yield from ((action, at) for at in range(4))
+
+
+@pytest.mark.parametrize(("action", "at"), list(kill_points()))
+def test_killed_at_any_move_the_next_one_finishes_it(
+    releasing: Releasing, action: str, at: int
+) -> None:
+    if action != "start":
+        begun(releasing)
+    if action in ("end", "back"):
+        releasing.settle(decided(releasing, PROMOTE))
+        releasing.settle(decided(releasing, PROMOTE)) if action == "end" else None
+    calls = traffic(releasing).calls
+    traffic(releasing).killed_at = len(calls) + at
+    try:
+        if action == "start":
+            begun(releasing)
+        else:
+            releasing.settle(decided(releasing, BACK if action == "back" else PROMOTE))
+    except KeyboardInterrupt:
+        left = releasing.ledger.last_release(MODEL)
+        assert left is not None
+        assert not left.is_moved
+    traffic(releasing).killed_at = None
+    releasing.finish(MODEL)
+    release = releasing.ledger.last_release(MODEL)
+    assert release is not None
+    assert release.is_moved
+    wanted = {
+        "start": ("1", "2", Shares(mirror=100)),
+        "step": ("1", "2", Shares(candidate=25)),
+        "end": ("2", None, Shares()),
+        "back": ("1", None, Shares()),
+    }[action]
+    seen = traffic(releasing)
+    assert (seen.at["stable"], seen.at["candidate"], seen.shared) == wanted
+    actions = [e.action for e in releasing.ledger.entries(release.release_id)]
+    assert actions.count(Action.ROLL_BACK) == (action == "back")
+    assert not releasing.keep(release)
+
+
+def test_killed_between_traffic_and_alias_the_next_look_moves_the_alias(
+    releasing: Releasing,
+) -> None:
+    begun(releasing)
+    assert isinstance(releasing.champions, FakeChampions)
+    releasing.champions.killed = True
+    with pytest.raises(KeyboardInterrupt):
+        releasing.settle(decided(releasing, BACK))
+    assert traffic(releasing).shared == Shares()
+    releasing.champions.killed = False
+    releasing.finish(MODEL)
+    assert releasing.champions.now == "1"
+
+
+def test_killed_before_the_note_nothing_is_done_twice(
+    releasing: Releasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(releasing)
+
+    def killed(self: ReleaseLedger, release: Release) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReleaseLedger, "mark_moved", killed)
+        with pytest.raises(KeyboardInterrupt):
+            releasing.settle(decided(releasing, BACK))
+    assert isinstance(releasing.champions, FakeChampions)
+    releasing.finish(MODEL)
+    releasing.finish(MODEL)
+    assert len(releasing.champions.taken_back) == 1
+
+
+def test_of_two_who_decide_at_once_one_is_heard(releasing: Releasing) -> None:
+    seen = begun(releasing)
+    first = releasing.ledger.decide(seen, BACK, "Amal")
+    late = releasing.ledger.decide(seen, PROMOTE, "release flow")
+    assert (first.state, late.state) == ("rolled_back", "rolled_back")
+    assert not releasing.ledger.mark_moved(seen)
+
+
+def test_a_mover_that_was_overtaken_sets_what_is_wanted_now(releasing: Releasing) -> None:
+    begun(releasing)
+    slow = decided(releasing, PROMOTE)
+    releasing.settle(releasing.ledger.decide(slow, BACK, "Amal"))
+    end = releasing.settle(slow)  # sets a quarter, then learns that it is over
+    assert end.state == "rolled_back"
+    assert traffic(releasing).shared == Shares()
+    assert traffic(releasing).at["candidate"] is None
+
+
+def test_one_release_of_a_model_is_open_at_a_time(releasing: Releasing) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(
+            pool.map(
+                lambda _: (
+                    releasing.ledger.open(MODEL, "1", "2", IDLE, "a", can_split=True).release_id
+                ),
+                range(16),
+            )
+        )
+    assert len(set(found)) == 1
+    with pytest.raises(DataContractError, match="is open, so no release of version 3"):
+        releasing.ledger.open(MODEL, "1", "3", IDLE, "a", can_split=True)
+    with pytest.raises(DataContractError, match="nothing to release"):
+        releasing.ledger.open("other", "3", "3", IDLE, "a", can_split=True)
+    assert releasing.ledger.open("other", "1", "3", IDLE, "a", can_split=True).is_open
+
+
+def test_looks_that_see_nothing_new_are_one_line_and_more_rows_another(
+    releasing: Releasing,
+) -> None:
+    release = begun(releasing)
+    many = evidence(finding(), num_labels=20_000)
+    for seen in (evidence(finding()), evidence(finding()), many, many):
+        releasing.ledger.decide(release, HOLD, "release flow", seen)
+    entries = releasing.ledger.entries(release.release_id)
+    assert [e.evidence.num_labels for e in entries if e.evidence] == [10_000, 20_000]
+
+
+def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
+    releasing: Releasing,
+) -> None:
+    begun(releasing)
+    assert act_by_hand(releasing, MODEL, "hold", "Amal", "lunch").held_by == "Amal"
+    assert act_by_hand(releasing, MODEL, "resume", "Amal", "").held_by == ""
+    assert act_by_hand(releasing, MODEL, "promote", "Badr", "").step == 1
+    assert traffic(releasing).shared.candidate == 25
+    release = act_by_hand(releasing, MODEL, "roll_back", "Amal", "a call from the desk")
+    assert release.state == "rolled_back"
+    told = [
+        (e.action.value, e.actor, e.reason) for e in releasing.ledger.entries(release.release_id)
+    ]
+    assert ("hold", "Amal", "Amal: lunch") in told
+    assert told[-1] == ("roll_back", "Amal", "Amal: a call from the desk")
+    with pytest.raises(DataContractError, match="no release of flight-delay is open"):
+        act_by_hand(releasing, MODEL, "hold", "Amal", "")
+    with pytest.raises(DataContractError, match="is no name"):
+        act_by_hand(releasing, MODEL, "hold", " ", "")
+
+
+def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
+    releasing: Releasing, tmp_path: Path
+) -> None:
+    release = begun(releasing)
+    start = release.periods[0].since
+    now = start + timedelta(hours=1)
+    Rows().add(3000, start=start).add(
+        3000, slot="shadow", version="2", error=0.05, start=start
+    ).write(tmp_path)
+    traffic(releasing).at = {"stable": "2", "candidate": None, "shadow": None}
+    found = look(releasing, release, no_labels(), tmp_path, now)
+    assert found.was_repaired
+    assert found.verdict.rule == "errors"
+    assert found.release.state == "rolled_back"
+    assert traffic(releasing).at["stable"] == "1"
+    entry = releasing.ledger.entries(release.release_id)[-1]
+    assert entry.evidence is not None
+    assert entry.evidence.harms
+
+
+def test_a_look_gives_up_a_version_that_is_no_longer_the_champion(
+    releasing: Releasing, tmp_path: Path
+) -> None:
+    release = begun(releasing)
+    assert isinstance(releasing.champions, FakeChampions)
+    releasing.champions.now = "3"
+    found = look(releasing, release, no_labels(), tmp_path, datetime.now(UTC))
+    assert found.release.state == "superseded"
+    assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
+    assert releasing.due(MODEL, IDLE)
+    assert releasing.begin(MODEL, IDLE, "release flow").candidate == "3"
+
+
+def test_a_look_carries_out_what_was_decided_before_it_reads_anything(
+    releasing: Releasing, tmp_path: Path
+) -> None:
+    begun(releasing)
+    left = decided(releasing, PROMOTE)
+    found = look(releasing, left, no_labels(), tmp_path / "nowhere", datetime.now(UTC))
+    assert found.verdict.rule == "unfinished"
+    assert traffic(releasing).shared.candidate == 25
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["at-first", "after-a-restart"])
+def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
+    releasing: Releasing, tmp_path: Path, is_begun: bool
+) -> None:
+    if is_begun:
+        begun(releasing)
+    traffic(releasing).broken = "2"
+    traffic(releasing).at = {"stable": "1", "candidate": None, "shadow": None}
+    if not is_begun:
+        with pytest.raises(SlotsRefusedError):
+            begun(releasing)
+    release = releasing.ledger.open_release(MODEL)
+    assert release is not None
+    now = datetime.now(UTC)
+    for minutes in (0, 9):
+        with pytest.raises(SlotsRefusedError):
+            look(releasing, release, no_labels(), tmp_path, now + timedelta(minutes=minutes))
+    found = look(releasing, release, no_labels(), tmp_path, now + timedelta(minutes=11))
+    assert (found.verdict.rule, found.release.state) == ("not_loaded", "rolled_back")
+    assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
+    assert releasing.champions.champion(MODEL) == "1"
+
+
+def test_without_an_edge_the_last_step_alone_is_taken(tmp_path: Path) -> None:
+    ledger = ReleaseLedger(f"sqlite:///{tmp_path / 'operation.db'}")
+    releasing = Releasing(ledger, FakeTraffic(can_split=False), FakeChampions())
+    release = begun(releasing)
+    assert (release.current.name, len(release.steps)) == ("all", 1)
+    assert traffic(releasing).at["stable"] == "2"
+    assert release.periods[0].shares.candidate == 100
+    end = releasing.settle(decided(releasing, BACK))
+    assert traffic(releasing).at["stable"] == "1"
+    assert not end.is_open
+
+
+def test_a_server_that_starts_again_begins_with_what_the_release_wants(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path / 'operation.db'}"
+    releasing = Releasing(ReleaseLedger(url), FakeTraffic(), FakeChampions())
+    assert slots_at_start(url, MODEL, "2") is None
+    begun(releasing)
+    assert slots_at_start(url, MODEL, "2") == {"stable": "1", "candidate": "2", "shadow": "2"}
+    left = decided(releasing, BACK)
+    assert slots_at_start(url, MODEL, "2") == {"stable": "1", "candidate": None, "shadow": None}
+    releasing.settle(left)
+    assert slots_at_start(url, MODEL, "1") is None
+    stays = slots_at_start(url, MODEL, "2")  # the registry could not move the alias
+    assert stays is not None
+    assert stays["stable"] == "1"
+
+
+def test_an_alias_that_was_taken_back_after_a_release_takes_all_traffic_along(
+    releasing: Releasing,
+) -> None:
+    assert isinstance(releasing.champions, FakeChampions)
+    begun(releasing)
+    assert releasing.follow_roll_back(MODEL) is None
+    for _ in STEPS:
+        releasing.settle(decided(releasing, PROMOTE))
+    assert traffic(releasing).at["stable"] == "2"
+    assert releasing.follow_roll_back(MODEL) is None
+    releasing.champions.now, releasing.champions.restored = "1", True
+    assert releasing.follow_roll_back(MODEL) == "1"
+    assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
+    assert releasing.follow_roll_back(MODEL) is None
+    assert not releasing.due(MODEL, IDLE)
+
+
+def test_nothing_is_due_without_a_new_champion(releasing: Releasing) -> None:
+    assert releasing.due(MODEL, IDLE)
+    assert not releasing.due(MODEL, IDLE.model_copy(update={"enabled": False}))
+    for version in (None, "1"):
+        others = replace(releasing, champions=FakeChampions(now=version))
+        assert not others.due(MODEL, IDLE)
+    with pytest.raises(DataContractError, match="no champion"):
+        replace(releasing, champions=FakeChampions(now=None)).begin(MODEL, IDLE, "a test")
+    traffic(releasing).at["stable"] = None
+    with pytest.raises(DataContractError, match="no version of flight-delay in slot"):
+        begun(releasing)

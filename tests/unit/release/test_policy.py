@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.release.config import ErrorRates, ReleaseConfig, StepConfig
+from tasks.release.policy import decide
+from tasks.release.records import Action, Evidence, Release
+from tasks.release.steps import wanted_traffic
+from tests.unit.release.builders import CONFIG, START, STEPS, evidence, finding, release
+
+LATER = START + timedelta(minutes=5)
+
+
+def rule(seen: Evidence, known: Release | None = None, minutes: float = 5) -> tuple[str, str]:
+    verdict = decide(known or release(), seen, START + timedelta(minutes=minutes))
+    return verdict.action.value, verdict.rule
+
+
+def test_without_harm_the_next_step_follows() -> None:
+    verdict = decide(release(), evidence(finding()), LATER)
+    assert verdict.action is Action.PROMOTE
+    assert "next step quarter" in verdict.reason
+    assert "released" in decide(release(step=2), evidence(), LATER).reason
+
+
+@pytest.mark.parametrize("metric", ["errors", "latency", "scores", "task_paired", "task_split"])
+def test_harm_rolls_back_at_once_also_before_the_step_may_end(metric: str) -> None:
+    seen = evidence(finding(metric, harm=True), step_requests=1, num_labels=0)
+    assert rule(seen, minutes=0.1)[0] == "roll_back"
+    assert metric.replace("_", " ") in decide(release(), seen, LATER).reason
+
+
+def test_a_fault_of_both_versions_excuses_all_but_failures() -> None:
+    faults = ("the feed is broken",)
+    assert rule(evidence(finding("task_paired", harm=True), faults=faults)) == (
+        "hold",
+        "common_fault",
+    )
+    assert rule(evidence(finding("errors", harm=True), faults=faults)) == ("roll_back", "errors")
+
+
+def test_a_wrong_split_compares_nothing() -> None:
+    seen = evidence(finding("latency", harm=True), split_fault="half of them went elsewhere")
+    assert rule(seen) == ("hold", "split")
+
+
+def test_it_waits_for_time_requests_and_labels() -> None:
+    assert rule(evidence(), minutes=0.5) == ("hold", "too_early")
+    assert rule(evidence(step_requests=499)) == ("hold", "too_few")
+    labelled = CONFIG.model_copy(
+        update={"steps": (STEPS[0].model_copy(update={"min_labels": 10}), *STEPS[1:])}
+    )
+    assert rule(evidence(num_labels=9), release(labelled)) == ("hold", "too_few_labels")
+
+
+def test_a_persons_hold_stops_steps_and_not_roll_backs() -> None:
+    held = release(held_by="Amal")
+    assert rule(evidence(), held) == ("hold", "held")
+    assert rule(evidence(finding("scores", harm=True)), held) == ("roll_back", "harm")
+
+
+def test_a_step_that_takes_too_long_is_held_or_rolled_back_as_configured() -> None:
+    weeks = 60 * 24 * 7
+    assert rule(evidence(step_requests=0), minutes=weeks) == ("hold", "timeout")
+    back = release(CONFIG.model_copy(update={"on_timeout": "roll_back"}))
+    assert rule(evidence(step_requests=0), back, minutes=weeks) == ("roll_back", "timeout")
+
+
+def test_where_asked_for_little_loss_must_be_shown_before_the_last_step() -> None:
+    strict = CONFIG.model_copy(update={"max_task_loss": 0.01})
+    before_last = release(strict, step=1)
+    assert rule(evidence(), before_last) == ("hold", "not_shown")
+    assert rule(evidence(finding("task_paired", high=0.02)), before_last) == ("hold", "not_shown")
+    assert rule(evidence(finding("task_paired", high=0.008)), before_last) == ("promote", "passed")
+    assert rule(evidence(), release(strict, step=0)) == ("promote", "passed")
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ((STEPS[1], STEPS[0], STEPS[2]), "never fall"),
+        (STEPS[:2], "end with 100"),
+        ((STEPS[1], STEPS[1], STEPS[2]), "the same name"),
+    ],
+)
+def test_steps_lead_to_all_traffic(steps: tuple[StepConfig, ...], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        ReleaseConfig(steps=steps)
+
+
+def test_impossible_steps_and_chances_are_refused_with_a_sentence() -> None:
+    with pytest.raises(ValidationError, match="neither requests nor copies"):
+        StepConfig(name="idle", candidate_percent=0)
+    with pytest.raises(ValidationError, match="never end well"):
+        StepConfig(name="long", candidate_percent=5, min_minutes=9, max_minutes=9)
+    with pytest.raises(ValidationError, match="make no sense"):
+        StepConfig(name="all", candidate_percent=100, mirror_percent=5)
+    with pytest.raises(ValidationError, match="at most 20 %"):
+        ReleaseConfig(alpha=ErrorRates(errors=0.3))
+
+
+def test_labels_are_compared_by_their_kind_where_nothing_else_is_said() -> None:
+    assert ReleaseConfig().of_label("classification").ranks
+    assert not ReleaseConfig().of_label("regression").ranks
+    assert ReleaseConfig(task="auc").of_label("regression").ranks
+
+
+def test_the_default_spends_a_chance_of_one_in_twenty() -> None:
+    assert ReleaseConfig().alpha.total == pytest.approx(0.05)
+
+
+def test_traffic_follows_the_state() -> None:
+    shadow = wanted_traffic(release())
+    assert (shadow.stable, shadow.candidate, shadow.shadow) == ("1", "2", "2")
+    assert (shadow.shares.candidate, shadow.shares.mirror) == (0, 100)
+    assert wanted_traffic(release(step=1)).shares.candidate == 25
+    done = wanted_traffic(release(state="released"))
+    assert (done.stable, done.candidate, done.shares.candidate) == ("2", None, 0)
+    for state in ("rolled_back", "superseded"):
+        back = wanted_traffic(release(state=state))
+        assert (back.stable, back.candidate, back.shares.candidate) == ("1", None, 0)
+    assert wanted_traffic(release(can_split=False)).stable == "2"

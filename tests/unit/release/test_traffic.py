@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import ConfigurationError, DataContractError, TransientError
+from tasks.release.records import Shares, Wanted
+from tasks.release.traffic import EdgedTraffic, ServerTraffic, has_server, set_traffic
+from tests.admin_server import AdminServer, admin_server
+from tests.unit.release.builders import MODEL
+
+
+@dataclass(frozen=True)
+class Told:
+    candidate: float = 0.0
+    mirror: float = 0.0
+    sticky: bool = True
+
+
+@dataclass
+class FakeEdge:
+    told: list[Told] = field(default_factory=lambda: [Told()])
+
+    def set_shares(self, model: str, *, candidate: float, mirror: float, sticky: bool) -> None:
+        self.told.append(Told(candidate, mirror, sticky))
+
+    def shares(self, model: str) -> Told:
+        return self.told[-1]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[AdminServer]:
+    with admin_server(tmp_path) as running:
+        yield running
+
+
+def test_slots_go_through_the_admin_interface(server: AdminServer, tmp_path: Path) -> None:
+    traffic = ServerTraffic(tmp_path)
+    assert has_server(tmp_path)
+    assert traffic.slots(MODEL) == {"stable": "1", "candidate": None, "shadow": None}
+    traffic.set_slots(MODEL, {"stable": "1", "candidate": "2", "shadow": None})
+    assert server.slots["candidate"] == "2"
+
+
+def test_a_version_is_loaded_before_requests_go_to_it(server: AdminServer, tmp_path: Path) -> None:
+    edge = FakeEdge()
+    traffic = EdgedTraffic(ServerTraffic(tmp_path), edge)
+    shared = Shares(candidate=5, mirror=100, sticky=True)
+    step = Wanted(stable="1", candidate="2", shadow="2", shares=shared)
+    assert set_traffic(traffic, MODEL, step)
+    assert edge.told[-1] == Told(0.05, 1.0, True)
+    assert traffic.shares(MODEL) == shared
+    assert not set_traffic(traffic, MODEL, step)
+    assert len(server.asked) == 1
+    assert set_traffic(traffic, MODEL, Wanted(stable="2"))
+    assert server.asked[1:] == [
+        {"stable": "2", "candidate": "2", "shadow": "2"},
+        {"stable": "2", "candidate": None, "shadow": None},
+    ]
+    assert edge.told[-1] == Told(0.0, 0.0, False)
+
+
+def test_without_an_edge_nothing_is_split(server: AdminServer, tmp_path: Path) -> None:
+    traffic = ServerTraffic(tmp_path)
+    assert not traffic.can_split
+    traffic.set_shares(MODEL, 0, 0, sticky=False)
+    with pytest.raises(ConfigurationError, match="no edge that could split requests"):
+        traffic.set_shares(MODEL, 5, 0, sticky=False)
+
+
+def test_each_refusal_is_a_sentence(server: AdminServer, tmp_path: Path) -> None:
+    traffic = ServerTraffic(tmp_path)
+    with pytest.raises(DataContractError, match="no version 9"):
+        traffic.set_slots(MODEL, {"stable": "9"})
+    server.is_down = True
+    with pytest.raises(TransientError, match="version 2 is not as recorded"):
+        traffic.set_slots(MODEL, {"stable": "2"})
+    server.is_down, server.answers = False, {"versions": []}
+    with pytest.raises(DataContractError, match="names no slots"):
+        traffic.slots(MODEL)
+    token = tmp_path / "serving" / "secrets" / "admin-token"
+    token.write_text("another")
+    with pytest.raises(ConfigurationError, match="does not accept the token"):
+        traffic.slots(MODEL)
+    token.unlink()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        traffic.slots(MODEL)
+
+
+def test_a_server_that_is_away_is_tried_again(tmp_path: Path) -> None:
+    traffic = ServerTraffic(tmp_path)
+    assert not has_server(tmp_path)
+    with pytest.raises(TransientError, match="no serving process is ready"):
+        traffic.slots(MODEL)
+    with admin_server(tmp_path):
+        pass
+    with pytest.raises(TransientError, match="does not answer"):
+        traffic.slots(MODEL)
+    (tmp_path / "serving" / "server.json").write_text(json.dumps({"pid": 1}))
+    with pytest.raises(ConfigurationError, match="does not say where"):
+        traffic.slots(MODEL)
