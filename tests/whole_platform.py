@@ -40,6 +40,8 @@ LIMIT_S = 600
 BUSY_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0)
 """SQLite has one writer at a time; Prefect's own client asks again in the same way."""
 
+SERVING_PORTS = ("--serving-port", "0", "--serving-grpc-port", "0")
+
 DAY_HOURS = (8, 18)
 """Local hours in which every airport's weather is read by flights."""
 
@@ -98,7 +100,7 @@ class WholePlatform:
 
     def up(self) -> None:
         """As `make up`; returns when all is ready."""
-        words = ("--port", str(self.port), "--mlflow-port", "0", *self.options)
+        words = ("--port", str(self.port), "--mlflow-port", "0", *SERVING_PORTS, *self.options)
         code, said = self.run("infra.platform", "--home", str(self.home), "up", *words)
         assert code == 0, said
 

@@ -25,7 +25,18 @@ from tasks.settings import Settings
 
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 1, 2, 130
-OPTIONS = ("profile", "host", "public_host", "port", "mlflow_port", "password", "deploying")
+OPTIONS = (
+    "profile",
+    "host",
+    "public_host",
+    "port",
+    "mlflow_port",
+    "serving_port",
+    "serving_grpc_port",
+    "serving",
+    "password",
+    "deploying",
+)
 """Fields of the configuration that the command line can set; the file can set all."""
 
 
@@ -59,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--public-host", help="name by which browsers reach this machine")
     up.add_argument("--port", type=int, help="Prefect's port (default: 4200; 0: any free)")
     up.add_argument("--mlflow-port", type=int, help="MLflow's port (default: 5000; 0: any free)")
+    up.add_argument("--serving-port", type=int, help="inference server's (default: 8000)")
+    up.add_argument("--serving-grpc-port", type=int, help="its gRPC's port (default: 8001)")
+    up.add_argument("--no-serving", dest="serving", action="store_const", const=False)
     up.add_argument("--no-password", dest="password", action="store_const", const=False)
     up.add_argument("--deploying", help=argparse.SUPPRESS)
     down = commands.add_parser("down", help="let runs end, then end all")

@@ -64,6 +64,13 @@ class PlatformConfig(BaseModel):
     mlflow_port: Port = Field(
         default=5000, description="TCP port of MLflow that is wanted; 0: any free."
     )
+    serving_port: Port = Field(
+        default=8000, description="TCP port of the inference server that is wanted; 0: any free."
+    )
+    serving_grpc_port: Port = Field(
+        default=8001, description="TCP port of its gRPC that is wanted; 0: any free."
+    )
+    serving: bool = Field(default=True, description="Run the inference server too.")
     password: bool = Field(default=True, description="Ask for a password on all addresses.")
     database_url_file: Path | None = Field(
         default=None,
@@ -116,9 +123,15 @@ class PlatformConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _two_ports(self) -> Self:
-        if self.port and self.port == self.mlflow_port:
-            raise ValueError(f"port and mlflow_port are both {self.port}; give one another number")
+    def _different_ports(self) -> Self:
+        seen: dict[int, str] = {}
+        for name in ("port", "mlflow_port", "serving_port", "serving_grpc_port"):
+            port = getattr(self, name)
+            if port and port in seen:
+                raise ValueError(
+                    f"{seen[port]} and {name} are both {port}; give one another number"
+                )
+            seen[port] = name
         return self
 
 

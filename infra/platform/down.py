@@ -6,8 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import psutil
 
 from flows.client import is_running, read_password
 from infra.platform.api import NotFoundError, PrefectApi
@@ -24,6 +26,8 @@ from infra.platform.state import (
 from tasks.errors import ConfigurationError, FalajError, TransientError
 
 POLL_S = 1.0
+EXIT_S = 10.0
+"""Python takes a moment from the end of a supervisor's work to the end of its process."""
 TELL_EVERY_S = 5.0
 STOP_MARGIN_S = 60.0
 """Three groups of processes with their grace, and a margin."""
@@ -149,11 +153,18 @@ def _end(place: Place, limit_s: float) -> None:
         return
     os.kill(pid, signal.SIGTERM)
     if _gone(place, limit_s):
+        _exited(pid)
         return
     print(f"The supervisor has not ended within {limit_s:.0f} s and is killed; guards end the rest")
     os.kill(pid, signal.SIGKILL)
     if not _gone(place, limit_s):
         raise NotDownError(f"process {pid} does not end even on SIGKILL; the kernel holds it")
+
+
+def _exited(pid: int) -> None:
+    """Wait a little for a supervisor that let go of its lock to be gone as a process too."""
+    with suppress(psutil.Error):
+        psutil.Process(pid).wait(EXIT_S)
 
 
 def _gone(place: Place, limit_s: float) -> bool:

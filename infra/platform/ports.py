@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from infra.platform.config import Place, PlatformConfig
 from tasks.settings import write_atomically
 
-SERVICES = ("prefect", "mlflow")
+SERVICES = ("prefect", "mlflow", "serving", "serving_grpc")
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Ports:
 
     prefect: int
     mlflow: int
+    serving: int = 8000
+    serving_grpc: int = 8001
     remarks: tuple[str, ...] = ()
 
 
@@ -30,7 +32,8 @@ def choose_ports(config: PlatformConfig, place: Place) -> Ports:
     remembered = _read(place)
     chosen: dict[str, int] = {}
     remarks = []
-    for service, wanted in zip(SERVICES, (config.port, config.mlflow_port), strict=True):
+    ports = (config.port, config.mlflow_port, config.serving_port, config.serving_grpc_port)
+    for service, wanted in zip(SERVICES, ports, strict=True):
         earlier = remembered.get(service, {})
         candidates = [earlier.get("chosen", 0)] if earlier.get("wanted") == wanted else []
         free = [
@@ -45,7 +48,7 @@ def choose_ports(config: PlatformConfig, place: Place) -> Ports:
         chosen[service] = port
         remembered[service] = {"wanted": wanted, "chosen": port}
     write_atomically(place.ports, json.dumps(remembered))
-    return Ports(chosen["prefect"], chosen["mlflow"], tuple(remarks))
+    return Ports(**chosen, remarks=tuple(remarks))
 
 
 def _read(place: Place) -> dict[str, dict[str, int]]:
@@ -65,6 +68,15 @@ def is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def listens(port: int, host: str = "127.0.0.1") -> bool:
+    """True where somebody takes connections; behind an edge a server answers nobody else."""
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def _any_free(host: str, but: set[int]) -> int:

@@ -11,12 +11,13 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from flows.client import client_settings
+from infra.edge.service import edge_service, has_edge
 from infra.platform.api import PROBE_TIMEOUT_S, PrefectApi, answers
 from infra.platform.children import START_LIMIT_S, Service
 from infra.platform.config import COORDINATOR, DATABASE_URL, REDIS_URL, Place, PlatformConfig
 from infra.platform.cut_off import end_cut_off
 from infra.platform.mlflow_app import HOME_VARIABLE
-from infra.platform.ports import Ports
+from infra.platform.ports import Ports, listens
 from tasks.errors import ConfigurationError, TransientError
 from tasks.settings import Settings
 
@@ -111,6 +112,11 @@ class Plan:
         """MLflow's address for processes of this machine."""
         return f"http://{_local(self.config.host)}:{self.ports.mlflow}"
 
+    @property
+    def serving_url(self) -> str:
+        """The inference server's address; it listens on loopback, the edge stands before it."""
+        return f"http://127.0.0.1:{self.ports.serving}"
+
     def _public_url(self, port: int) -> str:
         return f"http://{self.config.public_host or _local(self.config.host)}:{port}"
 
@@ -124,7 +130,10 @@ def make_services(plan: Plan) -> list[Service]:
     found = [prefect_service(plan), mlflow_service(plan), deploying_service(plan)]
     found += [worker_service(plan, pool) for pool in plan.pools]
     found.append(recovery_service(plan))
-    return found + ([serving_service(plan)] if has_serving() else [])
+    found += [serving_service(plan)] if plan.config.serving else []
+    if has_edge(plan.place.home):
+        found.append(edge_service(plan.place.home, base_environment(plan.environment)))
+    return found
 
 
 def prefect_service(plan: Plan) -> Service:
@@ -217,20 +226,27 @@ def recovery_service(plan: Plan) -> Service:
 
 
 def serving_service(plan: Plan) -> Service:
-    """The serving process of the project."""
+    """The inference server; it lives before a model is registered, and takes it up then.
+
+    It inherits what says where stores are (`FALAJ_...`), but no address of Prefect.
+    """
+    ports = ("--http-port", str(plan.ports.serving), "--grpc-port", str(plan.ports.serving_grpc))
+    stores = {
+        name: value
+        for name, value in plan.environment.items()
+        if name.startswith("FALAJ_") and name not in (DATABASE_URL, REDIS_URL)
+    }
     return Service(
         name=SERVING,
-        command=(sys.executable, "-m", "serving"),
-        environment=base_environment(plan.environment) | {"FALAJ_HOME": str(plan.place.home)},
+        command=(sys.executable, "-m", "serving", *ports, "--admin-port", "0"),
+        environment={
+            **base_environment(plan.environment),
+            **stores,
+            "FALAJ_HOME": str(plan.place.home),
+        },
+        probe=lambda _: listens(plan.ports.serving),
+        restart_when_silent=True,
     )
-
-
-def has_serving() -> bool:
-    """True where this checkout can serve models: `python -m serving` exists."""
-    try:
-        return importlib.util.find_spec("serving.__main__") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def base_environment(environment: Mapping[str, str]) -> dict[str, str]:

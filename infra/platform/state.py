@@ -82,6 +82,7 @@ class Endpoint(BaseModel):
         ui_url: Prefect's UI, for people.
         mlflow_url: MLflow, for people; run reports are beside it, under its password.
         local_mlflow_url: MLflow, for processes of this machine.
+        serving_url: the inference server, for processes of this machine; None where none runs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -92,6 +93,7 @@ class Endpoint(BaseModel):
     local_mlflow_url: str
     pid: int
     profile: str
+    serving_url: str | None = None
 
 
 def write_state(place: Place, state: PlatformState) -> None:

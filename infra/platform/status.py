@@ -156,6 +156,8 @@ def table(status: Status) -> str:
     if status.endpoint:
         lines.append(f"{'Prefect':<12}{status.endpoint.ui_url}")
         lines.append(f"{'MLflow':<12}{status.endpoint.mlflow_url}")
+        if status.endpoint.serving_url:
+            lines.append(f"{'Serving':<12}{status.endpoint.serving_url}")
     lines += ["", f"{'Service':<24}{'Condition':<12}{'Since':<10}{'Restarts':>8}  Detail"]
     lines += [_service_line(service) for service in status.services]
     if status.pools:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from infra.edge.service import EDGE
 from infra.platform.children import Child
 from infra.platform.clock import NOTICED_S, forget_planned_runs
 from infra.platform.config import Place, PlatformConfig, stored_config
@@ -102,13 +103,14 @@ def write_endpoint(plan: Plan) -> None:
         local_mlflow_url=plan.local_mlflow_url,
         pid=os.getpid(),
         profile=plan.config.profile,
+        serving_url=plan.serving_url if plan.config.serving else None,
     )
     write_atomically(plan.place.endpoint, endpoint.model_dump_json(indent=1))
 
 
 def service_names(pools: Sequence[str]) -> list[str]:
     """Names of all services, as their logs are called."""
-    return [SERVER, MLFLOW, DEPLOYING, *(f"worker-{pool}" for pool in pools), SERVING]
+    return [SERVER, MLFLOW, DEPLOYING, *(f"worker-{pool}" for pool in pools), SERVING, EDGE]
 
 
 def _log_to_standard_error() -> None:

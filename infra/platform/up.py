@@ -235,6 +235,8 @@ def _tell_where(place: Place, config: PlatformConfig) -> None:
         print(remark)
     print(f"{'Prefect':<10}{endpoint.ui_url}")
     print(f"{'MLflow':<10}{endpoint.mlflow_url}")
+    if endpoint.serving_url:
+        print(f"{'Serving':<10}{endpoint.serving_url}")
     if config.password:
         print(f"{'Password':<10}in {place.secret}; Prefect's login takes its whole line")
     else:

@@ -39,7 +39,8 @@ from tests.services import free_port
 
 pytestmark = pytest.mark.timeout(900)
 LIMIT_S = 300
-UP = ("--mlflow-port", "0", "--deploying", "tests.platform_pools")
+UP = ("--mlflow-port", "0", "--serving-port", "0", "--serving-grpc-port", "0",
+      "--deploying", "tests.platform_pools")  # fmt: skip
 
 
 @dataclass

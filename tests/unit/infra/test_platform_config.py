@@ -27,6 +27,7 @@ from infra.platform.services import (
     MLFLOW,
     RECOVERY,
     SERVER,
+    SERVING,
     Plan,
     database_url,
     for_asyncpg,
@@ -139,12 +140,12 @@ def test_no_command_line_holds_a_secret_and_servers_inherit_none(place: Place) -
     assert not [s for s in secrets for service in made if s in " ".join(service.command)]
     by_name = {service.name: service.environment for service in made}
     workers = ["worker-coordinator", "worker-cpu"]
-    assert list(by_name) == [SERVER, MLFLOW, DEPLOYING, *workers, RECOVERY]
-    for server in (SERVER, MLFLOW):
+    assert list(by_name) == [SERVER, MLFLOW, DEPLOYING, *workers, RECOVERY, SERVING]
+    for server in (SERVER, MLFLOW, SERVING):
         assert "AWS_SECRET_ACCESS_KEY" not in by_name[server]
         assert by_name[server]["LC_ALL"] == "C"
     assert by_name["worker-cpu"]["AWS_SECRET_ACCESS_KEY"] == "aws"
-    for name in (MLFLOW, DEPLOYING, "worker-cpu"):
+    for name in (MLFLOW, DEPLOYING, SERVING, "worker-cpu"):
         assert not [v for v in by_name[name].values() if "database-password" in v]
     stored = by_name[SERVER]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     assert stored == "postgresql+asyncpg://falaj:database-password@127.0.0.1/falaj?ssl=disable", (
@@ -196,7 +197,7 @@ def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_th
 
 def test_nothing_of_another_prefect_reaches_a_worker(place: Place) -> None:
     made = make_services(plan(place, PREFECT_API_KEY="x", PREFECT_API_URL="https://elsewhere/api"))
-    environment = made[-1].environment
+    environment = {service.name: service.environment for service in made}[RECOVERY]
     assert "PREFECT_API_KEY" not in environment
     assert environment["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
     assert environment["PREFECT_WORKER_QUERY_SECONDS"] == "2"
