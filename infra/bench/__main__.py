@@ -1,14 +1,16 @@
 """`make bench`: every figure of README, measured in one run, as a ratio or against its bound.
 
-    python -m infra.bench [loop] [features] [training] [conversion] [operation]
+    python -m infra.bench [loop] [features] [training] [conversion] [serving] [operation]
 
 `loop`: three loops in state folders of their own, through Prefect, again on the same state, and as
 plain functions. `features`: the feature store's own parts against Feast's and against plain DuckDB
 and Redis. `training`: ranks against torch DDP and against ranks that do not talk, start, reading,
 checkpoints, compression, lost ranks, smaller networks. `conversion`: variants of the loop's model
-and of a sentence encoder against PyTorch and ONNX Runtime, in CPU time. `operation`: the platform's
-start and idle cost, leases, the way from a verdict to its retraining, stages on work pools. All
-without an argument. Exit code 1 where a figure misses its bound.
+and of a sentence encoder against PyTorch and ONNX Runtime, in CPU time. `serving`: cost of an
+answer beside the model alone and other servers, overload, swaps, roll back, the edge, the log of
+predictions, entity requests, simulated releases. `operation`: the platform's start and idle cost,
+leases, the way from a verdict to its retraining, stages on work pools. All without an argument.
+Exit code 1 where a figure misses its bound.
 """
 
 from __future__ import annotations
@@ -41,13 +43,14 @@ from infra.bench.platform import platform_figures
 from infra.bench.reading import reading_figures
 from infra.bench.retrieval import retrieval_figures
 from infra.bench.routing import routing_figures
+from infra.bench.serving_parts import serving_figures
 from infra.bench.smaller_models import smaller_model_figures
 from infra.bench.strategies import strategy_figures
 from infra.bench.telemetry import clock_cost
 from tasks.settings import Settings
 
 GIB = 2**30
-PARTS_OF_A_LOOP = ("loop", "features", "training", "conversion")
+PARTS_OF_A_LOOP = ("loop", "features", "training", "conversion", "serving")
 """Those that read the state folder of a finished loop."""
 PARTS = (*PARTS_OF_A_LOOP, "operation")
 NUM_KEYS = 336_776
@@ -83,7 +86,9 @@ def _figures_of_a_loop(folder: Path, parts: list[str]) -> list[Figure]:
     figures = _loop_figures(folder, first, settings) if "loop" in parts else []
     figures += _feature_figures(settings) if "features" in parts else []
     figures += _training_figures(folder, settings) if "training" in parts else []
-    return figures + (_conversion_figures(folder, settings) if "conversion" in parts else [])
+    figures += _conversion_figures(folder, settings) if "conversion" in parts else []
+    serving = serving_figures(settings, folder / "serving") if "serving" in parts else []
+    return figures + _measured(serving)
 
 
 def _training_figures(folder: Path, settings: Settings) -> list[Figure]:
