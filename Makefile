@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run up down status doctor test drills test-cluster test-keras test-tensorrt-rtx test-triton test-litert test-horovod bench lint format lock clean
+.PHONY: help setup run serve edge up down status doctor test drills test-cluster test-keras test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -31,13 +31,19 @@ exit 1
 endef
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-25s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv whole: packages, PyTorch, Horovod built for it; the others call this first
 	@$(call with_python)
 
 run: setup ## run the whole loop once on the real data; a second call reuses finished stages
 	@$(VENV_PYTHON) -m flows run $(RUN_ARGS)
+
+serve: setup ## serve the promoted model over HTTP and gRPC (SERVE_ARGS="--http-port 8100")
+	@$(VENV_PYTHON) -m serving $(SERVE_ARGS)
+
+edge: setup ## put Envoy before the server: TLS 1.3, tokens, limits, shares of traffic (EDGE_ARGS)
+	@$(VENV_PYTHON) -m infra.edge run $(EDGE_ARGS)
 
 up: setup ## start the platform: Prefect, MLflow, workers; deploy (UP_ARGS="--port 4300")
 	@$(VENV_PYTHON) -m infra.platform up $(UP_ARGS)
@@ -52,7 +58,7 @@ status: ## what of the platform runs, and what of it does not
 doctor: ## look at all that the platform needs, and say what to do
 	@$(VENV_PYTHON) -m infra.platform doctor $(DOCTOR_ARGS)
 
-test: setup .venv-tensorrt-rtx/complete .venv-triton/complete ## run all tests
+test: setup .venv-tensorrt-rtx/complete .venv-triton/complete .venv-serving-clients/complete ## run all tests
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
 # Environments of tools whose packages cannot lie beside the project's. A registry that lacks them does
@@ -93,6 +99,10 @@ test-triton: setup .venv-triton/complete ## serve model repositories with a real
 	@test -e .venv-triton/complete
 	@$(VENV_PYTHON) -m pytest tests/integration/test_triton.py $(PYTEST_ARGS)
 
+test-serving-clients: setup .venv-serving-clients/complete ## ask the server by foreign clients and a fuzzer; later test runs do so too
+	@test -e .venv-serving-clients/complete
+	@$(VENV_PYTHON) -m pytest tests/integration/serving $(PYTEST_ARGS)
+
 test-litert: setup .venv-litert/complete ## convert to LiteRT; afterwards the target litert-fp32 is built everywhere
 	@test -e .venv-litert/complete
 	@$(VENV_PYTHON) -m pytest tests/integration/test_litert.py $(PYTEST_ARGS)
@@ -116,10 +126,10 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
 	echo "  $(CURDIR)/.venv-cluster  that of make test-cluster"; \
 	echo "  $(CURDIR)/.venv-keras  that of make test-keras"; \
-	echo "  $(CURDIR)/.venv-tensorrt-rtx, .venv-triton, .venv-litert  the same"; \
+	echo "  $(CURDIR)/.venv-tensorrt-rtx, .venv-triton, .venv-serving-clients, .venv-litert  the same"; \
 	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
 	if [ "$(YES)" != 1 ]; then \
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .venv-keras .venv-tensorrt-rtx .venv-triton .venv-litert .falaj
+	rm -rf -- .venv .venv-cluster .venv-keras .venv-tensorrt-rtx .venv-triton .venv-serving-clients .venv-litert .venv-mlserver .venv-kserve .falaj

@@ -33,7 +33,9 @@ from flows.embedded import (
 )
 from flows.feature_commands import add_feature_commands, serve_features, show_audit
 from flows.import_command import add_import_command, read_description, run_import
+from flows.predictions_command import add_predictions_command, run_predictions
 from flows.recalibrate_command import add_recalibrate_command, recalibrate
+from flows.release_command import add_release_command, change_release
 from flows.retry_argument import add_retry_command
 from flows.search_command import add_search_command, run_search
 from flows.shrink_command import add_shrink_command, run_shrink
@@ -91,9 +93,15 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("run", help="the whole loop once, ending with a report")
     refresh = commands.add_parser("refresh", help="refresh the features of one window")
     drift = commands.add_parser("drift", help="compare one window with the training reference")
-    for command in (refresh, drift):
-        command.add_argument("start", help="first moment, such as 2013-01-01T05:00Z")
-        command.add_argument("end", help="first moment after the window")
+    drift.add_argument(
+        "--served",
+        action="store_true",
+        help="compare what was served (the prediction log) instead; START and END may then be left "
+        "out for the newest complete days",
+    )
+    for command, number in ((refresh, None), (drift, "?")):
+        command.add_argument("start", nargs=number, help="first moment, such as 2013-01-01T05:00Z")
+        command.add_argument("end", nargs=number, help="first moment after the window")
     commands.add_parser("train", help="train, judge and register a candidate")
     add_recalibrate_command(commands)
     add_search_command(commands)
@@ -108,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     add_bless_command(commands)
     add_retry_command(commands)
     add_decisions_command(commands)
+    add_predictions_command(commands)
     add_approve_commands(commands)
+    add_release_command(commands)
     commands.add_parser("docs", help="bring the data docs of all validations up to date")
     commands.add_parser("ui", help="serve the Prefect UI of the state folder until interrupted")
     return parser
@@ -116,7 +126,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
     """Run the command against a Prefect API; return what to tell the person at the end."""
-    window = _window(options) if getattr(options, "start", None) else None
+    has_window = hasattr(options, "start") and not (
+        getattr(options, "served", False) and options.start is None
+    )
+    window = _window(options) if has_window else None
     if options.command == "import":
         read_description(options)
     with ExitStack() as stack:
@@ -175,6 +188,8 @@ def _run_flow(
                 return run_shrink(config, options, settings)
             if options.command == "import":
                 return run_import(options)
+            if options.command == "drift" and options.served:
+                return _drift_served(config, window)
             return _COMMANDS[options.command](config, window, settings)
         finally:
             send_what_is_left()
@@ -218,6 +233,16 @@ def _drift(config: PipelineConfig, window: TimeWindow | None, settings: Settings
 
     assert window is not None
     report = drift_check_flow(window, config)
+    return [f"{'Drift':<10}{report.verdict} in {report.current}", *report.evidence]
+
+
+def _drift_served(config: PipelineConfig, window: TimeWindow | None) -> list[str]:
+    from flows.drift_check import drift_check_log_flow
+    from tasks.contracts.predictions import TooFewPredictions
+
+    report = drift_check_log_flow(window, config)
+    if isinstance(report, TooFewPredictions):
+        return [f"{'Drift':<10}no verdict for {report.window}", report.reason]
     return [f"{'Drift':<10}{report.verdict} in {report.current}", *report.evidence]
 
 
@@ -303,8 +328,10 @@ _READERS: dict[str, Callable[[argparse.Namespace, Settings], list[str]]] = {
     "trace": _trace,
     "bless": _bless,
     "decisions": show_decisions,
+    "predictions": run_predictions,
     "approve": answer_candidate,
     "reject": answer_candidate,
+    "release": change_release,
     "docs": _docs,
     "audit": show_audit,
     "serve-features": serve_features,

@@ -21,6 +21,7 @@ from tasks.governor.config import GovernorConfig
 from tasks.leases.config import StageLease
 from tasks.monitoring.config import MonitoringConfig
 from tasks.registry.config import PromotionConfig, RegistryConfig
+from tasks.release.config import ReleaseConfig
 from tasks.routing.config import RoutingConfig
 from tasks.settings import USE_CASE_FILE, USE_CASE_NAME
 from tasks.training.config import TrainingConfig
@@ -54,6 +55,7 @@ class PipelineConfig(BaseModel):
     governor: GovernorConfig = GovernorConfig()
     registry: RegistryConfig = RegistryConfig()
     promotion: PromotionConfig = PromotionConfig()
+    release: ReleaseConfig = ReleaseConfig()
     routing: RoutingConfig = RoutingConfig()
 
     @model_validator(mode="after")

@@ -38,6 +38,7 @@ FLOWS = {
     "reconversion": "flows.reconversion.reconversion_flow",
     "promotion": "flows.promotion.promotion_flow",
     "drift-check": "flows.drift_check.drift_check_flow",
+    "drift-check-log": "flows.drift_check.drift_check_log_flow",
     "search": "flows.search.search_flow",
     "model-import": "flows.model_import.model_import_flow",
 }

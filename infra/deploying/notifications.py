@@ -195,6 +195,50 @@ name and a comment.
 """,
 )
 
+RELEASE_ROLLED_BACK = Notification(
+    name="release-rolled-back",
+    expect=frozenset({"falaj.release.rolled-back"}),
+    match=_MODEL,
+    subject="Falaj: {{ event.payload.model }} version {{ event.payload.candidate }} was rolled "
+    "back in step {{ event.payload.step }}",
+    body="""\
+{{ event.payload.reason }}
+
+Version {{ event.payload.stable }} answers all requests again; by {{ event.payload.actor }}.
+"""
+    + _RUN_LINK
+    + """
+What to do next:
+1. Nothing for those who ask: the version before is back, and the alias with it.
+2. Read the evidence: `python -m flows release status {{ event.payload.model }}`, or artifact \
+release-evidence of the run.
+3. To release it once more after all, promote it again, or start it by hand while it is the \
+champion: deployment release-by-hand.
+""",
+)
+
+RELEASE_STUCK = Notification(
+    name="release-stuck",
+    expect=frozenset({"falaj.release.stuck"}),
+    match=_MODEL,
+    subject="Falaj: the release of {{ event.payload.model }} version "
+    "{{ event.payload.candidate }} waits in step {{ event.payload.step }}",
+    body="""\
+{{ event.payload.reason }}
+
+Traffic stays as it is; a version that fails more often is still rolled back.
+"""
+    + _RUN_LINK
+    + """
+What to do next:
+1. Mend what is broken for both versions, or the split, if that is what is said above: the release \
+goes on by itself.
+2. A step that lasts too long: `python -m flows release promote {{ event.payload.model }} \
+--approver NAME`, or `rollback`.
+""",
+    quiet_s=6 * HOUR_S,
+)
+
 STALE_FEATURES = Notification(
     name="stale-features",
     expect=frozenset({"falaj.features.stale"}),
@@ -240,6 +284,8 @@ NOTIFICATIONS: tuple[Notification, ...] = (
     PROMOTION_REFUSED,
     PROMOTION_REJECTED,
     APPROVAL_WAITING,
+    RELEASE_ROLLED_BACK,
+    RELEASE_STUCK,
     STALE_FEATURES,
     WORKER_OFFLINE,
 )

@@ -79,6 +79,7 @@ class RecoveryConfig(BaseModel):
             "conversion",
             "promotion",
             "drift-check",
+            "drift-check-log",
             "parity-check",
             "search",
             "decision",

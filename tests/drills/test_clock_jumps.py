@@ -24,6 +24,7 @@ from tests.processes import wait_patiently, wait_until
 from tests.promises import Promise, proves
 from tests.services import free_port
 from tests.unit.governor import builders
+from tests.whole_platform import SERVING_PORTS
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
@@ -125,7 +126,7 @@ def test_schedules_of_a_platform_go_on_after_a_jump(
     for name, value in clock.environment.items():
         monkeypatch.setenv(name, value)
     platform = Platform(tmp_path / "home", free_port())
-    ports = ("--port", str(platform.port), "--mlflow-port", "0")
+    ports = ("--port", str(platform.port), "--mlflow-port", "0", *SERVING_PORTS)
     try:
         code, said = platform.run("up", *ports, "--deploying", "tests.platform_schedule")
         assert code == 0, said

@@ -15,7 +15,7 @@ import pytest
 from infra.provision.checkout import Checkout, wanted_digest, write_stamp
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("tensorrt-rtx", "triton")
+TOOLS = ("tensorrt-rtx", "triton", "serving-clients")
 """Have environments of their own, which `make test` makes."""
 
 
@@ -83,8 +83,8 @@ def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None
     done = make(checkout, tools)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
     tests = "test drills test-cluster test-keras test-horovod"
-    aside = "test-tensorrt-rtx test-triton test-litert"
-    platform = "up down status doctor"
+    aside = "test-tensorrt-rtx test-triton test-serving-clients test-litert"
+    platform = "serve edge up down status doctor"
     assert listed == set(
         f"help setup run {platform} {tests} {aside} bench lint format lock clean".split()
     )
