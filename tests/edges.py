@@ -145,7 +145,10 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             "grants": {"analyst": [f"infer:{MODEL}", "read:*"]},
             "owners": {OTHERS: "acme"},
             "sizes": {"max_body_bytes": BODY_LIMIT},
-            "limits": {"client": {"per_s": 1e6, "burst": 1_000_000}},
+            "limits": {
+                "client": {"per_s": 1e6, "burst": 1_000_000},
+                "failures": {"per_s": 1e6, "burst": 1_000_000},  # tests look until a key is taken
+            },
         }
         edge = {
             "models": {

@@ -90,7 +90,9 @@ def serving(loop: Loop) -> Iterator[Served]:
     ):
         try:
             wait_until(
-                lambda: process.poll() is not None or bool(read_addresses(loop.home)), LIMIT_S
+                lambda: process.poll() is not None or bool(read_addresses(loop.home)),
+                "the process serves",
+                LIMIT_S,
             )
             addresses = read_addresses(loop.home)
             assert addresses, log.read_text()
@@ -171,7 +173,7 @@ def test_every_answer_is_in_the_log_and_what_is_masked_is_not(served: Served) ->
     with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
         scores = json.loads(reply.read())["outputs"][0]["data"]
         version = reply.headers["x-falaj-version"]
-    wait_until(lambda: len(logged(served, name)) == 3, LIMIT_S)
+    wait_until(lambda: len(logged(served, name)) == 3, "three rows are in the log", LIMIT_S)
     rows = sorted(logged(served, name), key=lambda row: row["request_row"])
     np.testing.assert_allclose([row["score"] for row in rows], scores, atol=1e-7)
     assert {(row["version"], row["slot"], row["error"]) for row in rows} == {
