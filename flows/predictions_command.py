@@ -83,7 +83,8 @@ def _export(options: argparse.Namespace, settings: Settings) -> list[str]:
     import pyarrow as pa
 
     from tasks.predictions.export import write_window
-    from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
+    from tasks.predictions.joining import JoinTally, labelled_rows
+    from tasks.predictions.labels import LABEL
     from tasks.predictions.reading import ReadTally, logged_columns, read_rows
 
     query, read, joined = _query(options), ReadTally(), JoinTally()

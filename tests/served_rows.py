@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.predictions.config import PredictionLogConfig
 from tests.builders import COLUMNS
+from tests.builders import frame as any_frame
 from tests.unit.evaluation.programs import LateRate
 
 MODEL = "flight-delay"
@@ -61,6 +63,22 @@ def batch_of(
         finished=now,
         finished_at=at.timestamp() + 0.002,
     )
+
+
+def entity_batch(
+    ids: Sequence[str],
+    keys: Mapping[str, Sequence[Any]],
+    at: datetime,
+    by: Served | None = None,
+    scores: NDArray[Any] | None = None,
+) -> ServedBatch:
+    """One batch of requests of a row each, by entity keys, that all arrived at one moment."""
+    batch = batch_of(any_frame(50).sample(len(ids), replace=True, random_state=0), ids, by, 1, at)
+    for number, one in enumerate(batch.calls):
+        one.entities = {key: [values[number]] for key, values in keys.items()}
+        one.arrived = batch.finished
+    outputs = batch.outputs if scores is None else {"score": scores}
+    return replace(batch, outputs=outputs, finished_at=at.timestamp())
 
 
 def signature_of(model: str, version: str) -> Signature:

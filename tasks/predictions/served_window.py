@@ -30,7 +30,8 @@ from tasks.contracts.data import (
 from tasks.contracts.predictions import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.errors import DataContractError
-from tasks.predictions.labels import LABEL, JoinTally, labelled_rows, labels_folder
+from tasks.predictions.joining import JoinTally, labelled_rows
+from tasks.predictions.labels import LABEL, labels_folder
 from tasks.predictions.masking import open_mask
 from tasks.predictions.reading import (
     LogQuery,

@@ -12,10 +12,11 @@ import pytest
 
 from serving.calls import Call, ServedBatch
 from tasks.errors import DataContractError
-from tasks.predictions.labels import JoinTally, import_labels, labelled_rows, labels_folder
+from tasks.predictions.joining import JoinTally, labelled_rows
+from tasks.predictions.labels import import_labels, labels_folder
 from tasks.predictions.reading import LogQuery
 from tests.builders import frame
-from tests.served_rows import MODEL, NOW, batch_of, open_log, served
+from tests.served_rows import MODEL, NOW, batch_of, entity_batch, open_log, served
 
 LATER = NOW + timedelta(days=2)
 
@@ -156,3 +157,18 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("request_id,label\na,1\n")
     with pytest.raises(DataContractError, match=r"labels.csv cannot be read as Parquet"):
         import_labels(tmp_path, MODEL, tmp_path / "labels.csv", datetime.now(UTC))
+
+
+def test_a_label_of_more_keys_holds_and_one_of_a_key_that_is_not_logged_meets_no_row(
+    tmp_path: Path,
+) -> None:
+    keys = {"origin": ["JFK", "JFK"], "flight": [1, 2]}
+    with open_log(tmp_path) as log:
+        log.served(entity_batch(["x", "y"], keys, NOW))
+    of_origin = {"origin": ["JFK"], "event_timestamp": [NOW]}
+    give(tmp_path, **of_origin, label=[0.0])
+    give(tmp_path, **of_origin, flight=[1], label=[1.0])
+    give(tmp_path, **of_origin, note=["delayed"], label=[3.0])
+    found, tally = join(tmp_path)
+    assert found == {("x", 0, "stable"): 1.0, ("y", 0, "stable"): 0.0}
+    assert tally.unmatched == 1
