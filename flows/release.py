@@ -10,7 +10,7 @@ from prefect.logging import get_run_logger
 from pydantic import Field
 
 from flows.config import PipelineConfig
-from flows.release_ports import RegistryChampions, release_config, traffic_of
+from flows.release_ports import LoggedLabels, RegistryChampions, release_config, traffic_of
 from flows.whereabouts import FOUND
 from tasks.release.looking import Look
 from tasks.release.records import BY_ITSELF
@@ -71,6 +71,6 @@ def look_once(config: PipelineConfig) -> Look | None:
         if begun is not None:
             show_release(begun)
         return None
-    seen = look_at_release(release, *ports)
+    seen = look_at_release(release, *ports, LoggedLabels(settings.home, config.clock))
     show_release(seen.release)
     return seen

@@ -1,18 +1,30 @@
-"""What a release reaches out to: the server and its edge, and the registry's alias."""
+"""What a release reaches out to: server and edge, the registry's alias, and known labels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from flows.clock import ClockConfig
 from flows.config import PipelineConfig
+from tasks.contracts.base import TimeWindow
+from tasks.predictions.joining import JoinTally, LabelJoin
+from tasks.predictions.labels import KNOWN_AT
+from tasks.predictions.reading import LogQuery
+from tasks.predictions.request_labels import labels_of_requests
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.standing import find_standing, roll_back
 from tasks.release.config import ReleaseConfig
+from tasks.release.evidence import no_labels
 from tasks.release.records import Release
 from tasks.release.traffic import Edge, EdgedTraffic, ServerTraffic, Traffic
 from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def release_config(config: PipelineConfig) -> ReleaseConfig:
@@ -27,6 +39,39 @@ def traffic_of(settings: Settings) -> Traffic:
         return server
     edge: Edge = import_module("infra.edge.traffic").EdgeTraffic(settings.home)
     return EdgedTraffic(server, edge)
+
+
+@dataclass(frozen=True)
+class LoggedLabels:
+    """Imported labels, joined with the log; see `tasks.release.evidence.Labels`.
+
+    Attributes:
+        home: state folder.
+        clock: of the use case; where recorded data is played, labels that name entities are in its
+            time, and how far that lies from the server's does not change during a release.
+    """
+
+    home: Path
+    clock: ClockConfig
+
+    def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
+        """Labels of the rows of all three slots that are known now; one of each pair.
+
+        Raises:
+            DataContractError: a table of labels is damaged, or there are too many.
+        """
+        settle, start = timedelta(seconds=release.config.settle_s), release.opened_at
+        if now - settle <= start:
+            return no_labels()
+        query = LogQuery(
+            release.model,
+            TimeWindow(start=start, end=now - settle),
+            versions=(release.stable, release.candidate),
+        )
+        shift = self.clock.shows(start) - start
+        join = LabelJoin(self.home, query, now, JoinTally(), shift=shift)
+        known = labels_of_requests(self.home, join, seen_after=settle)
+        return known.rename(columns={KNOWN_AT: "labelled_at"})
 
 
 @dataclass(frozen=True)

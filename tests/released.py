@@ -32,7 +32,7 @@ import yaml
 from numpy.typing import NDArray
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.release_ports import RegistryChampions, release_config, traffic_of
+from flows.release_ports import LoggedLabels, RegistryChampions, release_config, traffic_of
 from infra.edge.admin import Admin
 from infra.edge.config import read_plan
 from infra.edge.prepare import prepare
@@ -43,7 +43,6 @@ from tasks.predictions.labels import import_labels
 from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
 from tasks.registry.standing import note_promotion
 from tasks.release.acting import Releasing
-from tasks.release.evidence import read_labels
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.looking import Look, look
 from tasks.release.records import Action, Release
@@ -174,7 +173,7 @@ class Whole:
 
     def look(self) -> Look:
         """One look at the open release."""
-        labels = read_labels(self.home, FLIGHTS)
+        labels = LoggedLabels(self.home, self.config.clock)
         return look(self.releasing, self.release, labels, self.home, datetime.now(UTC))
 
     def look_until(self, step: str = "") -> list[Look]:

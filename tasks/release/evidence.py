@@ -2,7 +2,8 @@
 
 A row of the log is one row of an answered request, or one refused request. Rows of the stable
 version (slot `stable`), of the candidate (slot `candidate`; alone, slot `stable`) and of its copies
-(slot `shadow`) are found by version and slot, and paired by `request_id` and `request_row`.
+(slot `shadow`) are found by version and slot, and paired by `request_id` and `request_row`. A label
+is one of such a pair, so that it holds for all slots.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import numpy as np
@@ -49,6 +50,17 @@ MAYBE_THE_REQUESTS = frozenset({"bad_request", "features_refused"})
 OVERLOADED = "overloaded"
 """Copies are dropped first where a server is busy, so it is no failure of the copied version."""
 PART, REPLACES = "part", b"falaj.replaces"
+
+
+class Labels(Protocol):
+    """The side of what came of requests; it finds by itself which row has which label."""
+
+    def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
+        """Labels of a release's rows that are known now, as `observe` takes them.
+
+        Raises:
+            DataContractError: a table of labels is damaged, or there are too many.
+        """
 
 
 @dataclass(frozen=True)
@@ -266,28 +278,6 @@ def check_labels(labels: pd.DataFrame) -> pd.DataFrame:
         known = known.sort_values("labelled_at", ascending=False, kind="stable")
     checked: pd.DataFrame = known[np.isfinite(known["label"])].drop_duplicates(KEY)[columns]
     return checked
-
-
-def read_labels(home: Path, model: str) -> pd.DataFrame:
-    """Labels that name requests, from `predictions/labels/model=<name>/request-*.parquet`.
-
-    Raises:
-        DataContractError: a file is damaged.
-    """
-    folder = home / "predictions" / "labels" / f"model={quote(model, safe='')}"
-    tables = []
-    for file in sorted(folder.glob("request-*.parquet")):
-        try:
-            tables.append(pq.read_table(file).to_pandas())
-        except (OSError, pa.ArrowException) as exc:
-            raise DataContractError(
-                f"{file} is damaged ({str(exc).splitlines()[0]}); expected a table of labels. "
-                "Remove it and import the labels again. Nothing was decided"
-            ) from exc
-    if not tables:
-        return no_labels()
-    found: pd.DataFrame = pd.concat(tables, ignore_index=True)
-    return found.rename(columns={"known_at": "labelled_at"})
 
 
 def no_labels() -> pd.DataFrame:

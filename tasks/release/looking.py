@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from tasks.release.acting import Releasing
 from tasks.release.comparison import compare
-from tasks.release.evidence import observe
+from tasks.release.evidence import Labels, observe
 from tasks.release.policy import decide
 from tasks.release.records import BY_ITSELF, Action, Evidence, Release, Verdict
 from tasks.release.traffic import SlotsRefusedError
@@ -36,15 +35,13 @@ class Look(BaseModel):
         return self.verdict.action is not Action.HOLD
 
 
-def look(
-    releasing: Releasing, release: Release, labels: pd.DataFrame, home: Path, now: datetime
-) -> Look:
+def look(releasing: Releasing, release: Release, labels: Labels, home: Path, now: datetime) -> Look:
     """Look at an open release once, and do what the evidence says.
 
     Args:
         releasing: ledger, traffic and registry.
         release: an open one.
-        labels: as `evidence.observe` takes them.
+        labels: asked only where something is compared.
         home: state folder with the prediction log.
         now: this moment, UTC.
 
@@ -68,7 +65,8 @@ def look(
         repaired = releasing.keep(release)
     except SlotsRefusedError as exc:
         return _not_loaded(releasing, release, exc, now)
-    evidence = compare(observe(home, release, labels, now), release)
+    known = labels.of_release(release, now)
+    evidence = compare(observe(home, release, known, now), release)
     verdict = decide(release, evidence, now)
     decided = releasing.ledger.decide(release, verdict, BY_ITSELF, evidence)
     if not decided.is_moved:

@@ -21,6 +21,7 @@ from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from tasks.release.acting import Champions, Releasing
+    from tasks.release.evidence import Labels
     from tasks.release.traffic import Traffic
 
 EVENTS = {
@@ -92,7 +93,9 @@ def find_open_release(model: str) -> Release | None:
 
 
 @task(name="look-at-release", task_run_name="look-{release.model}-v{release.candidate}", **_POLICY)
-def look_at_release(release: Release, traffic: Traffic, champions: Champions) -> Look:
+def look_at_release(
+    release: Release, traffic: Traffic, champions: Champions, labels: Labels
+) -> Look:
     """Read what both versions did, decide, record, and move traffic and alias if so decided.
 
     Safe to retry: a decision is recorded before it is carried out, and the next try carries out
@@ -100,13 +103,12 @@ def look_at_release(release: Release, traffic: Traffic, champions: Champions) ->
 
     Raises:
         TransientError: server, edge, registry or database did not answer. Retried.
-        DataContractError: the prediction log is not as promised. Not retried; traffic stays.
+        DataContractError: the prediction log, or a table of labels, is not as promised. Not
+            retried; traffic stays.
     """
-    from tasks.release.evidence import read_labels
     from tasks.release.looking import look
 
     home = Settings.from_environment().home
-    labels = read_labels(home, release.model)
     seen = look(_releasing(traffic, champions), release, labels, home, datetime.now(UTC))
     _tell_look(release, seen)
     return seen

@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
@@ -37,6 +39,7 @@ from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tests import builders as data
 from tests.admin_server import AdminServer, admin_server
 from tests.prefect_platform import PrefectApi
+from tests.served_rows import entity_batch, open_log, served
 from tests.services import postgres_server
 from tests.unit.registry import builders
 from tests.unit.registry.builders import World, comparison
@@ -105,6 +108,25 @@ class Town:
                 ids=f"c{ids}",
             )
         rows.write(self.home, f"part-{self.release.step}-{name}")
+
+    def ask(self, number: int) -> pd.DataFrame:
+        """Requests that name flights, with copies; labels by which the candidate guesses.
+
+        What it answers is distributed as what the version before answers.
+        """
+        rng = np.random.default_rng(7)
+        late = (rng.random(number) < 0.3).astype(float)
+        scores = 1 / (1 + np.exp(-(rng.normal(size=number) + 2 * late)))
+        keys = {"carrier": ["UA"] * number, "flight": list(range(number))}
+        ids, arrived = [f"q{n}" for n in range(number)], datetime.now(UTC)
+        with open_log(self.home) as log:
+            for by, answer in (
+                (served("1"), scores),
+                (served("2", "shadow"), rng.permutation(scores)),
+            ):
+                log.served(entity_batch(ids, keys, arrived, by, answer.astype(np.float32)))
+        moment = self.config.clock.shows(arrived) - timedelta(minutes=1)
+        return pd.DataFrame({**keys, "event_timestamp": moment, "label": late})
 
 
 @pytest.fixture
@@ -182,6 +204,27 @@ def test_a_version_that_fails_goes_back_and_so_does_the_alias(
     page = (town.home / "release" / f"{MODEL}.html").read_text()
     assert "Rolled back: version 1 answers all requests" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.timeout(300)
+def test_labels_that_name_entities_roll_a_worse_version_back(
+    prefect_api: PrefectApi, town: Town
+) -> None:
+    with prefect_api.in_process():
+        release_flow(town.config)
+        labels, file = town.ask(2000), town.home / "labels.parquet"
+        before = release_flow(town.config)
+        assert isinstance(before, Look)
+        assert before.verdict.action is Action.PROMOTE  # nobody knows better yet
+        labels.to_parquet(file, index=False)
+        assert command.main(["predictions", "label", MODEL, str(file)]) == 0
+        found = release_flow(town.config)
+    assert isinstance(found, Look)
+    assert (found.verdict.action, found.verdict.rule) == (Action.ROLL_BACK, "harm")
+    assert found.evidence is not None
+    assert [one.metric for one in found.evidence.harms] == ["task_paired"]
+    assert found.evidence.num_labels == 2000
+    assert town.champion == 1
 
 
 @pytest.mark.timeout(300)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tasks.errors import RegistryError
 from tasks.release.config import ReleaseConfig, StepConfig
+from tasks.release.evidence import no_labels
 from tasks.release.records import OPEN, Evidence, Finding, Period, Release, Shares
 from tasks.release.traffic import SlotsRefusedError
 
@@ -190,6 +191,16 @@ class FakeTraffic:
         if self.killed_at == len(self.calls):
             raise KeyboardInterrupt(call)
         self.calls.append(call)
+
+
+@dataclass(frozen=True)
+class FakeLabels:
+    """What is known of a release's requests."""
+
+    known: pd.DataFrame = field(default_factory=no_labels)
+
+    def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
+        return self.known
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from tasks.errors import DataContractError
 from tasks.release.comparison import compare
 from tasks.release.config import ReleaseConfig
-from tasks.release.evidence import check_labels, no_labels, observe, read_labels
+from tasks.release.evidence import check_labels, no_labels, observe
 from tasks.release.policy import decide
 from tasks.release.records import Action, Evidence, Period, Release, Shares
 from tests.unit.release.builders import CONFIG, MODEL, START, Rows, release
@@ -312,22 +312,14 @@ def test_each_period_counts_for_its_own_split(tmp_path: Path) -> None:
     assert (found.shadow.num_requests, found.stable.num_requests) == (1000, 1750)
 
 
-def test_labels_that_are_none_are_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_labels_that_are_none_are_refused_with_a_sentence() -> None:
     with pytest.raises(DataContractError, match="lack the column label"):
         check_labels(pd.DataFrame({"request_id": ["a"]}))
     with pytest.raises(DataContractError, match="is no number"):
         check_labels(pd.DataFrame({"request_id": ["a"], "label": ["late"]}))
-    assert len(read_labels(tmp_path, MODEL)) == 0
-    folder = tmp_path / "predictions" / "labels" / f"model={MODEL}"
-    folder.mkdir(parents=True)
     moments = pd.to_datetime([START, START + timedelta(hours=1)])
-    pd.DataFrame(
-        {"request_id": ["a", "a"], "request_row": 0, "label": [0.0, 1.0], "known_at": moments}
-    ).to_parquet(folder / "request-1.parquet")
-    assert check_labels(read_labels(tmp_path, MODEL))["label"].tolist() == [1.0]
-    (folder / "request-2.parquet").write_text("no parquet")
-    with pytest.raises(DataContractError, match="is damaged"):
-        read_labels(tmp_path, MODEL)
+    twice = pd.DataFrame({"request_id": ["a", "a"], "label": [0.0, 1.0], "labelled_at": moments})
+    assert check_labels(twice)["label"].tolist() == [1.0]
 
 
 def test_a_part_that_is_none_is_named(tmp_path: Path) -> None:

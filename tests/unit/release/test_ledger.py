@@ -12,7 +12,6 @@ import pytest
 
 from tasks.errors import DataContractError
 from tasks.release.acting import Releasing, act_by_hand
-from tasks.release.evidence import no_labels
 from tasks.release.ledger import ReleaseLedger, slots_at_start
 from tasks.release.looking import look
 from tasks.release.records import Action, Release, Shares, Verdict
@@ -22,6 +21,7 @@ from tests.unit.release.builders import (
     MODEL,
     STEPS,
     FakeChampions,
+    FakeLabels,
     FakeTraffic,
     Rows,
     evidence,
@@ -263,7 +263,7 @@ def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
         3000, slot="shadow", version="2", error=0.05, start=start
     ).write(tmp_path)
     traffic(releasing).at = {"stable": "2", "candidate": None, "shadow": None}
-    found = look(releasing, release, no_labels(), tmp_path, now)
+    found = look(releasing, release, FakeLabels(), tmp_path, now)
     assert found.was_repaired
     assert found.verdict.rule == "errors"
     assert found.release.state == "rolled_back"
@@ -279,7 +279,7 @@ def test_a_look_gives_up_a_version_that_is_no_longer_the_champion(
     release = begun(releasing)
     assert isinstance(releasing.champions, FakeChampions)
     releasing.champions.now = "3"
-    found = look(releasing, release, no_labels(), tmp_path, datetime.now(UTC))
+    found = look(releasing, release, FakeLabels(), tmp_path, datetime.now(UTC))
     assert found.release.state == "superseded"
     assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.due(MODEL, IDLE)
@@ -291,7 +291,7 @@ def test_a_look_carries_out_what_was_decided_before_it_reads_anything(
 ) -> None:
     begun(releasing)
     left = decided(releasing, PROMOTE)
-    found = look(releasing, left, no_labels(), tmp_path / "nowhere", datetime.now(UTC))
+    found = look(releasing, left, FakeLabels(), tmp_path / "nowhere", datetime.now(UTC))
     assert found.verdict.rule == "unfinished"
     assert traffic(releasing).shared.candidate == 25
 
@@ -312,8 +312,8 @@ def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
     now = datetime.now(UTC)
     for minutes in (0, 9):
         with pytest.raises(SlotsRefusedError):
-            look(releasing, release, no_labels(), tmp_path, now + timedelta(minutes=minutes))
-    found = look(releasing, release, no_labels(), tmp_path, now + timedelta(minutes=11))
+            look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=minutes))
+    found = look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=11))
     assert (found.verdict.rule, found.release.state) == ("not_loaded", "rolled_back")
     assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.champions.champion(MODEL) == "1"

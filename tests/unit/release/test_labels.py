@@ -1,0 +1,215 @@
+"""Which labels a release sees: of the rows that a real log writer wrote, as they were imported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flows.clock import ClockConfig
+from flows.release_ports import LoggedLabels
+from serving.calls import Slot
+from serving.log.prediction_log import PredictionLog
+from tasks.errors import DataContractError
+from tasks.predictions import joining, request_labels
+from tasks.predictions.labels import import_labels, labels_folder
+from tasks.release.evidence import CANDIDATE, SHADOW, STABLE, Observed, observe
+from tasks.release.records import Period, Release, Shares
+from tests.served_rows import MODEL, NOW, entity_batch, open_log, served
+from tests.unit.release.builders import SETTLE, release
+
+BEGUN = NOW + SETTLE
+LATER = NOW + timedelta(days=2)
+SECOND, MS = timedelta(seconds=1), timedelta(milliseconds=1)
+RELEASE = release(
+    opened_at=NOW,
+    periods=(Period(step=0, since=NOW, shares=Shares(candidate=25, mirror=100)),),
+)
+
+
+class Town:
+    """A log that is being written, and labels that are imported."""
+
+    def __init__(self, home: Path, log: PredictionLog) -> None:
+        self.home, self.log = home, log
+
+    def ask(
+        self, name: str, at: datetime, slot: Slot = "stable", version: str = "1", **keys: Any
+    ) -> None:
+        """One request of one row."""
+        values = {key: [value] for key, value in keys.items()}
+        self.log.served(entity_batch([name], values, at, served(version, slot)))
+
+    def ask_with_copy(self, name: str, at: datetime, **keys: Any) -> None:
+        self.ask(name, at, **keys)
+        self.ask(name, at + 5 * MS, "shadow", "2", **keys)
+
+    def tell(self, imported: datetime = NOW, **columns: Any) -> None:
+        file = self.home / "labels.parquet"
+        pd.DataFrame(columns).to_parquet(file, index=False)
+        import_labels(self.home, MODEL, file, imported)
+
+    def known(
+        self, now: datetime = LATER, of: Release = RELEASE, clock: ClockConfig | None = None
+    ) -> pd.DataFrame:
+        self.log.stop()
+        return LoggedLabels(self.home, clock or ClockConfig()).of_release(of, now)
+
+    def labels(self, now: datetime = LATER, **options: Any) -> dict[str, float]:
+        known = self.known(now, **options)
+        return dict(zip(known["request_id"], known["label"], strict=True))
+
+    def observed(self, now: datetime = LATER) -> Observed:
+        return observe(self.home, RELEASE, self.known(now), now)
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Iterator[Town]:
+    with open_log(tmp_path) as log:
+        yield Town(tmp_path, log)
+
+
+def test_a_label_of_entities_counts_for_all_slots_so_that_pairs_have_it(town: Town) -> None:
+    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
+    town.ask_with_copy("b", BEGUN + SECOND, flight=2)
+    town.ask("c", BEGUN + SECOND, "candidate", "2", flight=3)
+    town.ask("d", BEGUN + SECOND, "stable", "7", flight=4)  # of neither version
+    town.tell(flight=[1, 3, 4], event_timestamp=[BEGUN] * 3, label=[1.0, 0.0, 1.0])
+    seen = town.observed()
+    assert seen.labels["label"].tolist() == [1.0, 0.0]
+    assert [len(seen.labelled(who)) for who in (STABLE, SHADOW, CANDIDATE)] == [1, 1, 1]
+    assert seen.labelled(STABLE)["label"].tolist() == seen.labelled(SHADOW)["label"].tolist()
+    assert seen.labelled(CANDIDATE)["label"].tolist() == [0.0]
+
+
+def test_a_copy_has_its_originals_label_where_another_is_nearer_to_the_copy(town: Town) -> None:
+    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
+    moments = [BEGUN + SECOND - 10 * MS, BEGUN + SECOND + 12 * MS]
+    town.tell(flight=[1, 1], event_timestamp=moments, label=[1.0, 0.0])
+    seen = town.observed()
+    assert seen.labelled(STABLE)["label"].tolist() == [1.0]
+    assert seen.labelled(SHADOW)["label"].tolist() == [1.0]
+
+
+def test_labels_follow_the_rules_of_the_log(town: Town) -> None:
+    for name, flight in (("own", 1), ("far", 2), ("torn", 3), ("twice", 4), ("late", 5)):
+        town.ask_with_copy(name, BEGUN + SECOND, flight=flight)
+    moments = {flight: BEGUN + SECOND for flight in range(1, 6)}
+    moments[2] -= timedelta(minutes=6)
+    later = BEGUN + timedelta(hours=1)
+    rows = [
+        (1, 1.0, later),
+        (2, 1.0, later),
+        (3, 1.0, later),
+        (3, 0.0, later),
+        (4, 1.0, later),
+        (4, 0.0, later + SECOND),
+        (5, 1.0, LATER + SECOND),
+    ]
+    flights, labels, known = zip(*rows, strict=True)
+    town.tell(
+        flight=flights,
+        event_timestamp=[moments[flight] for flight in flights],
+        label=labels,
+        known_at=known,
+    )
+    town.tell(request_id=["own", "own"], request_row=[0, 1], label=[5.0, 7.0])
+    assert town.labels() == {"own": 5.0, "twice": 0.0}
+    assert town.labels(LATER + 2 * SECOND) == {"own": 5.0, "twice": 0.0, "late": 1.0}
+
+
+def test_where_all_labels_contradict_each_other_nothing_is_known(town: Town) -> None:
+    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
+    town.tell(request_id=["a", "a"], label=[0.0, 1.0])
+    town.tell(flight=[1, 1], event_timestamp=[BEGUN, BEGUN], label=[0.0, 1.0])
+    assert town.labels() == {}
+
+
+def test_what_a_later_look_knows_comes_behind_what_an_earlier_one_knew(town: Town) -> None:
+    rng = np.random.default_rng(5)
+    number = 120
+    arrived = [BEGUN + timedelta(seconds=s) for s in rng.uniform(0, 100, number)]
+    delays = rng.uniform(-90, 90, number)
+    told = [at + timedelta(seconds=s) for at, s in zip(arrived, delays, strict=True)]
+    for flight, at in enumerate(arrived):
+        town.ask_with_copy(f"r{flight}", at, flight=flight)
+    town.tell(
+        flight=range(number),
+        event_timestamp=arrived,
+        label=rng.integers(0, 2, number),
+        known_at=told,
+    )
+    before: list[int] = []
+    for seconds in range(20, 240, 20):
+        seen = town.observed(BEGUN + timedelta(seconds=seconds)).labelled(STABLE)
+        now = seen["request"].tolist()
+        assert now[: len(before)] == before
+        before = now
+    assert len(before) == number
+
+
+def test_labels_that_no_row_of_the_release_can_meet_are_not_held(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
+    town.ask_with_copy("b", BEGUN + SECOND, flight=2)
+    past = [NOW - timedelta(days=d) for d in range(1, 51)]
+    town.tell(flight=[1] * 50, event_timestamp=past, label=[1.0] * 50)
+    town.tell(flight=[1], event_timestamp=[BEGUN], label=[1.0])
+    town.tell(request_id=["b", *(f"of-before-{n}" for n in range(50))], label=[0.0] * 51)
+    monkeypatch.setattr(joining, "MAX_LABELS", 1)
+    assert town.labels() == {"a": 1.0, "b": 0.0}
+    town.tell(flight=[2], event_timestamp=[BEGUN], label=[1.0])
+    with pytest.raises(DataContractError, match="more than 1 labels for the rows in question"):
+        town.labels()
+
+
+def test_labels_by_keys_that_nobody_asked_by_do_not_stop_a_look(
+    town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
+    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
+    town.tell(flight=[1], gate=["B7"], event_timestamp=[BEGUN], label=[0.0])
+    town.tell(flight=[1], event_timestamp=[BEGUN], label=[1.0])
+    with caplog.at_level(logging.WARNING):
+        assert town.labels() == {"a": 1.0}
+    assert "name e:gate, which no row of the log has" in caplog.text
+
+
+def test_recorded_data_that_is_played_meets_labels_of_its_own_year(town: Town) -> None:
+    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
+    town.tell(flight=[1], event_timestamp=[BEGUN.replace(year=2013)], label=[1.0])
+    assert town.labels() == {}
+    assert town.labels(clock=ClockConfig(replay_year=2013)) == {"a": 1.0}
+
+
+def test_without_labels_the_log_is_not_read(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the log was read")
+
+    monkeypatch.setattr(request_labels, "read_rows", refuse)
+    assert town.observed().labels.empty
+    town.tell(request_id=["a"], label=[0.0])
+    assert town.known(NOW).empty  # nothing has settled yet
+
+
+def test_labels_before_the_first_row_are_none(town: Town) -> None:
+    town.tell(request_id=["a"], label=[0.0])
+    town.tell(flight=[1], event_timestamp=[BEGUN], label=[1.0])
+    assert town.observed().labels.empty
+
+
+def test_a_damaged_table_of_labels_is_named(town: Town) -> None:
+    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
+    folder = labels_folder(town.home, MODEL)
+    folder.mkdir(parents=True)
+    for name in ("request-1.parquet", "entity-1.parquet"):
+        (folder / name).write_text("no parquet")
+        with pytest.raises(DataContractError, match=f"{name} is damaged"):
+            town.labels()
+        (folder / name).unlink()
