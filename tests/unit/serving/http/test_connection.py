@@ -467,3 +467,27 @@ def test_a_chunked_body_in_any_pieces_is_taken_whole() -> None:
             assert (await read(reader))[0] == 200
 
     talk(front_of(engine, max_header_bytes=1024), one)
+
+
+@pytest.mark.parametrize("slot", ["candidate", "shadow"])
+def test_a_request_that_cannot_be_read_is_told_of_its_own_slot(slot: str) -> None:
+    """Releases hold a refusal against the version that the request was for."""
+    told: list[tuple[str, str]] = []
+
+    class BySlot(Noting):
+        def refused(self, call: Call, error: ServingError) -> None:
+            told.append((call.slot, error.reason))
+
+    engine = HeldEngine()
+    engine.slots["candidate"] = engine.slots["shadow"] = "2"
+    front = front_of(engine)
+    front.observers = (BySlot(),)
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = request()
+        asked["inputs"].pop()
+        writer.write(raw(asked, f"x-falaj-slot: {slot}"))
+        assert (await read(reader))[0] == 400
+
+    talk(front, one)
+    assert told == [(slot, "bad_request")]
