@@ -491,3 +491,17 @@ def test_a_request_that_cannot_be_read_is_told_of_its_own_slot(slot: str) -> Non
 
     talk(front, one)
     assert told == [(slot, "bad_request")]
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [('"timeout": 0', '"timeout": 1' + "0" * 400), ('"shape": [1, 2]', '"shape": [1' + ", 1" * 99)],
+)
+def test_numbers_beyond_all_bounds_are_the_clients_fault(was: str, becomes: str) -> None:
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = json.dumps({**request(), "parameters": {"timeout": 0}})
+        assert was in asked
+        writer.write(raw(asked.replace(was, becomes + "]" * was.endswith("]")).encode()))
+        assert (await read(reader))[0] == 400
+
+    talk(front_of(HeldEngine()), one)
