@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -173,7 +173,7 @@ def test_a_pipelined_request_starts_when_the_one_before_it_is_answered() -> None
     engine = HeldEngine()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        page = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+        page = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
         second = raw(request(3))
         writer.write(raw(request(2)) + page + second[:50])
         await until(lambda: engine.held)
@@ -194,7 +194,7 @@ def test_a_pipelined_request_starts_when_the_one_before_it_is_answered() -> None
 
 
 def test_a_piece_that_ends_in_a_late_requests_headers_is_not_all_headers() -> None:
-    live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(live * 100 + live[:30])
@@ -230,7 +230,7 @@ def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> None:
         assert engine.held[0][0].subject == "me"
         engine.answer()
         assert (await read(reader))[0] == 200
-        writer.write(b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await read(reader))[0] == 403
 
     talk(front, one)
@@ -351,6 +351,28 @@ def test_an_open_guard_stands_on_loopback_only(host: str, open_to_all: bool) -> 
 
     with pytest.raises(ConfigurationError, match="need a guard"):
         OpenGuard(ServingConfig(host=host, open_to_all=open_to_all))
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_let_in"),
+    [
+        ({}, True),
+        ({b"host": b"localhost:8000"}, True),
+        ({b"host": b"127.0.0.1", b"origin": b"http://localhost:3000"}, True),
+        ({b"host": b"[::1]:8000"}, True),
+        ({b"host": b"rebound.example:8000"}, False),
+        ({b"host": b"localhost.example"}, False),
+        ({b"host": b"localhost", b"origin": b"https://evil.example"}, False),
+        ({b"host": b"localhost", b"origin": b"null"}, False),
+    ],
+)
+def test_an_open_guard_lets_no_page_of_another_site_ask(
+    headers: dict[bytes, bytes], is_let_in: bool
+) -> None:
+    guard = OpenGuard(ServingConfig())
+    expected = nullcontext() if is_let_in else pytest.raises(ForbiddenError, match="another site")
+    with expected:
+        guard.admit(list(headers.items()), "127.0.0.1", "read", None)
 
 
 def test_request_ids_are_sane_and_differ() -> None:
