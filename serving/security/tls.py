@@ -81,12 +81,12 @@ class RenewingTls:
             return False
         try:
             server_context(self._config)  # tried aside: a failure must not leave half of it
-        except ConfigurationError as exc:
+            self.context.load_cert_chain(self._config.certificate, self._config.key)
+            if self._config.client_ca is not None:
+                self.context.load_verify_locations(self._config.client_ca)
+        except (OSError, ConfigurationError) as exc:  # `ssl.SSLError` is an `OSError`
             LOGGER.warning("the TLS certificate stays as it was: %s", exc)
             return False
-        self.context.load_cert_chain(self._config.certificate, self._config.key)
-        if self._config.client_ca is not None:
-            self.context.load_verify_locations(self._config.client_ca)
         self._stamp = stamp
         return True
 
