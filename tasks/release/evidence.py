@@ -37,6 +37,7 @@ COLUMNS = (
     "error",
     "latency_us",
     "compute_us",
+    "batch_rows",
 )
 NOT_A_VERSIONS_FAULT = frozenset(
     {"unauthorized", "forbidden", "unknown_model", "too_large", "rate_limited", "client_gone"}
