@@ -108,7 +108,7 @@ class Releasing:
         return champion
 
     def finish(self, model: str) -> None:
-        """Carry out what is left of a release that was closed by a process that was killed."""
+        """Carry out what is left of a decision whose process was killed."""
         last = self.ledger.last_release(model)
         if last is not None and not last.is_moved:
             self.settle(last)
@@ -184,8 +184,10 @@ def act_by_hand(
         TransientError: what was recorded is carried out by the next look.
     """
     check_name(actor)
-    releasing.finish(model)
     release = releasing.ledger.open_release(model)
+    if release is None or action != "roll_back":  # which waits for nothing that could fail
+        releasing.finish(model)
+        release = releasing.ledger.open_release(model)
     if release is None:
         raise DataContractError(f"no release of {model} is open; nothing was changed")
     said = f": {comment}" if comment else ""
