@@ -18,7 +18,7 @@ from serving.protocol.keys import (
     texts_of,
     values_of,
 )
-from serving.protocol.messages import InputTensor
+from serving.protocol.messages import MOST_AXES, InputTensor
 from serving.protocol.plans import ModelPlan, Wanted
 
 _FIELD = {
@@ -128,6 +128,11 @@ def _contents(tensor: Any) -> Any:
 
 def _typed(tensor: Any) -> Array:
     values = _contents(tensor)
+    if len(tensor.shape) > MOST_AXES:
+        raise BadRequestError(
+            f"input {tensor.name[:100]!r} has {len(tensor.shape)} axes; expected at most "
+            f"{MOST_AXES}"
+        )
     if tensor.datatype == BYTES:
         raise BadRequestError(f"input {tensor.name[:100]!r} is sent as BYTES; expected numbers")
     shape = tuple(tensor.shape)

@@ -1,0 +1,36 @@
+"""Tensors of gRPC requests that no input takes, without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from open_inference.grpc.protocol import ModelInferRequest
+
+from serving.errors import BadRequestError
+from serving.grpc.tensors import read_arrays, read_key_columns
+from serving.protocol.answers import MOST_MESSAGE, bounded
+from serving.protocol.plans import ModelPlan
+from tests.inline_engine import SIGNATURE
+
+
+def request(shape: list[int], values: int, **other: Any) -> Any:
+    made = ModelInferRequest(model_name="sums")
+    contents = {"fp32_contents": [1.0] * values}
+    made.inputs.add(name="numeric", datatype="FP32", shape=shape, contents=contents, **other)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("shape", "values"),
+    [([1] * 70, 1), ([1] * 9, 1), ([2**62, -1], 0), ([2**32, 2**32], 0), ([0, 3], 0), ([], 1)],
+)
+def test_a_shape_that_no_array_has_is_the_clients_fault(shape: list[int], values: int) -> None:
+    for read in (lambda asked: read_arrays(asked, ModelPlan(SIGNATURE)), read_key_columns):
+        with pytest.raises(BadRequestError):
+            read(request(shape, values))
+
+
+def test_a_refusal_repeats_no_more_than_a_page_of_what_was_sent() -> None:
+    assert bounded("a" * MOST_MESSAGE) == "a" * MOST_MESSAGE
+    assert len(bounded("a" * 10**6)) < MOST_MESSAGE + 10
