@@ -205,9 +205,11 @@ class ModelEngine:
         """See `Engine.set_slots`."""
         state = self._models.get(model)
         if state is None:
-            for number in slots.values():
-                if number is not None:
-                    await self._asked(self._catalogue.by_number, model, number)
+            numbers = [number for number in slots.values() if number is not None]
+            if not numbers:
+                raise UnknownModelError(f"there is no model {model!r} here whose slots to empty")
+            for number in numbers:
+                await self._asked(self._catalogue.by_number, model, number)
             state = self._models.setdefault(model, self._new(model))
         async with state.lock:
             await self._point(state, slots)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serving.calls import Call, ServedBatch
 from serving.engine.config import BatchConfig, EngineConfig, QueueConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.versions import LoadedVersion, VersionKey
@@ -21,6 +22,7 @@ from serving.errors import (
     DeadlineError,
     NotReadyError,
     OverloadedError,
+    ServingError,
     TooLargeError,
     UnknownModelError,
 )
@@ -543,6 +545,41 @@ def test_a_receiver_that_raises_takes_nobody_elses_answer(caplog: pytest.LogCapt
 
     run(test())
     assert "the outcome of request broken could not be handed over" in caplog.text
+
+
+def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Witness):
+        def served(self, batch: ServedBatch) -> None:
+            raise LookupError("a fault of ours")
+
+        def refused(self, call: Call, error: ServingError) -> None:
+            raise LookupError("a fault of ours")
+
+    async def test() -> None:
+        async with serving(Shelf(), witness=Broken()) as desk:
+            seeing = Witness()
+            desk.engine.observers.append(seeing)
+            for _ in range(3):
+                desk.answer(await asked(desk))
+            desk.engine.submit(replace(made_call("r", 1.0, 1), model="x"), lambda *_: None)
+            await until(lambda: seeing.refusals)
+            assert len(seeing.batches) == 3
+            (unseen,) = [s.value for s in desk.engine.counters() if s.name == "unseen_outcomes"]
+            assert unseen == 4
+
+    run(test())
+    assert "an observer raised" in caplog.text
+
+
+def test_emptying_slots_of_a_model_that_nobody_knows_makes_none() -> None:
+    async def test() -> None:
+        async with serving(Shelf()) as desk:
+            with pytest.raises(UnknownModelError, match="no model 'other'"):
+                await desk.engine.set_slots("other", {"candidate": None})
+            with pytest.raises(UnknownModelError):
+                desk.engine.slots("other")
+
+    run(test())
 
 
 def test_names_that_clients_make_up_are_counted_together() -> None:
