@@ -112,10 +112,11 @@ def test_an_answer_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
     assert decide(release(), found, NOW).rule == "errors"
 
 
+@pytest.mark.parametrize("word", ["overloaded", "deadline"])
 def test_copies_that_a_busy_server_drops_are_not_held_against_the_candidate(
-    tmp_path: Path,
+    tmp_path: Path, word: str
 ) -> None:
-    rows = Rows().add(2000).add(2000, slot="shadow", version="2", error=0.3, word="overloaded")
+    rows = Rows().add(2000).add(2000, slot="shadow", version="2", error=0.3, word=word)
     rows.write(tmp_path)
     assert not seen(tmp_path, release()).harms
 
