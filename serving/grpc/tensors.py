@@ -162,12 +162,14 @@ def _column(tensor: Any, raw: bytes | None) -> list[Any]:
     values: list[Any]
     if raw is None:
         values = list(_contents(tensor))
+        if sent is not None and sent.kind == "f":
+            values = values_of(tensor.name, np.array(values, sent))
     elif sent is None:
         values = split_bytes(tensor.name, memoryview(raw))
     elif len(raw) % sent.itemsize:
         raise BadRequestError(f"input {tensor.name[:100]!r}: its raw contents end inside a number")
     else:
-        values = values_of(np.frombuffer(raw, sent))
+        values = values_of(tensor.name, np.frombuffer(raw, sent))
     shape = list(tensor.shape)
     if not values or shape not in ([len(values)], [len(values), 1]):
         raise BadRequestError(
