@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -286,6 +287,44 @@ async def asked(desk: Desk, **changes: object) -> Any:
     call = desk.ask(**changes)  # type: ignore[arg-type]
     await desk.settled()
     return call
+
+
+def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:
+    class Slow(Shelf):
+        gate = threading.Event()
+
+        def open(self, key: VersionKey) -> LoadedVersion:
+            if key.version == "3":
+                self.gate.wait(20)
+            return super().open(key)
+
+    async def test() -> None:
+        shelf = Slow()
+        async with serving(shelf) as desk:
+            await desk.engine.set_slots("m", {"stable": "2"})
+            loading = asyncio.ensure_future(desk.engine.set_slots("m", {"shadow": "3"}))
+            try:
+                await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
+                behind = asyncio.ensure_future(desk.engine.set_slots("m", {"candidate": "1"}))
+                await asyncio.sleep(0)
+                assert not behind.done()  # in the order in which they were asked for
+            finally:
+                shelf.gate.set()
+                await asyncio.gather(loading, behind)
+            shelf.gate.clear()
+            await desk.engine.unload("m", "3")
+            loading = asyncio.ensure_future(desk.engine.load("m", "3"))
+            try:
+                await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
+                await asyncio.wait_for(desk.engine.set_slots("m", {"stable": "1"}), 20)
+                assert desk.engine.slots("m")["stable"] == "1"
+                assert not loading.done()
+                assert version_of(desk.answer(await asked(desk))) == "1"
+            finally:
+                shelf.gate.set()
+                await loading
+
+    run(test())
 
 
 def test_slots_and_versions_that_are_asked_for_answer() -> None:
