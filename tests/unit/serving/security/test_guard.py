@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Callable
@@ -309,6 +310,21 @@ def test_a_broken_file_of_keys_lets_nobody_in(
     clock.now += 2
     with pytest.raises(UnauthorizedError, match="not known"):
         guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+
+
+def test_a_folder_of_keys_that_is_gone_lets_in_whoever_has_a_token(
+    make: Callable[..., SecurityGuard], signer: Signer, tmp_path: Path, clock: Clock
+) -> None:
+    file = tmp_path / "keys" / "api-keys.json"
+    text, _ = create_key(file, "nightly", ("infer:m",))
+    guard = make(api_keys=str(file))
+    guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+    shutil.rmtree(file.parent)
+    file.parent.touch()
+    clock.now += 2
+    with pytest.raises(UnauthorizedError, match="not known"):
+        guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+    guard.admit(bearer(signer.token("infer:m")), ADDRESS, "infer", "m")
 
 
 def test_two_credentials_and_none_are_refused(
