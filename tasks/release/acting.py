@@ -132,7 +132,8 @@ class Releasing:
             release = self.settle(release)
         decided = self.ledger.decide(release, verdict, actor)
         changes = verdict.action in (Action.PROMOTE, Action.ROLL_BACK)
-        if decided.generation != release.generation + changes:
+        holder = {Action.HOLD: actor, Action.RESUME: ""}.get(verdict.action, decided.held_by)
+        if decided.generation != release.generation + changes or decided.held_by != holder:
             raise DataContractError(
                 f"{decided.title} was changed by another one in the same moment; nothing was done. "
                 "Look at it again"

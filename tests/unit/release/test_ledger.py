@@ -253,6 +253,14 @@ def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
         act_by_hand(releasing, MODEL, "hold", " ", "")
 
 
+def test_of_two_who_hold_at_once_one_is_told_that_it_was_the_other(releasing: Releasing) -> None:
+    release = begun(releasing)
+    hold = Verdict(action=Action.HOLD, rule="by_hand", reason="lunch")
+    assert releasing.act(release, hold, "Badr").held_by == "Badr"
+    with pytest.raises(DataContractError, match="changed by another one"):
+        releasing.act(release, hold, "Amal")
+
+
 def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
     releasing: Releasing, tmp_path: Path
 ) -> None:
