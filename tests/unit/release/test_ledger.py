@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import DataContractError
+from tasks.errors import DataContractError, TransientError
 from tasks.release.acting import Releasing, act_by_hand
 from tasks.release.evidence import no_labels
 from tasks.release.ledger import ReleaseLedger, slots_at_start
 from tasks.release.looking import look
-from tasks.release.records import Action, Release, Shares, Verdict
+from tasks.release.records import Action, ByHand, Release, Shares, Verdict
 from tasks.release.traffic import SlotsRefusedError
 from tests.unit.release.builders import (
     CONFIG,
@@ -279,6 +279,43 @@ def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
     entry = releasing.ledger.entries(release.release_id)[-1]
     assert entry.evidence is not None
     assert entry.evidence.harms
+
+
+@pytest.mark.parametrize("action", ["promote", "roll_back"])
+def test_what_a_person_wanted_is_done_once_though_the_first_try_broke_off(
+    releasing: Releasing, monkeypatch: pytest.MonkeyPatch, action: ByHand
+) -> None:
+    seen = begun(releasing)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(traffic(releasing), "set_shares", _busy)
+        with pytest.raises(TransientError):
+            act_by_hand(releasing, MODEL, action, "Amal", "", seen)
+    release = act_by_hand(releasing, MODEL, action, "Amal", "", seen)
+    assert release.is_moved
+    assert (release.step, release.is_open) == ((1, True) if action == "promote" else (0, False))
+
+
+def test_a_look_that_is_tried_again_gives_no_traffic_back_to_what_was_rolled_back(
+    releasing: Releasing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(releasing)
+    seen = act_by_hand(releasing, MODEL, "promote", "Amal", "")
+    with monkeypatch.context() as patched:
+        patched.setattr(releasing.champions, "take_back", _busy)
+        with pytest.raises(TransientError):
+            releasing.act(seen, BACK, "a look")
+    assert traffic(releasing).shared.candidate == 0
+    before = len(traffic(releasing).calls)
+    found = look(releasing, seen, no_labels(), tmp_path, datetime.now(UTC))
+    assert (found.release.state, found.release.is_moved) == ("rolled_back", True)
+    assert not [call for call in traffic(releasing).calls[before:] if call.startswith("shares 25")]
+    again = look(releasing, seen, no_labels(), tmp_path, datetime.now(UTC))
+    assert (again.verdict.rule, again.is_change) == ("closed", False)
+
+
+def _busy(*_: object, **__: object) -> None:
+    raise TransientError("it does not answer")
 
 
 def test_a_look_gives_up_a_version_that_is_no_longer_the_champion(
