@@ -13,7 +13,7 @@ from flows.whereabouts import FOUND
 from tasks.features.task import record_act
 from tasks.registry.approval import VISIBLE
 from tasks.release.records import Release
-from tasks.release.task import act_on_release, begin_release, show_release
+from tasks.release.task import act_on_release, begin_release, find_open_release, show_release
 from tasks.settings import Settings
 
 ACTION = "change-release"
@@ -55,7 +55,8 @@ def release_by_hand_flow(
     if action == "start":
         release = begin_release(model, release_config(config), *ports, approver, only_if_due=False)
     else:
-        release = act_on_release(model, action, approver, comment, *ports)
+        seen = find_open_release(model)
+        release = act_on_release(model, action, approver, comment, *ports, seen)
     if release is not None:
         show_release(release)
     return release

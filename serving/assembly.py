@@ -97,6 +97,8 @@ class ServingProcess:
         """
         private_folder(self._home / SERVING_FOLDER)
         with _only_one(self._home), contextlib.ExitStack() as sockets:
+            # Of a process that was killed: its number may be another program's by now.
+            (self._home / ADDRESS_FILE).unlink(missing_ok=True)
             await self._run(sockets)
 
     async def _run(self, sockets: contextlib.ExitStack) -> None:

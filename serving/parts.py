@@ -91,7 +91,8 @@ class CheckedLog:
     """The prediction log, once it is known that each hidden field is one of a served model.
 
     A misspelt name would be written openly. A process may start before any model is registered, so
-    this is looked at when the first batch comes, at the latest.
+    this is looked at when the first batch comes, at the latest. While the keys of entities cannot
+    be read, a name may be one of them: nothing is logged, and each batch asks again.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class CheckedLog:
         self._log, self._engine, self._entities = log, engine, entities
         self._is_checked = False
         self._trouble: ConfigurationError | None = None
+        self._told = ""
 
     def look(self) -> None:
         """Check the names where a model is ready.
@@ -112,21 +114,34 @@ class CheckedLog:
             return
         signatures = {s.name: self._engine.signature(s.name, s.version) for s in ready}
         keys: dict[str, Iterable[str]] = {}
+        unknown = []
         for name in signatures:
-            with suppress(ServingError):
+            try:
                 keys[name] = self._entities.keys_of(name) or ()
-        self._log.check_names(signatures, keys)
+            except ServingError as exc:
+                unknown.append(f"{name}: {exc}")
+        try:
+            self._log.check_names(signatures, keys)
+        except ConfigurationError as exc:
+            if not unknown:
+                raise
+            self._tell_once(f"nothing is logged before entity keys are known ({unknown[0]}): {exc}")
+            return
         self._is_checked = True
 
     def served(self, batch: ServedBatch) -> None:
         """See `Observer`."""
         if self._is_checked or self._passes():
             self._log.served(batch)
+        else:
+            self._log.unchecked(sum(call.num_rows for call in batch.calls))
 
     def refused(self, call: Call, error: ServingError) -> None:
         """See `Observer`."""
         if self._is_checked or self._passes():
             self._log.refused(call, error)
+        else:
+            self._log.unchecked(1)
 
     def _passes(self) -> bool:
         if self._trouble is None:
@@ -134,8 +149,13 @@ class CheckedLog:
                 self.look()
             except ConfigurationError as exc:
                 self._trouble = exc
-                logger.error("no prediction is logged: %s", exc)
+                self._tell_once(f"no prediction is logged: {exc}")
         return self._is_checked
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence != self._told:
+            self._told = sentence
+            logger.error("%s", sentence)
 
 
 @dataclass

@@ -89,7 +89,12 @@ def request(rows: int = 1, number: float = 1.5, request_id: str = "") -> dict[st
 def raw(body: dict[str, Any] | bytes, *headers: str, path: str = INFER) -> bytes:
     """A request as it goes over the wire."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(content)}", *headers]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(content)}",
+        *headers,
+    ]
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 

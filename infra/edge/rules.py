@@ -6,6 +6,8 @@ them, tokens again too: Envoy would have to keep API keys in clear.
 
 from __future__ import annotations
 
+import re
+
 from infra.edge.clusters import issuer_cluster
 from infra.edge.config import EdgePlan
 from infra.edge.routes import infer_path, read_path
@@ -157,7 +159,7 @@ def _tenant_rule(issuer: IssuerConfig, owner: str | None) -> list[Value] | None:
 
 def _holds(role: str) -> list[Value]:
     """A role in a list, or between blanks in a text."""
-    text = role.replace("*", r"\*").replace(".", r"\.")
+    text = re.escape(role)
     return [
         {"list_match": {"one_of": {"string_match": exact(role)}}},
         {"string_match": {"safe_regex": {"regex": rf"(.* )?{text}( .*)?"}}},

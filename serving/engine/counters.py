@@ -26,6 +26,7 @@ def samples(models: Iterable[ServedVersions], dispatcher: Dispatcher) -> list[Sa
         Sample("queued_requests_total", "gauge", {}, dispatcher.requests),
         Sample("queued_rows_total", "gauge", {}, dispatcher.rows),
         Sample("lost_outcomes", "counter", {}, dispatcher.outcomes.num_lost),
+        Sample("unseen_outcomes", "counter", {}, dispatcher.outcomes.num_unseen),
     ]
     for (model, slot, reason), count in dispatcher.outcomes.refused.items():
         labels = {"model": model, "slot": slot, "reason": reason}

@@ -205,12 +205,22 @@ class ModelEngine:
         """See `Engine.set_slots`."""
         state = self._models.get(model)
         if state is None:
-            for number in slots.values():
-                if number is not None:
-                    await self._asked(self._catalogue.by_number, model, number)
+            numbers = [number for number in slots.values() if number is not None]
+            if not numbers:
+                raise UnknownModelError(f"there is no model {model!r} here whose slots to empty")
+            for number in numbers:
+                await self._asked(self._catalogue.by_number, model, number)
             state = self._models.setdefault(model, self._new(model))
-        async with state.lock:
-            await self._point(state, slots)
+        if not state.num_pointing and state.holds(slots.values()):
+            # Nothing is to be loaded, so going back waits for no other version that is.
+            state.apply({slot: state.versions[n] if n else None for slot, n in slots.items()})
+            return
+        state.num_pointing += 1
+        try:
+            async with state.lock:
+                await self._point(state, slots)
+        finally:
+            state.num_pointing -= 1
 
     async def follow(self, state: ServedVersions, key: VersionKey, slot: Slot) -> None:
         """Load what an alias names and point a slot at it; for `Follower`.

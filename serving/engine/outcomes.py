@@ -1,6 +1,7 @@
 """Hands over what became of calls: answers, refusals, and batches to observers.
 
-A receiver that raises takes nobody else's outcome with it. On the event loop's thread alone.
+A receiver or an observer that raises takes nobody else's outcome with it, and holds up no queue. On
+the event loop's thread alone.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ class Outcomes:
     Attributes:
         refused: calls by model, slot and the word of the refusal.
         num_lost: outcomes whose receiver raised.
+        num_unseen: batches and refusals that an observer raised on.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer]) -> None:
         self.refused: Counter[tuple[str, Slot, str]] = Counter()
-        self.num_lost = 0
+        self.num_lost = self.num_unseen = 0
         self._loop = loop
         self._observers = observers
 
@@ -97,7 +99,10 @@ class Outcomes:
             time.time(),
         )  # fmt: skip
         for observer in self._observers:
-            observer.served(batch)
+            try:
+                observer.served(batch)
+            except Exception:  # it promised not to; the others and the queue go on
+                self._unseen()
 
     def deliver_singly(self, batch: Batch) -> None:
         """Hand over what was found when a batch failed on a backend that answers its probe."""
@@ -131,7 +136,14 @@ class Outcomes:
         except Exception:  # of a protocol: others are told all the same
             self.lost(call)
         for observer in self._observers:
-            observer.refused(call, error)
+            try:
+                observer.refused(call, error)
+            except Exception:  # as above
+                self._unseen()
+
+    def _unseen(self) -> None:
+        self.num_unseen += 1
+        logger.exception("an observer raised")
 
     def lost(self, call: Call) -> None:
         """A receiver raised; called while that is being handled."""

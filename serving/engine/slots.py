@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from serving.calls import SLOTS, Slot
 from serving.engine.config import EngineConfig
@@ -28,6 +28,7 @@ class ServedVersions:
         pinned: versions that were asked for by number, and stay until they are unloaded.
         warm: former stable versions, the latest first.
         wanted: versions that slots are about to mean, while others of them are loaded.
+        num_pointing: changes of slots that wait for the lock, or for a version.
     """
 
     def __init__(self, name: str, config: EngineConfig, dispatcher: Dispatcher) -> None:
@@ -38,6 +39,7 @@ class ServedVersions:
         self.pinned: set[str] = set()
         self.warm: list[str] = []
         self.wanted: set[str] = set()
+        self.num_pointing = 0
         self.loading: set[str] = set()
         self.failures: dict[str, Failure] = {}
         self.notes: dict[str, str] = {}
@@ -90,6 +92,10 @@ class ServedVersions:
         if leaving is not None and (stable is None or stable.version is not leaving):
             self.warm = [leaving.version, *(w for w in self.warm if w != leaving.version)]
         self.tidy()
+
+    def holds(self, numbers: Iterable[str | None]) -> bool:
+        """Whether all versions among these are loaded."""
+        return all(number is None or number in self.versions for number in numbers)
 
     def add(self, version: LoadedVersion) -> None:
         """Take in a version; one of the same number makes way, in its slots too."""

@@ -21,7 +21,7 @@ from serving.grpc.tensors import fill_answer, read_arrays, read_key_columns, wan
 from serving.http.heads import served_headers
 from serving.http.inferring import Front, capped, now, sane_trace, slot_named
 from serving.interfaces import Action
-from serving.protocol.answers import encode_json
+from serving.protocol.answers import bounded, encode_json
 from serving.protocol.messages import SEQUENCE_REFUSED
 from serving.protocol.metadata import (
     model_metadata,
@@ -323,7 +323,7 @@ async def _abort(context: Any, error: ServingError, request_id: str) -> None:
     if error.retry_after_s is not None:
         trailing.append((b"retry-after", f"{error.retry_after_s:g}".encode()))
     code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
-    await context.abort(code, str(error), _metadata(trailing))
+    await context.abort(code, bounded(str(error)), _metadata(trailing))
 
 
 def _metadata(headers: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ from serving.protocol.keys import (
     texts_of,
     values_of,
 )
-from serving.protocol.messages import InputTensor
+from serving.protocol.messages import MOST_AXES, InputTensor
 from serving.protocol.plans import ModelPlan, Wanted
 
 _FIELD = {
@@ -128,6 +128,11 @@ def _contents(tensor: Any) -> Any:
 
 def _typed(tensor: Any) -> Array:
     values = _contents(tensor)
+    if len(tensor.shape) > MOST_AXES:
+        raise BadRequestError(
+            f"input {tensor.name[:100]!r} has {len(tensor.shape)} axes; expected at most "
+            f"{MOST_AXES}"
+        )
     if tensor.datatype == BYTES:
         raise BadRequestError(f"input {tensor.name[:100]!r} is sent as BYTES; expected numbers")
     shape = tuple(tensor.shape)
@@ -157,12 +162,14 @@ def _column(tensor: Any, raw: bytes | None) -> list[Any]:
     values: list[Any]
     if raw is None:
         values = list(_contents(tensor))
+        if sent is not None and sent.kind == "f":
+            values = values_of(tensor.name, np.array(values, sent))
     elif sent is None:
         values = split_bytes(tensor.name, memoryview(raw))
     elif len(raw) % sent.itemsize:
         raise BadRequestError(f"input {tensor.name[:100]!r}: its raw contents end inside a number")
     else:
-        values = values_of(np.frombuffer(raw, sent))
+        values = values_of(tensor.name, np.frombuffer(raw, sent))
     shape = list(tensor.shape)
     if not values or shape not in ([len(values)], [len(values), 1]):
         raise BadRequestError(

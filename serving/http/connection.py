@@ -71,6 +71,9 @@ class InferProtocol(HttpToolsProtocol):
         """Of the request whose headers are being read, up to the last piece that was received."""
         self.num_fed = 0
         """Bytes of that piece."""
+        self.in_trailer = self.has_body = False
+        """Whether a chunk was begun and nothing of it came, as after the last one; and whether the
+        last piece had a part of a body in it."""
         self.piece_is_used = self.shares_piece = False
         """Whether that piece has another request in it, and whether that is before this one."""
         self.since = now()
@@ -174,18 +177,33 @@ class InferProtocol(HttpToolsProtocol):
             return
         self.num_fed = len(data)
         self.piece_is_used, self.shares_piece = self.reading, False
+        was_in_trailer, self.has_body = self.in_trailer, False
         try:
-            self.parser.feed_data(data)
+            self._feed(data)
         except httptools.HttpParserCallbackError as exc:
             _log.error("a request could not be taken", exc_info=exc.__context__ or exc)
             self.transport.abort()
         except httptools.HttpParserError as exc:
             self._refuse_rest(BadRequestError(f"the request is no HTTP: {exc}"))
-        except httptools.HttpParserUpgrade:
-            pass  # no other protocol is spoken here; the request was answered as it is
         if self.reading_headers and not self.deaf:
             # Of a piece that many pipelined requests share, what the last one has of it.
             self._count_header_bytes(self._num_header_bytes() if self.shares_piece else len(data))
+        elif was_in_trailer and self.in_trailer and not self.has_body and not self.deaf:
+            self._count_header_bytes(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        """No other protocol is spoken here: who asks for one is answered, and so is what follows.
+
+        Raises:
+            HttpParserError: it is no HTTP.
+        """
+        while data and not self.deaf:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as exc:
+                data = data[exc.args[0] :]
+            else:
+                return
 
     def _count_header_bytes(self, num_bytes: int) -> None:
         self.header_bytes += num_bytes
@@ -204,6 +222,7 @@ class InferProtocol(HttpToolsProtocol):
         self.found = {}
         self.expect_100_continue = False
         self.reading_headers = self.reading = True
+        self.in_trailer = False
         self.header_bytes = 0
         self.piece_is_used, self.shares_piece = True, self.piece_is_used
         self.since = now()
@@ -212,7 +231,10 @@ class InferProtocol(HttpToolsProtocol):
         self.last_has_begun = self.closing
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Take a header; those behind a body are not wanted: they come after all checks."""
+        if not self.reading_headers:
+            self._count_header_bytes(len(name) + len(value) + 4)
+            return
         name = name.lower()
         self.headers.append((name, value))
         if name in READ_HEADERS:
@@ -249,8 +271,13 @@ class InferProtocol(HttpToolsProtocol):
     def _num_header_bytes(self) -> int:
         return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
 
+    def on_chunk_header(self) -> None:
+        """A chunk begins; nothing of a body follows the last one, but headers may."""
+        self.in_trailer = True
+
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
+        self.in_trailer, self.has_body = False, True
         cycle = self.cycle
         if self.deaf:
             return
@@ -267,11 +294,12 @@ class InferProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is whole: start it if it is the next one."""
-        self.reading = False
+        self.reading = self.in_trailer = False
         cycle = self.cycle
         if self.deaf:
             return
         if not isinstance(cycle, Exchange):
+            cycle.more_body = False  # also where the answer did not wait for it
             super().on_message_complete()
             return
         cycle.complete = True
@@ -419,6 +447,10 @@ class InferProtocol(HttpToolsProtocol):
         self._hear_no_more()
         last = self.cycle
         if isinstance(last, RequestResponseCycle) and last.more_body:
+            if last.response_complete:
+                # Answered before its body was there: a second answer would be taken for the next's.
+                self._close()
+                return
             self._give_up(last)
         if isinstance(last, Exchange) and not last.complete:
             last.error = error
@@ -479,5 +511,11 @@ def _is_path(url: bytes) -> bool:
 def sweep(connections: Sequence[object], at: float) -> None:
     """Close connections that are past one of their times."""
     for connection in connections:
-        if isinstance(connection, InferProtocol):
+        if not isinstance(connection, InferProtocol):
+            continue
+        try:
             connection.sweep(at)
+        except Exception:
+            # A fault of ours costs this connection; let through, it would end the listener.
+            _log.exception("a connection could not be looked after")
+            connection.transport.abort()

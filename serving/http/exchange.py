@@ -174,11 +174,24 @@ class Exchange:
     def refuse(self, error: ServingError) -> None:
         """Write a refusal of a request that the engine never saw."""
         if self.target.model:
-            call = self.call or Call(self.target.model, {}, 0, self.request_id, self.target.version)
-            call.subject = self.subject
-            self.front.tell_refused(call, error)
+            self.front.tell_refused(self.call or self._unread(), error)
         if not self.disconnected:
             self._write_refusal(error)
+
+    def _unread(self) -> Call:
+        """The call of a request that could not be read, with the slot that was to answer it."""
+        target = self.target
+        slot = self.front.slot_meant(self.headers)
+        return Call(
+            target.model,
+            {},
+            0,
+            self.request_id,
+            target.version,
+            slot,
+            self.subject,
+            arrived=self.arrived,
+        )
 
     def gone(self) -> None:
         """The client has closed its connection."""

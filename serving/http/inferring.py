@@ -226,6 +226,16 @@ class Front:
         for observer in self.observers:
             observer.refused(call, error)
 
+    def slot_meant(self, headers: Mapping[bytes, bytes]) -> Slot:
+        """The slot that a request is for; `stable` also where it names one that is none.
+
+        Releases judge versions by what was refused too, so a refusal belongs to its slot.
+        """
+        try:
+            return self._slot(headers.get(b"x-falaj-slot"))
+        except BadRequestError:
+            return "stable"
+
     def _slot(self, sent: bytes | None) -> Slot:
         if sent is None or not self.config.http.slot_header:
             return "stable"

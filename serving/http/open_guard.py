@@ -1,4 +1,8 @@
-"""The guard of a process that only its own machine can reach: everybody may do everything."""
+"""The guard of a process that only its own machine can reach: everybody may do everything.
+
+A browser on this machine is part of it, and the pages that it shows are not. What such a page asks
+names it in `Origin`, or, where the page's own name was pointed at this machine, in `Host`.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,9 @@ class OpenGuard:
             ForbiddenError: a page of another site asks.
         """
         for name, value in headers:
-            if name == b"origin" and not _is_local(value):
+            if (name == b"origin" and not _is_local(value.partition(b"://")[2])) or (
+                name == b"host" and not _is_local(value)
+            ):
                 raise ForbiddenError(
                     "a page of another site may not use this server; it is open to this machine's "
                     "own programs"
@@ -49,7 +55,7 @@ class OpenGuard:
         return _EVERYBODY
 
 
-def _is_local(origin: bytes) -> bool:
-    host = origin.decode("latin-1").partition("://")[2]
+def _is_local(authority: bytes) -> bool:
+    host = authority.decode("latin-1")
     host = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
     return is_loopback(host)

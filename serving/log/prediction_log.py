@@ -207,8 +207,14 @@ class PredictionLog:
             return
         if isinstance(judged, str):
             self._dropped_by_loop[judged] += 1
+        elif self.queued_rows + len(self._refusals) >= self._limit_rows:
+            self._dropped_by_loop[self._trouble or "queue_full"] += 1
         else:
             self._refusals.append(judged)
+
+    def unchecked(self, rows: int) -> None:
+        """Count rows that were not handed over: a hidden field may be named wrongly."""
+        self._dropped_by_loop["unchecked"] += rows
 
     def _not_running(self, rows: int) -> None:
         if self._config.enabled:  # what nobody asked for is not missed
@@ -223,8 +229,8 @@ class PredictionLog:
         """Numbers for metrics; all but `queued_rows` and `failing` only grow.
 
         `dropped_rows:<reason>` counts rows, of refusals requests: `queue_full`, `disk` (the queue
-        was full because the disk refuses), `error`, `stopped`, `not_running`, `refusal_rate`,
-        `refusal_unknown_model`.
+        was full because the disk refuses), `error`, `stopped`, `not_running`, `unchecked` (see the
+        method), `refusal_rate`, `refusal_unknown_model`.
         """
         dropped = Counter(self._dropped_by_loop)
         dropped.update(self._dropped_by_thread)

@@ -16,6 +16,8 @@ from serving.protocol.datatypes import DATATYPE_OF
 from serving.protocol.plans import Wanted
 
 _ENCODER = msgspec.json.Encoder()
+MOST_MESSAGE = 4000
+"""Characters of a refusal. gRPC has it in its trailers, and clients take no long ones there."""
 
 
 class OutputTensor(msgspec.Struct, omit_defaults=True):
@@ -72,4 +74,9 @@ def encode_json(value: Any) -> bytes:
 
 def encode_error(message: str) -> bytes:
     """The body of a refusal."""
-    return _ENCODER.encode({"error": message})
+    return _ENCODER.encode({"error": bounded(message)})
+
+
+def bounded(message: str) -> str:
+    """The sentence of a refusal, cut where it repeats too much of what a client sent."""
+    return message if len(message) <= MOST_MESSAGE else f"{message[:MOST_MESSAGE]} ..."

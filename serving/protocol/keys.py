@@ -12,7 +12,7 @@ import numpy as np
 
 from serving.calls import Array
 from serving.errors import BadRequestError
-from serving.protocol.datatypes import BYTES, KNOWN, NUMPY_OF
+from serving.protocol.datatypes import BYTES, KNOWN, NUMPY_OF, refuse_infinite
 from serving.protocol.messages import InferRequest, InputTensor
 from serving.protocol.plans import binary_part, refuse_left_over, refuse_odd_source
 
@@ -145,11 +145,16 @@ def _from_binary(tensor: InputTensor, data: memoryview) -> list[Any]:
             f"input {tensor.name[:100]!r} has {len(data)} bytes of binary data; shape "
             f"{tensor.shape} of {tensor.datatype} takes {size * sent.itemsize}"
         )
-    return values_of(np.frombuffer(data, sent))
+    return values_of(tensor.name, np.frombuffer(data, sent))
 
 
-def values_of(column: Array) -> list[Any]:
-    """Numbers as plain values; NaN is a missing one, as `null` is in JSON."""
+def values_of(name: str, column: Array) -> list[Any]:
+    """Numbers as plain values; NaN is a missing one, as `null` is in JSON.
+
+    Raises:
+        BadRequestError: one is infinite.
+    """
+    refuse_infinite(name[:100], column)
     return [None if value != value else value for value in column.tolist()]
 
 

@@ -12,8 +12,10 @@ SEQUENCE_REFUSED = (
     "the request has the parameter sequence_id; models here keep no state between requests"
 )
 NO_DATA = msgspec.Raw(b"")
+MOST_AXES = 8
 Size = Annotated[int, msgspec.Meta(ge=0)]
-Microseconds = Annotated[int, msgspec.Meta(ge=0)]
+Microseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Shape = Annotated[list[int], msgspec.Meta(max_length=MOST_AXES)]
 
 
 class InputParameters(msgspec.Struct):
@@ -28,7 +30,7 @@ class InputTensor(msgspec.Struct):
 
     name: str
     datatype: str
-    shape: list[int]
+    shape: Shape
     data: msgspec.Raw = NO_DATA
     parameters: InputParameters | None = None
 

@@ -18,14 +18,13 @@ import numpy as np
 from serving.calls import Array
 from serving.errors import BadRequestError
 from serving.protocol.datatypes import KNOWN, NUMPY_OF, datatype_of, exact, refuse_infinite
-from serving.protocol.messages import NO_DATA, InferRequest, InputTensor
+from serving.protocol.messages import MOST_AXES, NO_DATA, InferRequest, InputTensor
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 
 _ITEM_TYPE: dict[str, Any] = {"f": float, "i": int, "u": int, "b": bool}
 _DECODERS: dict[tuple[str, int], msgspec.json.Decoder[Any]] = {}
 _CODES = {"BOOL": "?", "UINT8": "B", "INT32": "i", "INT64": "q", "FP32": "f"}
 """Of `struct`, for the types that a signature may have."""
-MOST_AXES = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument("--subject", required=True, help="whom it is for")
     create.add_argument("--role", action="append", required=True, help=ROLE_HELP)
     create.add_argument(
-        "--tenant", default="", help="whose models it may ask (default: shared ones)"
+        "--tenant",
+        default="",
+        help="it is refused models of other tenants (default: none; an operator's, which may ask "
+        "whatever its roles name)",
     )
     create.add_argument("--days", type=float, help="how long it is valid (default: for ever)")
     create.set_defaults(run=_create)

@@ -10,9 +10,11 @@ _SUBJECT = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 
 
 def subject_of(value: str) -> str:
-    """Subject of the certificate, as RFC 2253 writes it.
+    r"""Subject of the certificate, as RFC 2253 writes it.
 
-    The edge sets the header anew (`SANITIZE_SET`), so it has one element and one subject.
+    The edge sets the header anew (`SANITIZE_SET`), so it has one element and one subject. Its
+    backslashes are those of RFC 2253 and stay: without them a common name with a comma in it,
+    `CN=batch\,O=acme`, would be taken for the two names `CN=batch,O=acme`.
 
     Raises:
         UnauthorizedError: it names none or several.
@@ -20,4 +22,4 @@ def subject_of(value: str) -> str:
     found = _SUBJECT.findall(value)
     if len(found) != 1 or not found[0]:
         raise UnauthorizedError("the edge named no subject of a certificate, or several")
-    return re.sub(r"\\(.)", r"\1", found[0])
+    return str(found[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import ssl
@@ -78,7 +79,7 @@ class KeySource:
     def _read_from_issuer(self) -> None:
         try:
             keys = _parse(_fetch(self._config), str(self._config.keys))
-        except (OSError, ConfigurationError) as exc:
+        except (OSError, http.client.HTTPException, ConfigurationError) as exc:
             LOGGER.warning("keys of %s were not read: %s", self._config.issuer, exc)
             return
         self._take(keys)
@@ -159,7 +160,7 @@ def _parse(content: bytes, where: str) -> Keys:
         if any(e.get("kty") == "oct" or "d" in e for e in usable):
             raise ConfigurationError(f"{where} holds secret keys; expected public ones only")
         found = {str(e.get("kid", "")): _key(e) for e in usable}
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ConfigurationError(f"{where} is no JSON Web Key Set: {exc!r}") from exc
     keys = {name: key for name, key in found.items() if key is not None}
     if not keys:

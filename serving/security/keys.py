@@ -182,7 +182,7 @@ def _digest(key: bytes) -> str:
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
         status = file.stat()
-    except FileNotFoundError:
+    except OSError:  # reading it says why
         return None
     return status.st_mtime_ns, status.st_ino, status.st_size
 

@@ -40,7 +40,8 @@ def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
     """Credentials of a gRPC listener that only holders of a certificate can talk to.
 
     gRPC in Python takes TLS 1.2 too and cannot be told not to, so without `client_ca` there are
-    none: then it belongs on loopback, or behind the edge, which speaks 1.3 to both sides.
+    none: then it belongs on loopback, or behind the edge, which speaks 1.3 to both sides. New
+    connections see renewed files, as those of `RenewingTls` do.
 
     Raises:
         ConfigurationError: there is no `client_ca`, or a file cannot be read.
@@ -51,9 +52,33 @@ def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
             "listen on loopback"
         )
     server_context(config)  # says what is wrong with the files
+    seen = _files_of(config)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        """Asked at each handshake, by threads of gRPC; None leaves it as it is."""
+        nonlocal seen
+        stamp = _files_of(config)
+        if stamp == seen:
+            return None
+        try:
+            server_context(config)
+            found = _grpc_files(config)
+        except (OSError, ConfigurationError) as exc:
+            LOGGER.warning("the TLS certificate of gRPC stays as it was: %s", exc)
+            return None
+        seen = stamp
+        return found
+
+    return grpc.dynamic_ssl_server_credentials(
+        _grpc_files(config), renewed, require_client_authentication=True
+    )
+
+
+def _grpc_files(config: TlsConfig) -> grpc.ServerCertificateConfiguration:
+    assert config.client_ca is not None
     pair = (config.key.read_bytes(), config.certificate.read_bytes())
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=config.client_ca.read_bytes(), require_client_auth=True
+    return grpc.ssl_server_certificate_configuration(
+        [pair], root_certificates=config.client_ca.read_bytes()
     )
 
 
@@ -67,7 +92,7 @@ class RenewingTls:
     def __init__(self, config: TlsConfig) -> None:
         self.context = server_context(config)
         self._config = config
-        self._stamp = self._files()
+        self._stamp = _files_of(config)
         self._stopped = threading.Event()
 
     def look(self) -> bool:
@@ -76,17 +101,17 @@ class RenewingTls:
         Files that do not fit each other are left for the next look: one of the two may still
         be on its way.
         """
-        stamp = self._files()
+        stamp = _files_of(self._config)
         if stamp == self._stamp:
             return False
         try:
             server_context(self._config)  # tried aside: a failure must not leave half of it
-        except ConfigurationError as exc:
+            self.context.load_cert_chain(self._config.certificate, self._config.key)
+            if self._config.client_ca is not None:
+                self.context.load_verify_locations(self._config.client_ca)
+        except (OSError, ConfigurationError) as exc:  # `ssl.SSLError` is an `OSError`
             LOGGER.warning("the TLS certificate stays as it was: %s", exc)
             return False
-        self.context.load_cert_chain(self._config.certificate, self._config.key)
-        if self._config.client_ca is not None:
-            self.context.load_verify_locations(self._config.client_ca)
         self._stamp = stamp
         return True
 
@@ -102,9 +127,10 @@ class RenewingTls:
         while not self._stopped.wait(every_s):
             self.look()
 
-    def _files(self) -> tuple[tuple[int, int] | None, ...]:
-        files = (self._config.certificate, self._config.key, self._config.client_ca)
-        return tuple(_stamp(file) for file in files if file is not None)
+
+def _files_of(config: TlsConfig) -> tuple[tuple[int, int] | None, ...]:
+    files = (config.certificate, config.key, config.client_ca)
+    return tuple(_stamp(file) for file in files if file is not None)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -25,6 +25,7 @@ EXTRA = ("request_id", "model", "version", "variant", "slot", "hardware", "rows"
          "reason", "status")  # fmt: skip
 _TOKENS = re.compile(
     r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
+    r"|\bfalaj_[0-9a-f]{12}_[\w-]{43}"
     r"|\b(authorization|x-api-key|api[_-]?key|token|password)(\"?\s*[:=]\s*\"?)"
     r"(?:(?:bearer|basic)\s+)?[^\s\"',;]+"
 )

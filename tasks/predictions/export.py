@@ -15,10 +15,14 @@ from tasks.errors import ConfigurationError, refused_writes_explained
 from tasks.predictions.schema import SCORES
 
 ENDINGS = (".parquet", ".csv")
+PRIVATE_FILE = 0o600
+"""Whoever exports says by moving or opening the file who else may read what people sent."""
 
 
 def write_window(tables: Iterator[pa.Table], schema: pa.Schema, target: Path) -> int:
     """Write rows as Parquet or CSV, by the name's ending, aside and then renamed; how many.
+
+    Its owner alone can read it, as the log itself.
 
     CSV has no lists, so the column `scores` is not in it.
 
@@ -37,6 +41,7 @@ def write_window(tables: Iterator[pa.Table], schema: pa.Schema, target: Path) ->
     rows = 0
     with refused_writes_explained(target):
         try:
+            aside.touch(PRIVATE_FILE)
             with _opened(aside, target.suffix, schema) as writer:
                 for table in tables:
                     writer.write_table(table.select(names))

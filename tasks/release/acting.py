@@ -18,6 +18,7 @@ from tasks.release.steps import wanted_traffic
 from tasks.release.traffic import Traffic, set_traffic, share_as
 
 logger = logging.getLogger(__name__)
+BY_HAND = "by_hand"
 
 
 class Champions(Protocol):
@@ -108,7 +109,7 @@ class Releasing:
         return champion
 
     def finish(self, model: str) -> None:
-        """Carry out what is left of a release that was closed by a process that was killed."""
+        """Carry out what is left of a decision whose process was killed."""
         last = self.ledger.last_release(model)
         if last is not None and not last.is_moved:
             self.settle(last)
@@ -132,7 +133,8 @@ class Releasing:
             release = self.settle(release)
         decided = self.ledger.decide(release, verdict, actor)
         changes = verdict.action in (Action.PROMOTE, Action.ROLL_BACK)
-        if decided.generation != release.generation + changes:
+        holder = {Action.HOLD: actor, Action.RESUME: ""}.get(verdict.action, decided.held_by)
+        if decided.generation != release.generation + changes or decided.held_by != holder:
             raise DataContractError(
                 f"{decided.title} was changed by another one in the same moment; nothing was done. "
                 "Look at it again"
@@ -175,22 +177,51 @@ class Releasing:
 
 
 def act_by_hand(
-    releasing: Releasing, model: str, action: ByHand, actor: str, comment: str
+    releasing: Releasing,
+    model: str,
+    action: ByHand,
+    actor: str,
+    comment: str,
+    seen: Release | None = None,
 ) -> Release:
     """Do what a person wants with the open release of a model.
+
+    Args:
+        releasing: ledger, traffic and registry.
+        model: registered model.
+        action: what is wanted.
+        actor: who wants it.
+        comment: why.
+        seen: the release as it was when it was wanted. A second try, after one that recorded it and
+            did not come to its end, then brings that to its end and goes no further step.
 
     Raises:
         DataContractError: none is open, or the name is empty.
         TransientError: what was recorded is carried out by the next look.
     """
     check_name(actor)
-    releasing.finish(model)
+    if seen is not None and _was_recorded(releasing.ledger, seen, Action(action), actor):
+        return releasing.settle(releasing.ledger.release(seen.release_id))
     release = releasing.ledger.open_release(model)
+    if release is None or action != "roll_back":  # which waits for nothing that could fail
+        releasing.finish(model)
+        release = releasing.ledger.open_release(model)
     if release is None:
         raise DataContractError(f"no release of {model} is open; nothing was changed")
     said = f": {comment}" if comment else ""
-    verdict = Verdict(action=Action(action), rule="by_hand", reason=f"{actor}{said}")
+    verdict = Verdict(action=Action(action), rule=BY_HAND, reason=f"{actor}{said}")
     return releasing.act(release, verdict, actor)
+
+
+def _was_recorded(ledger: ReleaseLedger, seen: Release, action: Action, actor: str) -> bool:
+    """Whether a step or an end was recorded for this person, of the release as it was seen."""
+    if action not in (Action.PROMOTE, Action.ROLL_BACK):
+        return False
+    return any(
+        (entry.action, entry.rule, entry.actor, entry.generation)
+        == (action, BY_HAND, actor, seen.generation)
+        for entry in ledger.entries(seen.release_id)
+    )
 
 
 def check_name(actor: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -16,6 +17,7 @@ from tasks.release.counts import (
     log_ratio_evidence,
     log_split_evidence,
     ratio_bounds,
+    views,
 )
 from tasks.release.distributions import distance, distance_bounds
 from tasks.release.evidence import CANDIDATE, KEY, SHADOW, STABLE, Observed
@@ -52,7 +54,9 @@ def compare(observed: Observed, release: Release) -> Evidence:
         stable=_tally(observed, STABLE, config),
         candidate=_tally(observed, CANDIDATE, config),
         shadow=_tally(observed, SHADOW, config),
-        step_requests=sum(len(observed.requests(who, number)) for who in (CANDIDATE, SHADOW)),
+        step_requests=sum(
+            len(_asked(observed.requests(who, number))) for who in (CANDIDATE, SHADOW)
+        ),
         num_labels=sum(len(observed.labelled(who)) for who in (CANDIDATE, SHADOW)),
         faults=_common_faults(observed, config),
         split_fault=split_fault,
@@ -101,8 +105,8 @@ def _of_counts(
         evidence = float(np.logaddexp(compared, bounded) - np.log(2))
     else:
         evidence = float(compared)
-    events = sum(s.total for s in strata)
-    mine = sum(s.candidate for s in strata)
+    events = sum(s.total for s in views(strata))
+    mine = sum(s.candidate for s in views(strata))
     low, high = ratio_bounds(strata, alpha) if strata else (0.0, float("inf"))
     is_harm = evidence >= np.log(1 / alpha)
     by_itself = sum(s.candidate for s in alone), sum(s.total for s in alone)
@@ -127,8 +131,8 @@ def _of_counts(
 
 
 def _ratio(strata: list[Stratum]) -> float | None:
-    theirs = sum((s.total - s.candidate) / (1 - s.share) for s in strata)
-    mine = sum(s.candidate / s.share for s in strata)
+    theirs = sum((s.total - s.candidate) / (1 - s.share) for s in views(strata))
+    mine = sum(s.candidate / s.share for s in views(strata))
     return float(mine / theirs) if theirs else None
 
 
@@ -142,21 +146,34 @@ def _strata(
     found: list[Stratum] = []
     counted: set[str] = set()
     for number, period in enumerate(release.periods):
-        if period.shares.mirror > 0:
-            found.append(_paired_stratum(observed, number, event))
+        paired = _paired_stratum(observed, number, event) if period.shares.mirror > 0 else None
         if period.split and 0 < period.shares.candidate < 100:
-            found.append(_split_stratum(observed, number, period, event, counted, is_split_right))
-    return [stratum for stratum in found if stratum.total]
+            split = _split_stratum(observed, number, period, event, counted, is_split_right)
+            found.append(split if paired is None else replace(split, also=paired))
+        elif paired is not None:
+            found.append(paired)
+    return [stratum for stratum in found if sum(view.total for view in views([stratum]))]
 
 
 def _paired_stratum(observed: Observed, number: int, event: str) -> Stratum:
-    """Pairs of which one alone shows the event: alike versions are it equally often (McNemar)."""
+    """Pairs of which one alone shows the event: alike versions are it equally often (McNemar).
+
+    Copies are computed after all others, so they come in larger batches, which take longer: times
+    are compared where both batches had equally many rows.
+    """
     column = "slow_compute" if event == "slow" else event
-    pairs = observed.requests(STABLE, number).merge(
-        observed.requests(SHADOW, number), on="request", suffixes=("", "_copy")
+    pairs = _asked(observed.requests(STABLE, number)).merge(
+        _asked(observed.requests(SHADOW, number)), on="request", suffixes=("", "_copy")
     )
+    if event == "slow":
+        pairs = pairs[pairs["batch_rows"] == pairs["batch_rows_copy"]]
     first, copy = (pairs[name].to_numpy(dtype=bool) for name in (column, f"{column}_copy"))
     return Stratum(int((copy & ~first).sum()), int((copy ^ first).sum()), HALF)
+
+
+def _asked(requests: pd.DataFrame) -> pd.DataFrame:
+    """Those that a version answered or failed; others were refused before, or dropped copies."""
+    return requests[requests["error"].isna() | requests["failed"].astype(bool)]
 
 
 def _split_stratum(

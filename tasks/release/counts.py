@@ -39,11 +39,20 @@ class Stratum:
         candidate: events of the candidate; an array holds many cases at once.
         total: events of both versions, same shape.
         share: probability that an event is the candidate's if both are alike, in (0, 1).
+        also: events of the same requests, seen in another way: in pairs where this one has those
+            of a split. One event may be in both, so the product of both would bet twice on it and
+            be no supermartingale; half of the wealth is bet on each.
     """
 
     candidate: Any
     total: Any
     share: float
+    also: Stratum | None = None
+
+
+def views(strata: Sequence[Stratum]) -> list[Stratum]:
+    """All strata, those that see the requests of another one too."""
+    return [view for s in strata for view in (s, s.also) if view is not None]
 
 
 def log_ratio_evidence(strata: Sequence[Stratum], tolerated: float = 1.0) -> Any:
@@ -59,16 +68,21 @@ def log_ratio_evidence(strata: Sequence[Stratum], tolerated: float = 1.0) -> Any
     base = np.zeros(np.shape(strata[0].total) if strata else ())
     by_ratio = [base for _ in FACTORS]
     for stratum in strata:
-        null = _theta(stratum.share, tolerated)
         for number, factor in enumerate(FACTORS):
-            other = _theta(stratum.share, tolerated * factor)
-            by_ratio[number] = (
-                by_ratio[number]
-                + np.asarray(stratum.candidate) * np.log(other / null)
-                + (np.asarray(stratum.total) - stratum.candidate) * np.log((1 - other) / (1 - null))
-            )
+            by_ratio[number] = by_ratio[number] + _log_wealth(stratum, tolerated, factor)
     found = np.logaddexp.reduce(np.stack(by_ratio), axis=0) - np.log(len(FACTORS))
     return float(found) if found.ndim == 0 else found
+
+
+def _log_wealth(stratum: Stratum, tolerated: float, factor: float) -> Any:
+    """Log of what a bet on `factor` times the tolerated ratio has become in one stratum."""
+    null, other = (_theta(stratum.share, ratio) for ratio in (tolerated, tolerated * factor))
+    found = np.asarray(stratum.candidate) * np.log(other / null) + (
+        np.asarray(stratum.total) - stratum.candidate
+    ) * np.log((1 - other) / (1 - null))
+    if stratum.also is None:
+        return found
+    return np.logaddexp(found, _log_wealth(stratum.also, tolerated, factor)) - np.log(2)
 
 
 def ratio_bounds(strata: Sequence[Stratum], alpha: float) -> tuple[float, float]:
@@ -84,9 +98,13 @@ def ratio_bounds(strata: Sequence[Stratum], alpha: float) -> tuple[float, float]
     Returns:
         Lower and upper bound; 0 and infinity where nothing is known.
     """
-    exchanged = [Stratum(s.total - s.candidate, s.total, 1 - s.share) for s in strata]
-    above = _lower(exchanged, alpha)
+    above = _lower([_exchanged(stratum) for stratum in strata], alpha)
     return _lower(strata, alpha), (1 / above if above > 0 else float("inf"))
+
+
+def _exchanged(stratum: Stratum) -> Stratum:
+    also = None if stratum.also is None else _exchanged(stratum.also)
+    return Stratum(stratum.total - stratum.candidate, stratum.total, 1 - stratum.share, also)
 
 
 def _lower(strata: Sequence[Stratum], alpha: float) -> float:

@@ -38,6 +38,7 @@ COLUMNS = (
     "error",
     "latency_us",
     "compute_us",
+    "batch_rows",
 )
 NOT_A_VERSIONS_FAULT = frozenset(
     {"unauthorized", "forbidden", "unknown_model", "too_large", "rate_limited", "client_gone"}
@@ -47,8 +48,9 @@ request was for, also where the request may have been at fault: the other versio
 and what strikes both alike is held against none."""
 MAYBE_THE_REQUESTS = frozenset({"bad_request", "features_refused"})
 """Counted only where both versions are compared, not against a fixed bound."""
-OVERLOADED = "overloaded"
-"""Copies are dropped first where a server is busy, so it is no failure of the copied version."""
+DROPPED_COPIES = frozenset({"overloaded", "deadline"})
+"""Copies are computed last and dropped first where a server is busy, and one that was not begun in
+its client's time was not either: no failures of the copied version."""
 PART, REPLACES = "part", b"falaj.replaces"
 
 
@@ -223,7 +225,7 @@ def _assigned(rows: pd.DataFrame, release: Release, until: datetime) -> pd.DataF
     found = pd.concat(parts, ignore_index=True) if parts else rows.assign(who=None, period=0)
     reason = found["error"].astype(object).where(found["error"].notna(), "").astype(str)
     word = reason.str.split(r"[:\s]", n=1, regex=True).str[0] if len(found) else reason
-    is_dropped = (found["who"] == SHADOW) & (word == OVERLOADED)
+    is_dropped = (found["who"] == SHADOW) & word.isin(DROPPED_COPIES)
     has_failed = (reason != "") & ~word.isin(NOT_A_VERSIONS_FAULT) & ~is_dropped
     has_failed |= found["is_no_number"].astype(bool)
     return found.assign(

@@ -49,12 +49,18 @@ def look(releasing: Releasing, release: Release, labels: Labels, home: Path, now
         TransientError: the server, the edge, the registry or the database did not answer; what
             was decided stays decided, and the next look carries it out.
     """
+    release = releasing.ledger.release(release.release_id)  # a try before may have decided
     if not release.is_moved:
         try:
             release = releasing.settle(release)
         except SlotsRefusedError as exc:
             return _not_loaded(releasing, release, exc, now)
         return _kept(release, "what was decided before is carried out now")
+    if not release.is_open:
+        ended = f"{release.title} has ended"
+        return Look(
+            release=release, verdict=Verdict(action=Action.HOLD, rule="closed", reason=ended)
+        )
     champion = releasing.champions.champion(release.model)
     if champion != release.candidate:
         reason = f"the champion is {champion or 'nobody'} by now; traffic stays with the stable one"

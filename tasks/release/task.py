@@ -122,10 +122,12 @@ def act_on_release(
     comment: str,
     traffic: Traffic,
     champions: Champions,
+    seen: Release | None,
 ) -> Release:
     """Do what a person wants with the open release of a model, and record who wanted it.
 
-    Safe to retry: a promotion is refused where the step is no longer the one that was seen.
+    Safe to retry: what was recorded of the release as it was seen is brought to its end, and goes
+    no further step.
 
     Raises:
         DataContractError: no release of the model is open. Not retried.
@@ -134,7 +136,7 @@ def act_on_release(
     """
     from tasks.release.acting import act_by_hand
 
-    release = act_by_hand(_releasing(traffic, champions), model, action, actor, comment)
+    release = act_by_hand(_releasing(traffic, champions), model, action, actor, comment, seen)
     reason = comment or f"by {actor}"
     if Action(action) in EVENTS:
         tell_event(EVENTS[Action(action)], release, reason, actor)

@@ -102,7 +102,7 @@ def _wrong(change: Any, request: Any) -> Any:
         (
             _wrong(lambda r: r.inputs[0].shape.__setitem__(slice(None), [0] * 65), typed(0)),
             "INVALID_ARGUMENT",
-            "holds no value",
+            "at most 8",
         ),
         (
             _wrong(lambda r: r.parameters["sequence_id"].__setattr__("int64_param", 1), typed()),

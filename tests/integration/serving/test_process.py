@@ -137,7 +137,7 @@ def test_metadata_tells_tensors(server: Process) -> None:
 
 def test_ten_pipelined_requests_keep_their_order(server: Process) -> None:
     with server.socket() as connection:
-        page = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+        page = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
         sent = [raw(request(number=float(n))) if n % 3 else page for n in range(10)]
         sent[4] = raw({"inputs": []})
         connection.sendall(b"".join(sent))
@@ -150,7 +150,9 @@ def test_ten_pipelined_requests_keep_their_order(server: Process) -> None:
 def test_requests_that_come_byte_by_byte_and_chunked_are_read(server: Process) -> None:
     body = json.dumps(request()).encode()
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:7], body[7:]))
-    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = (
+        f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    )
     with server.socket() as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in raw(request()):
@@ -174,7 +176,7 @@ def test_a_client_that_waits_for_100_is_told_to_go_on(server: Process) -> None:
 def test_a_large_body_is_refused_with_413_which_the_client_can_read(
     server: Process, header: str
 ) -> None:
-    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode()
     chunk = b"%x\r\n%s\r\n" % (50_000, b"x" * 50_000) if "chunked" in header else b"x" * 50_000
     with server.socket() as connection:
         connection.sendall(head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ def test_a_model_belongs_to_its_tenant_for_every_issuer(describe: Describe) -> N
     assert "https://b" not in allowed
     assert "https://c" in allowed
     assert "https://b" in json.dumps(policies["infer-flight-delay"]["principals"])
+
+
+@pytest.mark.parametrize("role", ["a|b", "team+ops", "(x", "infer:*"])
+def test_a_role_is_matched_as_it_is_written(describe: Describe, role: str) -> None:
+    plan = describe({"grants": {role: ["infer:acme-churn"]}})
+    policies = role_filter(plan)["typed_config"]["rules"]["policies"]
+    found = set(re.findall(r'"regex": "(.*?)"', json.dumps(policies["infer-acme-churn"])))
+    patterns = [json.loads(f'"{one}"') for one in found]
+    assert any(re.fullmatch(pattern, f"first {role} last") for pattern in patterns)
+    assert not any(re.fullmatch(one, text) for one in patterns for text in ("a", "b", "infer:x"))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from flows.predictions_command import add_predictions_command, run_predictions
@@ -17,6 +18,7 @@ from tasks.errors import ConfigurationError, DataContractError
 from tasks.features.audit import AuditTrail
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.erasure import erase_subject
+from tasks.predictions.export import write_window
 from tasks.predictions.masking import mask_key_file, open_mask
 from tasks.predictions.parts import PartWriter, locked, visible_parts
 from tasks.predictions.reading import (
@@ -265,3 +267,12 @@ def test_the_key_of_the_mask_is_its_owners_alone(tmp_path: Path) -> None:
     file.write_text("cut")
     with pytest.raises(ConfigurationError, match="expected 32 in hexadecimal"):
         open_mask(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_an_export_is_its_owners_alone(tmp_path: Path, ending: str) -> None:
+    table = pa.table({"subject": ["ann"]})
+    target = tmp_path / f"rows.{ending}"
+    assert write_window(iter([table]), table.schema, target) == 1
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert b"ann" in target.read_bytes()

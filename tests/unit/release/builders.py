@@ -104,6 +104,7 @@ class Rows:
         subjects: int = 0,
         names: str = "",
         apart_s: float = 0.1,
+        batch_rows: int = 1,
     ) -> Rows:
         """Requests of one slot, a tenth of a second apart if not told."""
         rng = np.random.default_rng([self.seed, len(self.rows), number])
@@ -122,7 +123,8 @@ class Rows:
                     "score": None if failed[i] else float(scores[i]),
                     "error": word if failed[i] else None,
                     "latency_us": int(times[i]),
-                    "compute_us": int(times[i] / 2),
+                    "compute_us": int(times[i] / 2 * batch_rows),
+                    "batch_rows": batch_rows,
                 }
             )
         return self
@@ -151,6 +153,7 @@ SCHEMA = pa.schema(
         "error": pa.string(),
         "latency_us": pa.int64(),
         "compute_us": pa.int64(),
+        "batch_rows": pa.int32(),
     }
 )
 

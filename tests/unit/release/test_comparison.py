@@ -11,6 +11,7 @@ import pytest
 from tasks.errors import DataContractError
 from tasks.release.comparison import compare
 from tasks.release.config import ReleaseConfig
+from tasks.release.counts import Stratum, log_ratio_evidence
 from tasks.release.evidence import check_labels, no_labels, observe
 from tasks.release.policy import decide
 from tasks.release.records import Action, Evidence, Period, Release, Shares
@@ -111,12 +112,23 @@ def test_an_answer_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
     assert decide(release(), found, NOW).rule == "errors"
 
 
+@pytest.mark.parametrize("word", ["overloaded", "deadline"])
 def test_copies_that_a_busy_server_drops_are_not_held_against_the_candidate(
-    tmp_path: Path,
+    tmp_path: Path, word: str
 ) -> None:
-    rows = Rows().add(2000).add(2000, slot="shadow", version="2", error=0.3, word="overloaded")
+    rows = Rows().add(2000).add(2000, slot="shadow", version="2", error=0.3, word=word)
     rows.write(tmp_path)
     assert not seen(tmp_path, release()).harms
+
+
+def test_copies_that_were_dropped_are_none_that_the_candidate_answered(tmp_path: Path) -> None:
+    rows = Rows().add(600, error=0.1)
+    rows.add(600, slot="shadow", version="2", error=1, word="overloaded").write(tmp_path)
+    found = seen(tmp_path, release())
+    assert found.step_requests == 0
+    errors = found.finding("errors")
+    assert errors is not None
+    assert errors.num == 0  # a copy that was not computed says nothing of its original's failure
 
 
 def test_a_feed_that_breaks_both_is_not_the_candidates_fault(tmp_path: Path) -> None:
@@ -209,6 +221,32 @@ def test_a_slow_candidate_is_found(tmp_path: Path) -> None:
     alike = Rows().add(9000).add(3000, slot="candidate", version="2", ids="c")
     alike.write(tmp_path, "part-0")
     assert not seen(tmp_path, SPLIT).harms
+
+
+def test_copies_that_come_in_larger_batches_are_not_slow_for_that(tmp_path: Path) -> None:
+    copied = {"slot": "shadow", "version": "2"}
+    Rows().add(4000).add(4000, **copied, batch_rows=4).write(tmp_path)  # type: ignore[arg-type]
+    assert not seen(tmp_path, release()).harms
+    Rows().add(4000).add(4000, **copied, latency_us=6000).write(tmp_path)  # type: ignore[arg-type]
+    assert [f.metric for f in seen(tmp_path, release()).harms] == ["latency"]
+
+
+def test_where_requests_are_split_and_copied_no_failure_is_bet_on_twice(tmp_path: Path) -> None:
+    shares = Shares(candidate=25, mirror=100)
+    both = release(step=1, periods=(Period(step=1, since=START, shares=shares),))
+    rows = Rows().add(900, error=0.2).add(900, slot="shadow", version="2", error=0.2)
+    rows.add(300, slot="candidate", version="2", error=0.2, ids="c").write(tmp_path)
+    errors = seen(tmp_path, both).finding("errors")
+    assert errors is not None
+    frame = pd.DataFrame(rows.rows)
+    stable, copy, mine = (
+        frame[frame["slot"] == slot]["error"].notna().to_numpy()
+        for slot in ("stable", "shadow", "candidate")
+    )
+    paired = Stratum(int((copy & ~stable).sum()), int((copy ^ stable).sum()), 0.5)
+    split = Stratum(int(mine.sum()), int(mine.sum() + stable.sum()), 0.25, also=paired)
+    assert errors.log_evidence == pytest.approx(log_ratio_evidence([split], 1.1))
+    assert errors.num == split.total + paired.total
 
 
 def test_scores_that_are_elsewhere_are_found_and_other_scores_tolerated(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import DataContractError
+from tasks.errors import DataContractError, TransientError
 from tasks.release.acting import Releasing, act_by_hand
 from tasks.release.ledger import ReleaseLedger, slots_at_start
 from tasks.release.looking import look
-from tasks.release.records import Action, Release, Shares, Verdict
+from tasks.release.records import Action, ByHand, Release, Shares, Verdict
 from tasks.release.traffic import SlotsRefusedError
 from tests.unit.release.builders import (
     CONFIG,
@@ -253,6 +253,14 @@ def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
         act_by_hand(releasing, MODEL, "hold", " ", "")
 
 
+def test_of_two_who_hold_at_once_one_is_told_that_it_was_the_other(releasing: Releasing) -> None:
+    release = begun(releasing)
+    hold = Verdict(action=Action.HOLD, rule="by_hand", reason="lunch")
+    assert releasing.act(release, hold, "Badr").held_by == "Badr"
+    with pytest.raises(DataContractError, match="changed by another one"):
+        releasing.act(release, hold, "Amal")
+
+
 def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
     releasing: Releasing, tmp_path: Path
 ) -> None:
@@ -271,6 +279,43 @@ def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
     entry = releasing.ledger.entries(release.release_id)[-1]
     assert entry.evidence is not None
     assert entry.evidence.harms
+
+
+@pytest.mark.parametrize("action", ["promote", "roll_back"])
+def test_what_a_person_wanted_is_done_once_though_the_first_try_broke_off(
+    releasing: Releasing, monkeypatch: pytest.MonkeyPatch, action: ByHand
+) -> None:
+    seen = begun(releasing)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(traffic(releasing), "set_shares", _busy)
+        with pytest.raises(TransientError):
+            act_by_hand(releasing, MODEL, action, "Amal", "", seen)
+    release = act_by_hand(releasing, MODEL, action, "Amal", "", seen)
+    assert release.is_moved
+    assert (release.step, release.is_open) == ((1, True) if action == "promote" else (0, False))
+
+
+def test_a_look_that_is_tried_again_gives_no_traffic_back_to_what_was_rolled_back(
+    releasing: Releasing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(releasing)
+    seen = act_by_hand(releasing, MODEL, "promote", "Amal", "")
+    with monkeypatch.context() as patched:
+        patched.setattr(releasing.champions, "take_back", _busy)
+        with pytest.raises(TransientError):
+            releasing.act(seen, BACK, "a look")
+    assert traffic(releasing).shared.candidate == 0
+    before = len(traffic(releasing).calls)
+    found = look(releasing, seen, FakeLabels(), tmp_path, datetime.now(UTC))
+    assert (found.release.state, found.release.is_moved) == ("rolled_back", True)
+    assert not [call for call in traffic(releasing).calls[before:] if call.startswith("shares 25")]
+    again = look(releasing, seen, FakeLabels(), tmp_path, datetime.now(UTC))
+    assert (again.verdict.rule, again.is_change) == ("closed", False)
+
+
+def _busy(*_: object, **__: object) -> None:
+    raise TransientError("it does not answer")
 
 
 def test_a_look_gives_up_a_version_that_is_no_longer_the_champion(
@@ -316,6 +361,17 @@ def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
     found = look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=11))
     assert (found.verdict.rule, found.release.state) == ("not_loaded", "rolled_back")
     assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
+    assert releasing.champions.champion(MODEL) == "1"
+
+
+def test_a_person_rolls_back_a_candidate_that_cannot_be_loaded_at_once(
+    releasing: Releasing,
+) -> None:
+    traffic(releasing).broken = "2"
+    with pytest.raises(SlotsRefusedError):
+        begun(releasing)
+    release = act_by_hand(releasing, MODEL, "roll_back", "Amal", "it will never load")
+    assert (release.state, release.is_moved) == ("rolled_back", True)
     assert releasing.champions.champion(MODEL) == "1"
 
 

@@ -147,6 +147,24 @@ def test_evidence_of_several_splits_is_one_martingale() -> None:
     assert total == pytest.approx(1)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_evidence_on_requests_that_are_split_and_copied_has_at_most_mean_one(share: float) -> None:
+    """Of all that can become of two requests, each failed by either version with chance 0.3."""
+    fails = {True: 0.3, False: 0.7}
+    one: list[tuple[float, tuple[int, int, int, int]]] = []
+    for mine, chance in fails.items():
+        one.append((share * chance, (mine, mine, 0, 0)))
+        for copy, other in fails.items():
+            of_pair = (int(copy and not mine), int(copy != mine))
+            one.append(((1 - share) * chance * other, (0, mine, *of_pair)))
+    mean = 0.0
+    for (first, before), (second, after) in product(one, repeat=2):
+        x, n, paired_x, paired_n = np.add(before, after)
+        stratum = Stratum(x, n, share, also=Stratum(paired_x, paired_n, 0.5))
+        mean += first * second * np.exp(log_ratio_evidence([stratum]))
+    assert mean <= 1 + 1e-9
+
+
 def test_evidence_takes_many_cases_at_once() -> None:
     x, n = np.array([0, 3, 30]), np.array([0, 20, 40])
     together = log_ratio_evidence([Stratum(x, n, 0.25)], 1.1)

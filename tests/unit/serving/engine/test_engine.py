@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serving.calls import Call, ServedBatch
 from serving.engine.config import BatchConfig, EngineConfig, QueueConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.versions import LoadedVersion, VersionKey
@@ -21,6 +23,7 @@ from serving.errors import (
     DeadlineError,
     NotReadyError,
     OverloadedError,
+    ServingError,
     TooLargeError,
     UnknownModelError,
 )
@@ -286,6 +289,44 @@ async def asked(desk: Desk, **changes: object) -> Any:
     return call
 
 
+def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:
+    class Slow(Shelf):
+        gate = threading.Event()
+
+        def open(self, key: VersionKey) -> LoadedVersion:
+            if key.version == "3":
+                self.gate.wait(20)
+            return super().open(key)
+
+    async def test() -> None:
+        shelf = Slow()
+        async with serving(shelf) as desk:
+            await desk.engine.set_slots("m", {"stable": "2"})
+            loading = asyncio.ensure_future(desk.engine.set_slots("m", {"shadow": "3"}))
+            try:
+                await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
+                behind = asyncio.ensure_future(desk.engine.set_slots("m", {"candidate": "1"}))
+                await asyncio.sleep(0)
+                assert not behind.done()  # in the order in which they were asked for
+            finally:
+                shelf.gate.set()
+                await asyncio.gather(loading, behind)
+            shelf.gate.clear()
+            await desk.engine.unload("m", "3")
+            loading = asyncio.ensure_future(desk.engine.load("m", "3"))
+            try:
+                await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
+                await asyncio.wait_for(desk.engine.set_slots("m", {"stable": "1"}), 20)
+                assert desk.engine.slots("m")["stable"] == "1"
+                assert not loading.done()
+                assert version_of(desk.answer(await asked(desk))) == "1"
+            finally:
+                shelf.gate.set()
+                await loading
+
+    run(test())
+
+
 def test_slots_and_versions_that_are_asked_for_answer() -> None:
     async def test() -> None:
         async with serving(Shelf()) as desk:
@@ -543,6 +584,41 @@ def test_a_receiver_that_raises_takes_nobody_elses_answer(caplog: pytest.LogCapt
 
     run(test())
     assert "the outcome of request broken could not be handed over" in caplog.text
+
+
+def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Witness):
+        def served(self, batch: ServedBatch) -> None:
+            raise LookupError("a fault of ours")
+
+        def refused(self, call: Call, error: ServingError) -> None:
+            raise LookupError("a fault of ours")
+
+    async def test() -> None:
+        async with serving(Shelf(), witness=Broken()) as desk:
+            seeing = Witness()
+            desk.engine.observers.append(seeing)
+            for _ in range(3):
+                desk.answer(await asked(desk))
+            desk.engine.submit(replace(made_call("r", 1.0, 1), model="x"), lambda *_: None)
+            await until(lambda: seeing.refusals)
+            assert len(seeing.batches) == 3
+            (unseen,) = [s.value for s in desk.engine.counters() if s.name == "unseen_outcomes"]
+            assert unseen == 4
+
+    run(test())
+    assert "an observer raised" in caplog.text
+
+
+def test_emptying_slots_of_a_model_that_nobody_knows_makes_none() -> None:
+    async def test() -> None:
+        async with serving(Shelf()) as desk:
+            with pytest.raises(UnknownModelError, match="no model 'other'"):
+                await desk.engine.set_slots("other", {"candidate": None})
+            with pytest.raises(UnknownModelError):
+                desk.engine.slots("other")
+
+    run(test())
 
 
 def test_names_that_clients_make_up_are_counted_together() -> None:

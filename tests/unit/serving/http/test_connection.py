@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,7 @@ def test_a_pipelined_request_starts_when_the_one_before_it_is_answered() -> None
     engine = HeldEngine()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        page = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+        page = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
         second = raw(request(3))
         writer.write(raw(request(2)) + page + second[:50])
         await until(lambda: engine.held)
@@ -193,7 +194,7 @@ def test_a_pipelined_request_starts_when_the_one_before_it_is_answered() -> None
 
 
 def test_a_piece_that_ends_in_a_late_requests_headers_is_not_all_headers() -> None:
-    live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(live * 100 + live[:30])
@@ -229,7 +230,7 @@ def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> None:
         assert engine.held[0][0].subject == "me"
         engine.answer()
         assert (await read(reader))[0] == 200
-        writer.write(b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await read(reader))[0] == 403
 
     talk(front, one)
@@ -352,8 +353,177 @@ def test_an_open_guard_stands_on_loopback_only(host: str, open_to_all: bool) -> 
         OpenGuard(ServingConfig(host=host, open_to_all=open_to_all))
 
 
+@pytest.mark.parametrize(
+    ("headers", "is_let_in"),
+    [
+        ({}, True),
+        ({b"host": b"localhost:8000"}, True),
+        ({b"host": b"127.0.0.1", b"origin": b"http://localhost:3000"}, True),
+        ({b"host": b"[::1]:8000"}, True),
+        ({b"host": b"rebound.example:8000"}, False),
+        ({b"host": b"localhost.example"}, False),
+        ({b"host": b"localhost", b"origin": b"https://evil.example"}, False),
+        ({b"host": b"localhost", b"origin": b"null"}, False),
+    ],
+)
+def test_an_open_guard_lets_no_page_of_another_site_ask(
+    headers: dict[bytes, bytes], is_let_in: bool
+) -> None:
+    guard = OpenGuard(ServingConfig())
+    expected = nullcontext() if is_let_in else pytest.raises(ForbiddenError, match="another site")
+    with expected:
+        guard.admit(list(headers.items()), "127.0.0.1", "read", None)
+
+
 def test_request_ids_are_sane_and_differ() -> None:
     ids = front_of(HeldEngine()).ids
     sent: Sequence[bytes | None] = (None, None, b"", b"a b", b"x" * 200, b"\xff")
     assert len({ids.taken(one) for one in sent}) == len(sent)
     assert ids.taken(b"a-B_1.2:3/4=@+") == "a-B_1.2:3/4=@+"
+
+
+def test_a_body_that_never_comes_ends_its_connection_and_not_the_server() -> None:
+    """Its request was answered before: pages that take no body do not wait for one."""
+    front = front_of(HeldEngine(), request_timeout_s=0.2)
+    asked = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
+
+    async def announced(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(asked + b"Content-Length: 10\r\n\r\n")
+        assert (await read(reader))[0] == 200
+        assert await reader.read() == b""
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(asked + b"\r\n")
+        assert (await read(reader))[0] == 200
+
+    talk(front, announced, other)
+
+
+def test_what_follows_a_body_that_nobody_waited_for_is_answered_as_ever() -> None:
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n")
+        assert (await read(reader))[0] == 200
+        writer.write(b"body")
+        writer.write(b"NO HTTP AT ALL\r\n\r\n")
+        assert (await read(reader))[0] == 400
+        assert await reader.read() == b""
+
+    talk(front_of(HeldEngine()), one)
+
+
+def test_a_fault_in_looking_after_one_connection_costs_that_one_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: InferProtocol, at: float) -> None:
+        raise LookupError("a fault of ours")
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        monkeypatch.setattr(InferProtocol, "sweep", broken)
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        monkeypatch.undo()
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await read(reader))[0] == 200
+
+    talk(front_of(HeldEngine()), one, other)
+    assert "could not be looked after" in caplog.text
+
+
+def test_who_asks_for_another_protocol_is_answered_and_so_is_what_follows() -> None:
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
+        writer.write(asked + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + asked + b"\r\n")
+        assert [(await read(reader))[0] for _ in range(2)] == [200, 200]
+
+    talk(front_of(HeldEngine()), one)
+
+
+CHUNKED = (
+    b"POST /v2/models/sums/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+)
+
+
+def test_headers_behind_a_body_change_nothing() -> None:
+    engine = HeldEngine()
+    body = json.dumps(request()).encode()
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + b"\r\n%x\r\n" % len(body) + body)
+        writer.write(b"\r\n0\r\nx-falaj-slot: shadow\r\nContent-Encoding: gzip\r\n\r\n")
+        await until(lambda: engine.held)
+        assert engine.held[0][0].slot == "stable"
+        engine.answer()
+        assert (await read(reader))[0] == 200
+
+    talk(front_of(engine), one)
+
+
+@pytest.mark.parametrize("line", [b"a: b\r\n", b"a" * 1000])
+def test_headers_behind_a_body_are_bounded(line: bytes) -> None:
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + b"\r\n4\r\nbody\r\n0\r\n")
+        with suppress(ConnectionError):
+            for _ in range(100_000 // len(line)):
+                writer.write(line)
+                await writer.drain()
+        assert (await read(reader))[0] == 431
+
+    talk(front_of(HeldEngine()), one)
+
+
+def test_a_chunked_body_in_any_pieces_is_taken_whole() -> None:
+    engine = HeldEngine()
+    body = json.dumps(request()).encode() + b" " * 100_000
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for end in (b"\r\n0\r\n\r\n", b"\r\n0\r\na: b\r\n\r\n"):
+            chunks = b"%x\r\n" % 50_000 + body[:50_000] + b"\r\n%x\r\n" % (len(body) - 50_000)
+            whole = CHUNKED + b"\r\n" + chunks + body[50_000:] + end
+            for start in range(0, len(whole), 7001):
+                writer.write(whole[start : start + 7001])
+                await writer.drain()
+            await until(lambda: engine.held)
+            engine.answer()
+            assert (await read(reader))[0] == 200
+
+    talk(front_of(engine, max_header_bytes=1024), one)
+
+
+@pytest.mark.parametrize("slot", ["candidate", "shadow"])
+def test_a_request_that_cannot_be_read_is_told_of_its_own_slot(slot: str) -> None:
+    """Releases hold a refusal against the version that the request was for."""
+    told: list[tuple[str, str]] = []
+
+    class BySlot(Noting):
+        def refused(self, call: Call, error: ServingError) -> None:
+            told.append((call.slot, error.reason))
+
+    engine = HeldEngine()
+    engine.slots["candidate"] = engine.slots["shadow"] = "2"
+    front = front_of(engine)
+    front.observers = (BySlot(),)
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = request()
+        asked["inputs"].pop()
+        writer.write(raw(asked, f"x-falaj-slot: {slot}"))
+        assert (await read(reader))[0] == 400
+
+    talk(front, one)
+    assert told == [(slot, "bad_request")]
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [('"timeout": 0', '"timeout": 1' + "0" * 400), ('"shape": [1, 2]', '"shape": [1' + ", 1" * 99)],
+)
+def test_numbers_beyond_all_bounds_are_the_clients_fault(was: str, becomes: str) -> None:
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = json.dumps({**request(), "parameters": {"timeout": 0}})
+        assert was in asked
+        writer.write(raw(asked.replace(was, becomes + "]" * was.endswith("]")).encode()))
+        assert (await read(reader))[0] == 400
+
+    talk(front_of(HeldEngine()), one)

@@ -238,6 +238,17 @@ def test_what_finds_no_place_is_dropped_and_counted(tmp_path: Path) -> None:
     assert len(logged(tmp_path)) == counters["logged_rows"]
 
 
+def test_refusals_that_find_no_place_are_dropped_and_counted_too(tmp_path: Path) -> None:
+    bounds = {"queue_rows": 50, "flush_rows": 50, "flush_s": 3600}
+    with open_log(tmp_path, **bounds, faults_per_s=10_000) as log:
+        for number in range(1000):
+            log.refused(call(1, f"r{number}"), BackendError("it fell"))
+    counters = log.counters()
+    assert counters["dropped_rows:queue_full"] > 0
+    assert counters["logged_rows"] + counters["dropped_rows:queue_full"] == 1000
+    assert counters["queued_rows"] == 0
+
+
 def test_a_batch_that_cannot_be_logged_costs_only_itself(tmp_path: Path) -> None:
     good = batch_of(FRAME.head(2), ["a", "b"])
     lacks = ServedBatch(good.calls, {}, good.outputs, good.served, 1.0, 2.0, NOW.timestamp())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography import x509
 from pydantic import ValidationError
@@ -163,6 +166,37 @@ def test_grpc_is_closed_with_mutual_tls_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot be held to TLS 1\.3"):
         grpc_credentials(tls)
     assert grpc_credentials(tls.model_copy(update={"client_ca": authority.certificate}))
+
+
+def test_a_renewed_certificate_is_seen_by_new_connections_of_grpc(tmp_path: Path) -> None:
+    authority = ensure_authority(tmp_path, "authority")
+    pair = ensure_certificate(tmp_path, "server", authority, ["localhost"], "server")
+    client = ensure_certificate(tmp_path, "client", authority, ["falaj-edge"], "client")
+    trusting = ssl.create_default_context(cafile=str(authority.certificate))
+    trusting.load_cert_chain(client.certificate, client.key)
+    trusting.set_alpn_protocols(["h2"])
+    tls = TlsConfig(certificate=pair.certificate, key=pair.key, client_ca=authority.certificate)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("localhost:0", grpc_credentials(tls))
+    server.start()
+
+    def seen() -> bytes | None:
+        with (
+            socket.create_connection(("localhost", port), 20) as plain,
+            trusting.wrap_socket(plain, server_hostname="localhost") as secure,
+        ):
+            return secure.getpeercert(binary_form=True)
+
+    try:
+        first = seen()
+        assert seen() == first
+        ensure_certificate(tmp_path, "server", authority, ["localhost", "more.test"], "server")
+        renewed = seen()
+        assert renewed != first
+        pair.key.write_bytes(authority.key.read_bytes())  # which fits no certificate here
+        assert seen() == renewed
+    finally:
+        server.stop(None).wait()
 
 
 def test_a_process_is_closed_by_the_files_of_its_state_folder(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
+import socket
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -241,6 +244,27 @@ def test_an_issuer_that_is_away_lets_nobody_in_and_does_not_stop_the_start(
     refused(guard, signer.token("infer:m"))
 
 
+@pytest.mark.parametrize("answer", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200\r\n\r\n" + b"[" * 10**5])
+def test_an_issuer_that_answers_nonsense_does_not_stop_the_start(
+    answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def once() -> None:
+            asked, _ = listening.accept()
+            with asked:
+                asked.recv(4096)
+                asked.sendall(answer)
+
+        thread = threading.Thread(target=once)
+        thread.start()
+        keys = f"http://127.0.0.1:{listening.getsockname()[1]}/keys"
+        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": keys}
+        SecurityGuard(SecurityConfig.model_validate({"issuers": [issuer]}))
+        thread.join()
+    assert "were not read" in caplog.text
+
+
 def test_tenants_are_kept_apart(make: Callable[..., SecurityGuard], signer: Signer) -> None:
     guard = make({"tenant_claim": "org"}, owners={"m": "acme"})
     own, other = (signer.token("infer:*", "admin:*", org=name) for name in ("acme", "globex"))
@@ -288,6 +312,21 @@ def test_a_broken_file_of_keys_lets_nobody_in(
         guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
 
 
+def test_a_folder_of_keys_that_is_gone_lets_in_whoever_has_a_token(
+    make: Callable[..., SecurityGuard], signer: Signer, tmp_path: Path, clock: Clock
+) -> None:
+    file = tmp_path / "keys" / "api-keys.json"
+    text, _ = create_key(file, "nightly", ("infer:m",))
+    guard = make(api_keys=str(file))
+    guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+    shutil.rmtree(file.parent)
+    file.parent.touch()
+    clock.now += 2
+    with pytest.raises(UnauthorizedError, match="not known"):
+        guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+    guard.admit(bearer(signer.token("infer:m")), ADDRESS, "infer", "m")
+
+
 def test_two_credentials_and_none_are_refused(
     make: Callable[..., SecurityGuard], signer: Signer
 ) -> None:
@@ -317,6 +356,61 @@ def test_a_certificate_counts_only_behind_the_edge(make: Callable[..., SecurityG
     for value in (b'Subject="CN=other"', b"Hash=0", b'Subject="CN=a";Subject="CN=batch,O=acme"'):
         with pytest.raises(UnauthorizedError):
             behind.admit([(b"x-forwarded-client-cert", value)], ADDRESS, "infer", "m")
+
+
+def test_a_comma_in_a_name_makes_no_other_client(make: Callable[..., SecurityGuard]) -> None:
+    """RFC 2253 writes it as `\\,`; unmasked it would look like two names, those of another."""
+    behind = make(
+        certificates={"CN=batch,O=acme": ["infer:m"], "CN=a\\,b": ["infer:m"]},
+        behind_edge=True,
+        tls={"certificate": "c", "key": "k", "client_ca": "a"},
+    )
+    for subject in (rb"CN=batch\,O=acme", rb"CN=batc\h,O=acme"):
+        with pytest.raises(UnauthorizedError, match="stands for nobody"):
+            behind.admit(told_by_edge(subject), ADDRESS, "infer", "m")
+    assert behind.admit(told_by_edge(rb"CN=a\,b"), ADDRESS, "infer", "m").subject == r"CN=a\,b"
+
+
+def told_by_edge(subject: bytes) -> Headers:
+    return [(b"x-forwarded-client-cert", b'Subject="%s"' % subject)]
+
+
+def test_a_mirrored_copy_does_not_use_up_what_its_client_may_ask(
+    make: Callable[..., SecurityGuard], signer: Signer
+) -> None:
+    limits = {"client": {"per_s": 1e-6, "burst": 2}}
+    behind = {"behind_edge": True, "tls": {"certificate": "c", "key": "k", "client_ca": "a"}}
+    asked = bearer(signer.token("infer:m"))
+    copy = [*asked, (b"x-falaj-slot", b"shadow")]
+    guard = make(limits=limits, **behind)
+    for headers in (asked, copy, copy, copy, asked):
+        guard.admit(headers, ADDRESS, "infer", "m")
+    with pytest.raises(TooManyRequestsError):
+        guard.admit(asked, ADDRESS, "infer", "m")
+    alone = make(limits=limits)  # anybody could say so there
+    for _ in range(2):
+        alone.admit(copy, ADDRESS, "infer", "m")
+    with pytest.raises(TooManyRequestsError):
+        alone.admit(copy, ADDRESS, "infer", "m")
+
+
+def test_what_was_forgotten_while_it_was_checked_is_not_remembered(
+    make: Callable[..., SecurityGuard], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, asked = make(), bearer(signer.token("infer:m"))
+    verify = guard._verify
+    checked = []
+
+    def overtaken(kind: bytes, value: bytes) -> Any:
+        found = verify(kind, value)
+        checked.append(found)
+        guard.forget()  # as a thread does that has read other keys meanwhile
+        return found
+
+    monkeypatch.setattr(guard, "_verify", overtaken)
+    for _ in range(2):
+        guard.admit(asked, ADDRESS, "infer", "m")
+    assert len(checked) == 2
 
 
 def test_clients_have_limits_of_their_own(

@@ -58,6 +58,7 @@ def test_uvicorns_lines_are_of_the_same_form(log: tuple[Log, Path]) -> None:
 @pytest.mark.parametrize(
     "secret",
     [
+        "falaj_0123456789ab_abcdefghijklmnop" + "-A_" * 9,
         "Authorization: Bearer abcdefghijklmnop.qrst",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcdefghijklmnop",
         "x-api-key: abcdefghijklmnop",

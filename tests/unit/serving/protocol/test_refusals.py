@@ -1,0 +1,63 @@
+"""Tensors and columns that no model takes, over gRPC and HTTP, without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from open_inference.grpc.protocol import ModelInferRequest
+
+from serving.calls import Array
+from serving.errors import BadRequestError
+from serving.grpc.tensors import read_arrays, read_key_columns
+from serving.protocol.answers import MOST_MESSAGE, bounded
+from serving.protocol.keys import read_columns
+from serving.protocol.messages import InferRequest, InputParameters, InputTensor
+from serving.protocol.plans import ModelPlan
+from tests.inline_engine import SIGNATURE
+
+
+def request(shape: list[int], values: int, **other: Any) -> Any:
+    made = ModelInferRequest(model_name="sums")
+    contents = {"fp32_contents": [1.0] * values}
+    made.inputs.add(name="numeric", datatype="FP32", shape=shape, contents=contents, **other)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("shape", "values"),
+    [([1] * 70, 1), ([1] * 9, 1), ([2**62, -1], 0), ([2**32, 2**32], 0), ([0, 3], 0), ([], 1)],
+)
+def test_a_shape_that_no_array_has_is_the_clients_fault(shape: list[int], values: int) -> None:
+    for read in (lambda asked: read_arrays(asked, ModelPlan(SIGNATURE)), read_key_columns):
+        with pytest.raises(BadRequestError):
+            read(request(shape, values))
+
+
+def columns_of(read: str, values: Array) -> dict[str, list[Any]]:
+    """A column as each form of a request by entities brings it."""
+    named = {"name": "distance", "datatype": "FP64", "shape": [len(values)]}
+    if read == "http":
+        told = InputParameters(binary_data_size=values.nbytes)
+        tensor = InputTensor(**named, parameters=told)  # type: ignore[arg-type]
+        return read_columns(InferRequest([tensor]), memoryview(values.tobytes()))
+    asked = ModelInferRequest(model_name="sums")
+    tensor = asked.inputs.add(**named)
+    if read == "raw":
+        asked.raw_input_contents.append(values.tobytes())
+    else:
+        tensor.contents.fp64_contents.extend(values.tolist())
+    return read_key_columns(asked)
+
+
+@pytest.mark.parametrize("read", ["http", "raw", "typed"])
+def test_a_column_of_entities_has_no_infinity_and_nan_is_a_missing_number(read: str) -> None:
+    assert columns_of(read, np.array([1, np.nan])) == {"distance": [1, None]}
+    with pytest.raises(BadRequestError, match="value 1 is infinite"):
+        columns_of(read, np.array([1, -np.inf]))
+
+
+def test_a_refusal_repeats_no_more_than_a_page_of_what_was_sent() -> None:
+    assert bounded("a" * MOST_MESSAGE) == "a" * MOST_MESSAGE
+    assert len(bounded("a" * 10**6)) < MOST_MESSAGE + 10

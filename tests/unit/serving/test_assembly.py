@@ -1,0 +1,33 @@
+"""A serving process from its start to its end, without its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from serving.assembly import ADDRESS_FILE, Parts, ServingProcess, read_addresses
+from serving.config import ServingConfig, checked_config
+from tasks.errors import ConfigurationError
+
+
+def test_what_a_killed_process_said_of_itself_is_gone_while_the_next_one_starts(
+    tmp_path: Path,
+) -> None:
+    """Whoever is to end the process would end another program, whose number it is by now."""
+    file = tmp_path / ADDRESS_FILE
+    file.parent.mkdir()
+    file.write_text('{"pid": 1, "http": "http://127.0.0.1:1"}')
+    config = checked_config(
+        {"http": {"port": 0}, "admin": {"port": 0}, "grpc": {"enabled": False}}, "the test"
+    )
+    found = []
+
+    def parts_of(config: ServingConfig, home: Path) -> Parts:
+        found.append(read_addresses(home))
+        raise ConfigurationError("a part cannot be made")
+
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        asyncio.run(ServingProcess(config, tmp_path, parts_of).run())
+    assert found == [None]
