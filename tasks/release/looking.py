@@ -5,11 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
+from tasks.errors import DataContractError
 from tasks.release.acting import Releasing
 from tasks.release.comparison import compare
-from tasks.release.evidence import Labels, observe
+from tasks.release.evidence import Labels, no_labels, observe
 from tasks.release.policy import decide
 from tasks.release.records import BY_ITSELF, Action, Evidence, Release, Verdict
 from tasks.release.traffic import SlotsRefusedError
@@ -71,13 +73,22 @@ def look(releasing: Releasing, release: Release, labels: Labels, home: Path, now
         repaired = releasing.keep(release)
     except SlotsRefusedError as exc:
         return _not_loaded(releasing, release, exc, now)
-    known = labels.of_release(release, now)
+    known, fault = _known_labels(labels, release, now)
     evidence = compare(observe(home, release, known, now), release)
+    evidence = evidence.model_copy(update={"label_fault": fault})
     verdict = decide(release, evidence, now)
     decided = releasing.ledger.decide(release, verdict, BY_ITSELF, evidence)
     if not decided.is_moved:
         decided = releasing.settle(decided)
     return Look(release=decided, verdict=verdict, evidence=evidence, was_repaired=repaired)
+
+
+def _known_labels(labels: Labels, release: Release, now: datetime) -> tuple[pd.DataFrame, str]:
+    """The labels, or none and why: failures are to end a release though a table is damaged."""
+    try:
+        return labels.of_release(release, now), ""
+    except DataContractError as exc:
+        return no_labels(), str(exc)
 
 
 def _not_loaded(

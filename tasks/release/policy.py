@@ -9,7 +9,7 @@ Rules in their order; the first that applies decides:
     harm          latency, scores or task metric is worse -> roll back
     timeout       the step takes too long                 -> as configured: hold or roll back
     held          a person holds the release              -> hold
-    too_early, too_few, too_few_labels, not_shown         -> hold
+    too_early, too_few, labels (which cannot be read), too_few_labels, not_shown -> hold
     passed        nothing speaks against it               -> promote
 """
 
@@ -77,6 +77,8 @@ def _hold_for_more(release: Release, evidence: Evidence, minutes: float) -> Verd
         return _wait(
             "too_few", f"{evidence.step_requests:,} of {step.min_requests:,} requests were answered"
         )
+    if evidence.label_fault:
+        return _wait("labels", f"the labels cannot be read: {evidence.label_fault}")
     if evidence.num_labels < step.min_labels:
         return _wait(
             "too_few_labels", f"{evidence.num_labels:,} of {step.min_labels:,} labels are there"

@@ -122,6 +122,8 @@ class Evidence(BaseModel):
     faults: tuple[str, ...] = ()
     """Sentences on what is broken for both versions now."""
     split_fault: str = ""
+    label_fault: str = ""
+    """Why no label could be read; what needs none was compared all the same."""
 
     def finding(self, metric: MetricName) -> Finding | None:
         """What one metric says."""

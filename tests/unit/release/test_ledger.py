@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tasks.errors import DataContractError, TransientError
@@ -316,6 +317,32 @@ def test_a_look_that_is_tried_again_gives_no_traffic_back_to_what_was_rolled_bac
 
 def _busy(*_: object, **__: object) -> None:
     raise TransientError("it does not answer")
+
+
+@dataclass(frozen=True)
+class DamagedLabels:
+    """A table of labels that nobody can read."""
+
+    def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
+        raise DataContractError("labels.parquet is damaged")
+
+
+@pytest.mark.parametrize(
+    ("share", "action", "rule"),
+    [(0.05, Action.ROLL_BACK, "errors"), (0.0, Action.HOLD, "labels")],
+    ids=["fails", "well"],
+)
+def test_labels_that_cannot_be_read_hold_a_release_and_keep_no_failing_version(
+    releasing: Releasing, tmp_path: Path, share: float, action: Action, rule: str
+) -> None:
+    release = begun(releasing)
+    start = release.periods[0].since
+    candidate = {"slot": "shadow", "version": "2", "error": share, "start": start}
+    Rows().add(12_000, start=start).add(12_000, **candidate).write(tmp_path)
+    now = start + timedelta(minutes=release.current.min_minutes + 1)
+    verdict = look(releasing, release, DamagedLabels(), tmp_path, now).verdict
+    assert (verdict.action, verdict.rule) == (action, rule)
+    assert action is Action.ROLL_BACK or "labels.parquet is damaged" in verdict.reason
 
 
 def test_a_look_gives_up_a_version_that_is_no_longer_the_champion(
