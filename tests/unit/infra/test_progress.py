@@ -39,7 +39,7 @@ def test_on_a_terminal_the_line_is_drawn_over_and_its_status_is_never_cut(
     monkeypatch.setattr("infra.provision.progress.time.monotonic", lambda: next(times))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((21, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda **_: os.terminal_size((21, 24)))
     step = Step("a title too long", started=1000.0)
     for _ in range(3):
         step.tick("5 %")
