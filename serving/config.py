@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from serving.engine.config import FollowedModel
 from tasks.errors import ConfigurationError
 from tasks.registry.config import RegistryConfig
 from tasks.settings import USE_CASE_FILE, Settings
@@ -32,25 +33,10 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ServedModel(_Section):
+class ServedModel(FollowedModel):
     """One model of the registry that this process serves."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
-    on_move: Literal["swap", "offer", "hold"] = Field(
-        default="swap",
-        description="What a moved alias `champion` does: `swap` serves the new version at once, "
-        "`offer` loads it as candidate and leaves the rest to the release flow, `hold` only tells.",
-    )
-    golden_rows: Path | None = Field(
-        default=None,
-        description="NumPy archive (.npz) with an array for each input: rows that every version is "
-        "checked on before it serves. None makes rows of the signature.",
-    )
-    bounds: dict[str, PositiveFloat] = Field(
-        default={},
-        description="Largest gap that a variant's golden answers may have, by precision; the rest "
-        "is as conversion bounds it.",
-    )
     goal_ms: PositiveFloat = Field(default=50.0, le=60_000, description="Latency goal, p99.")
 
 

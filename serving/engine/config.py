@@ -20,15 +20,13 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ServedModel(_Config):
-    """A model that is loaded when the process starts."""
+class FollowedModel(_Config):
+    """How a model is followed and checked, whoever names it."""
 
-    name: str = Field(min_length=1, description="In the registry.")
-    alias: str = Field(default="champion", min_length=1, description="Names the stable version.")
     on_move: Literal["swap", "offer", "hold"] = Field(
         default="swap",
-        description="When the alias moves: serve the new version at once, load it as the candidate "
-        "of a release, or only tell of it.",
+        description="What a moved alias `champion` does: `swap` serves the new version at once, "
+        "`offer` loads it as candidate and leaves the rest to the release flow, `hold` only tells.",
     )
     golden_rows: Path | None = Field(
         default=None,
@@ -40,6 +38,13 @@ class ServedModel(_Config):
         description="Largest gap that a variant's golden answers may have, by precision; the rest "
         "is as conversion bounds it.",
     )
+
+
+class ServedModel(FollowedModel):
+    """A model that is loaded when the process starts."""
+
+    name: str = Field(min_length=1, description="In the registry.")
+    alias: str = Field(default="champion", min_length=1, description="Names the stable version.")
 
 
 class HardwareConfig(_Config):

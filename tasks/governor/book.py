@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tasks import operation
 from tasks.errors import DataContractError
 from tasks.governor import tables
 from tasks.governor.budget import KINDS, Spent
@@ -64,7 +65,7 @@ class Book:
     def __init__(self, connection: Connection, model: str, use_case: str, actor: str) -> None:
         self._connection = connection
         self.model, self.use_case, self.actor = model, use_case, actor
-        self.now = tables.database_now(connection)
+        self.now = operation.database_now(connection)
         self._uptime = Uptime.now()
         self._bring_later_claims_to_now()
 
@@ -280,7 +281,7 @@ def governing(engine: Engine, model: str, use_case: str, actor: str) -> Iterator
         TransientError: the database does not answer, or was busy.
         StorageError: its disk refused.
     """
-    with tables.transaction(engine) as connection:
+    with operation.transaction(engine) as connection:
         lock(connection, model)
         yield Book(connection, model, use_case, actor)
 

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, RowMapping, Select, and_, case, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tasks import operation
 from tasks.errors import DataContractError
 from tasks.governor import tables
 from tasks.governor.book import count_asked, lock, read_stored, read_verdict_row
@@ -68,7 +69,7 @@ class Ledger:
         Numbers are given under the model's lock, so verdicts are seen in their order.
         """
         verdict_id = verdict_id_of(model, use_case, evidence)
-        with tables.transaction(self.engine) as connection:
+        with operation.transaction(self.engine) as connection:
             lock(connection, model)
             dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
             row = {
@@ -80,7 +81,7 @@ class Ledger:
                 "window_end": evidence.window.end,
                 "evidence": evidence.model_dump_json(),
                 "policy": policy.model_dump_json(),
-                "stored_at": tables.database_now(connection),
+                "stored_at": operation.database_now(connection),
                 "num_asked": 0,
             }
             table = tables.verdicts
@@ -95,7 +96,7 @@ class Ledger:
             DataContractError: there is none.
         """
         table = tables.verdicts
-        with tables.transaction(self.engine, reads_only=True) as connection:
+        with operation.transaction(self.engine, reads_only=True) as connection:
             query = select(table).where(table.c.verdict_id == verdict_id)
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
@@ -110,14 +111,14 @@ class Ledger:
         """The verdict on a model that was stored last; None before the first."""
         table = tables.verdicts
         query = select(table).where(table.c.model == model, table.c.use_case == use_case)
-        with tables.transaction(self.engine, reads_only=True) as connection:
+        with operation.transaction(self.engine, reads_only=True) as connection:
             newest = query.order_by(table.c.number.desc()).limit(1)
             row = connection.execute(newest).mappings().one_or_none()
         return read_verdict_row(row) if row is not None else None
 
     def count_asked(self, verdict_id: str) -> None:
         """Count one more question about an answered verdict."""
-        with tables.transaction(self.engine) as connection:
+        with operation.transaction(self.engine) as connection:
             count_asked(connection, verdict_id)
 
     def unsettled(self) -> list[tuple[str, str]]:
@@ -135,7 +136,7 @@ class Ledger:
                 episodes.c.cause != Cause.FEED.value,
             )
         )
-        with tables.transaction(self.engine, reads_only=True) as connection:
+        with operation.transaction(self.engine, reads_only=True) as connection:
             found = {
                 tuple(row) for query in (unanswered, waiting) for row in connection.execute(query)
             }
@@ -152,7 +153,7 @@ class Ledger:
         )
         if model is not None:
             query = query.where(table.c.model == model)
-        with tables.transaction(self.engine, reads_only=True) as connection:
+        with operation.transaction(self.engine, reads_only=True) as connection:
             return [_read_claim(row) for row in connection.execute(query).mappings()]
 
     def reserve(self, episode_id: str, place: str) -> bool:
@@ -166,8 +167,8 @@ class Ledger:
             False where another one has reserved it, or it was started.
         """
         table = tables.claims
-        with tables.transaction(self.engine) as connection:
-            now = tables.database_now(connection)
+        with operation.transaction(self.engine) as connection:
+            now = operation.database_now(connection)
             changed = connection.execute(
                 update(table)
                 .where(_may_be_started(episode_id, place, now))
@@ -178,8 +179,8 @@ class Ledger:
     def mark_started(self, episode_id: str, started: StartedAction) -> bool:
         """Note what carries an action out; False where somebody else did so, or will."""
         table = tables.claims
-        with tables.transaction(self.engine) as connection:
-            now = tables.database_now(connection)
+        with operation.transaction(self.engine) as connection:
+            now = operation.database_now(connection)
             changed = connection.execute(
                 update(table)
                 .where(_may_be_started(episode_id, started.place, now))
@@ -198,7 +199,7 @@ class Ledger:
     def mark_trouble(self, episode_id: str, trouble: str) -> None:
         """Note why a start failed; the claim stays, and the sweep tries it again."""
         table = tables.claims
-        with tables.transaction(self.engine) as connection:
+        with operation.transaction(self.engine) as connection:
             connection.execute(
                 update(table)
                 .where(table.c.episode_id == episode_id, table.c.state == ClaimState.CLAIMED.value)
@@ -208,7 +209,7 @@ class Ledger:
     def take_up(self, episode_id: str, run_id: str) -> bool:
         """Make a run that was lost a claim again; False where somebody else has done so."""
         table = tables.claims
-        with tables.transaction(self.engine) as connection:
+        with operation.transaction(self.engine) as connection:
             changed = connection.execute(
                 update(table)
                 .where(
@@ -227,13 +228,13 @@ class Ledger:
     def mark_ended(self, episode_id: str, end: RunEnd, trouble: str | None = None) -> bool:
         """Note how the run of an action ended; False where that is known already."""
         table = tables.claims
-        with tables.transaction(self.engine) as connection:
+        with operation.transaction(self.engine) as connection:
             changed = connection.execute(
                 update(table)
                 .where(table.c.episode_id == episode_id, table.c.state == ClaimState.STARTED.value)
                 .values(
                     state=ClaimState.ENDED.value,
-                    ended_at=tables.database_now(connection),
+                    ended_at=operation.database_now(connection),
                     run_state=end.state,
                     run_seconds=end.seconds,
                     trouble=trouble,
@@ -255,7 +256,7 @@ class Ledger:
                 query = query.where(column == str(value))
         if wanted.since is not None:
             query = query.where(table.c.decided_at >= wanted.since)
-        with tables.transaction(self.engine, reads_only=True) as connection:
+        with operation.transaction(self.engine, reads_only=True) as connection:
             return [_read_decision(row) for row in connection.execute(query).mappings()]
 
     def numbered(self, numbers: Sequence[int], verdict_id: str | None = None) -> list[Decision]:
@@ -264,7 +265,7 @@ class Ledger:
         query = _with_runs().where(
             or_(table.c.number.in_(numbers), table.c.verdict_id == verdict_id)
         )
-        with tables.transaction(self.engine, reads_only=True) as connection:
+        with operation.transaction(self.engine, reads_only=True) as connection:
             rows = connection.execute(query.order_by(table.c.number)).mappings()
             return [_read_decision(row) for row in rows]
 

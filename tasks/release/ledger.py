@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tasks.errors import DataContractError
-from tasks.governor.tables import database_now, transaction
+from tasks.operation import database_now, transaction
 from tasks.release import tables
 from tasks.release.config import ReleaseConfig
 from tasks.release.records import (

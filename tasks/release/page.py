@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from tasks.release.records import Entry, Evidence, Finding, MetricName, Release, Tally
 from tasks.reporting.axes import Frame, Linear
-from tasks.reporting.page import FOLDER, _environment
+from tasks.reporting.page import FOLDER, page_environment
 from tasks.reporting.quantities import is_shown, significant
 from tasks.reporting.svg import STYLE_SHEET, as_data_url, label, line, tag
 from tasks.reporting.svg import picture as drawing
@@ -54,7 +54,7 @@ def render_page(release: Release, entries: Sequence[Entry]) -> str:
     """The whole page, self-contained: no script and no address that a browser would load."""
     evidence = newest_evidence(entries)
     return (
-        _environment()
+        page_environment()
         .get_template("release.html.j2")
         .render(
             release=release,

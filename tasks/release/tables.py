@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sqlalchemy import (
-    BigInteger,
     Boolean,
     Column,
     Engine,
@@ -15,14 +14,12 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    text,
 )
 
-from tasks.governor.tables import SCHEMA_LOCK, UtcTime, transaction
-from tasks.governor.tables import open_database as open_operation
+from tasks import operation
+from tasks.operation import NUMBER, UtcTime
 
 metadata = MetaData()
-_NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 releases = Table(
     "falaj_releases",
@@ -53,7 +50,7 @@ Index(
 periods = Table(
     "falaj_release_periods",
     metadata,
-    Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    Column("number", NUMBER, primary_key=True, autoincrement=True),
     Column("release_id", ForeignKey("falaj_releases.release_id"), nullable=False, index=True),
     Column("step", Integer, nullable=False),
     Column("since", UtcTime, nullable=False),
@@ -68,7 +65,7 @@ periods = Table(
 entries = Table(
     "falaj_release_entries",
     metadata,
-    Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    Column("number", NUMBER, primary_key=True, autoincrement=True),
     Column("release_id", ForeignKey("falaj_releases.release_id"), nullable=False, index=True),
     Column("at", UtcTime, nullable=False),
     Column("actor", Text, nullable=False),
@@ -85,16 +82,9 @@ entries = Table(
 
 
 def open_database(url: str) -> Engine:
-    """Open the database of operation and make the tables that it lacks.
+    """Open the database of operation and make the tables of releases where it lacks them.
 
     Raises:
-        ConfigurationError: the address is of another kind, or none.
-        TransientError: the database does not answer, or was busy.
-        StorageError: its disk refused.
+        ConfigurationError, TransientError, StorageError: as `tasks.operation.open_database`.
     """
-    engine = open_operation(url)
-    with transaction(engine) as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SCHEMA_LOCK})
-        metadata.create_all(connection)
-    return engine
+    return operation.open_database(url, metadata)

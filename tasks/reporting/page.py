@@ -52,7 +52,7 @@ def render_page(record: RunRecord, stored: Sequence[StoredArtifact], docs: str) 
     """
     found: list[Check] = checks(record, stored)
     return (
-        _environment()
+        page_environment()
         .get_template("report.html.j2")
         .render(
             record=record,
@@ -71,7 +71,8 @@ def render_page(record: RunRecord, stored: Sequence[StoredArtifact], docs: str) 
 
 
 @cache
-def _environment() -> Environment:
+def page_environment() -> Environment:
+    """Templates of this folder, and what they draw and write numbers with."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,

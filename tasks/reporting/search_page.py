@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from tasks.contracts.training import StudyRecord
 from tasks.reporting import search_charts
-from tasks.reporting.page import FOLDER, _environment
+from tasks.reporting.page import FOLDER, page_environment
 from tasks.reporting.svg import STYLE_SHEET
 from tasks.settings import write_atomically
 
@@ -31,7 +31,7 @@ def gallery(record: StudyRecord) -> dict[str, Markup]:
 def render_search_page(record: StudyRecord) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load."""
     states = [trial.state for trial in record.trials]
-    template = _environment().get_template("search.html.j2")
+    template = page_environment().get_template("search.html.j2")
     return template.render(
         record=record,
         best=next((t for t in record.trials if t.number == record.best), None),

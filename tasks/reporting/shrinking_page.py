@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from tasks.contracts.evaluation import Comparison, Metric, Quality
 from tasks.contracts.release import ShrinkingResult
-from tasks.reporting.page import FOLDER, _environment
+from tasks.reporting.page import FOLDER, page_environment
 from tasks.reporting.quantities import difference, estimate
 from tasks.reporting.rankings import Estimate, interval_chart
 from tasks.reporting.svg import STYLE_SHEET
@@ -69,7 +69,7 @@ def differences(result: ShrinkingResult) -> Iterator[tuple[str, Comparison]]:
 
 def render_shrinking_page(result: ShrinkingResult, use_case: str) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load."""
-    template = _environment().get_template("shrinking.html.j2")
+    template = page_environment().get_template("shrinking.html.j2")
     return template.render(
         result=result,
         use_case=use_case,

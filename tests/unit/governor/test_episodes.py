@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks import operation
 from tasks.errors import ConfigurationError, DataContractError, StorageError, TransientError
-from tasks.governor import tables
 from tasks.governor.acting import LOST, note_ends, start_claimed
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import Action
@@ -318,13 +318,13 @@ def test_a_clock_that_was_years_ahead_holds_a_cool_down_no_longer_than_it_lasts(
 def test_within_one_boot_a_cool_down_lasts_as_long_as_it_should_whatever_the_clock_says(
     database: Path, hours: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = tables.database_now
+    real = operation.database_now
     governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
     governor.see(builders.stale(0))
     governor.end_runs()
     governor.see(builders.stable(1))
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "database_now", lambda c: real(c) + timedelta(hours=hours))
+        patch.setattr(operation, "database_now", lambda c: real(c) + timedelta(hours=hours))
         assert governor.see(builders.stale(2)) == [Outcome.COOL_DOWN]
     assert governor.sweep() == []  # the clock is right again
     with sqlite3.connect(database) as connection:
