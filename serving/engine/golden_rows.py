@@ -7,10 +7,12 @@ PyTorch takes 150 MB and seconds to import; a process that serves other forms do
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from tasks.conversion.families.tabular import TABULAR
 from tasks.conversion.program import load_program
 from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
-from tasks.errors import ArtifactError, ConversionError, FalajError
+from tasks.errors import ArtifactError, ConversionError, DataContractError, FalajError
 
 ROWS = (1, 7, 32)
 """Of the calls of a golden batch."""
@@ -131,20 +133,43 @@ def _known_codes(path: Path) -> NDArray[np.int64]:
 
 
 def _answered_rows(model: LoadedModel, rows: Path) -> Golden:
+    call = _rows_of(rows, model.signature)
     try:
-        with np.load(rows, allow_pickle=False) as archive:
-            call = {spec.name: archive[spec.name] for spec in model.signature.inputs}
-    except (OSError, KeyError, ValueError) as exc:
-        names = ", ".join(spec.name for spec in model.signature.inputs)
+        answers = model(call)
+    except (DataContractError, ConversionError, IndexError) as exc:
+        raise ArtifactError(f"the program does not take the golden rows of {rows}: {exc}") from exc
+    if not len(answers) or not np.isfinite(answers).all():
+        seen = "answers no number to some of them" if len(answers) else "finds none"
+        raise ArtifactError(
+            f"the program {seen} in the golden rows of {rows}, so no form can be compared on them; "
+            "name a file with rows that it answers"
+        )
+    return Golden((call,), (answers,))
+
+
+def _rows_of(rows: Path, signature: Signature) -> Call:
+    most = min(MOST_ROWS, signature.largest.get(BATCH_AXIS, MOST_ROWS))
+    try:
+        with np.load(io.BytesIO(rows.read_bytes()), allow_pickle=False) as archive:
+            return {
+                spec.name: _as(np.atleast_1d(archive[spec.name])[:most], spec)
+                for spec in signature.inputs
+            }
+    except (OSError, KeyError, ValueError, TypeError, EOFError, BadZipFile) as exc:
+        names = ", ".join(spec.name for spec in signature.inputs)
         raise ArtifactError(
             f"{rows} cannot be read as golden rows ({exc}); expected a NumPy archive (.npz) with "
             f"the arrays {names}, rows first"
         ) from exc
-    call = {
-        spec.name: np.ascontiguousarray(call[spec.name][:MOST_ROWS], spec.dtype)
-        for spec in model.signature.inputs
-    }
-    return Golden((call,), (model(call),))
+
+
+def _as(array: Array, spec: TensorSpec) -> Array:
+    """The array in the type of an input; whole numbers stay what they are."""
+    if array.dtype.kind in "biuf":
+        cast = np.ascontiguousarray(array, spec.dtype)
+        if cast.dtype.kind == "f" or np.array_equal(cast, array):
+            return cast
+    raise ValueError(f"{spec.name} is {array.dtype} and does not fit {spec.dtype}")
 
 
 def main() -> int:

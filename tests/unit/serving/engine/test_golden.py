@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from serving.engine.golden import gap, golden_batch
+from serving.engine.golden_rows import answer_golden_rows
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
@@ -71,6 +72,11 @@ def exported(folder: Path, network: nn.Module) -> tuple[Path, RegisteredProgram]
     return path, program
 
 
+@pytest.fixture(scope="module")
+def program_of_classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RegisteredProgram]:
+    return exported(tmp_path_factory.mktemp("classes"), Classes())
+
+
 def test_rows_are_made_that_the_program_takes_and_kept_with_their_answers(tmp_path: Path) -> None:
     path, program = exported(tmp_path, Classes())
     model = load_pytorch(path, SIGNATURE, Runtime())
@@ -104,6 +110,50 @@ def test_rows_of_a_file_take_their_place(tmp_path: Path) -> None:
         golden_batch(program, path, tmp_path / "golden", rows)
     with pytest.raises(ArtifactError, match="cannot be read"):
         golden_batch(program, path, tmp_path / "golden", tmp_path / "none.npz")
+
+
+def archive(**arrays: object) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def single(array: object) -> bytes:
+    content = io.BytesIO()
+    np.save(content, array)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+TOKENS, GAIN = np.full((3, 2), 39), np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (archive(tokens=TOKENS, gain=GAIN)[:-40], "cannot be read as golden rows"),
+        (single(GAIN), "cannot be read as golden rows"),
+        (b"", "cannot be read as golden rows"),
+        (archive(tokens=TOKENS + 0.5, gain=GAIN), "tokens is float64 and does not fit int64"),
+        (archive(tokens=TOKENS, gain=np.array(["a"] * 3)), "gain is <U1 and does not fit float32"),
+        (archive(tokens=TOKENS, gain=np.float32(1)), "does not take the golden rows"),
+        (archive(tokens=TOKENS, gain=np.ones(2, np.float32)), "does not take the golden rows"),
+        (archive(tokens=TOKENS[:0], gain=GAIN[:0]), "finds none"),
+        (archive(tokens=TOKENS + 1, gain=GAIN), "does not take the golden rows"),
+        (archive(tokens=TOKENS, gain=GAIN * np.float32(np.nan)), "answers no number to some"),
+    ],
+    ids=[
+        "cut off", "one array", "empty file", "fractions", "text", "no rows axis", "uneven",
+        "no rows", "unknown token", "no number",
+    ],
+)  # fmt: skip
+def test_rows_on_which_nothing_can_be_compared_are_refused(
+    tmp_path: Path, program_of_classes: tuple[Path, RegisteredProgram], content: bytes, said: str
+) -> None:
+    path, program = program_of_classes
+    rows = tmp_path / "rows.npz"
+    rows.write_bytes(content)
+    with pytest.raises(ArtifactError, match=said):
+        answer_golden_rows(program, path, rows)
 
 
 def test_a_program_that_gives_no_numbers_has_no_golden_batch(tmp_path: Path) -> None:
