@@ -53,7 +53,9 @@ def release_by_hand_flow(
     model = config.registry.model_name
     record_act(ACTION, action, {"model": model}, approver)
     if action == "start":
-        release = begin_release(model, release_config(config), *ports, approver, only_if_due=False)
+        release = begin_release(
+            model, release_config(config), *ports, approver, only_if_due=False, comment=comment
+        )
     else:
         seen = find_open_release(model)
         release = act_on_release(model, action, approver, comment, *ports, seen)

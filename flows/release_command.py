@@ -72,7 +72,9 @@ def change_release(options: argparse.Namespace, settings: Settings) -> list[str]
         who={**process_identity(), "subject": options.approver},
     ):
         if options.act == "start":
-            release = releasing.begin(model, release_config(config), options.approver)
+            release = releasing.begin(
+                model, release_config(config), options.approver, options.comment
+            )
         else:
             release = act_by_hand(
                 releasing, model, WISHES[options.act], options.approver, options.comment

@@ -47,8 +47,14 @@ class Releasing:
     traffic: Traffic
     champions: Champions
 
-    def begin(self, model: str, config: ReleaseConfig, actor: str) -> Release:
+    def begin(self, model: str, config: ReleaseConfig, actor: str, comment: str = "") -> Release:
         """Release the champion: from what the server's slot `stable` holds now.
+
+        Args:
+            model: registered model.
+            config: its steps and bounds.
+            actor: who begins it.
+            comment: why, where a person says so.
 
         Raises:
             DataContractError: there is no champion, it serves already, or another release is open.
@@ -67,7 +73,13 @@ class Releasing:
                 "compared; it begins with the champion by itself"
             )
         release = self.ledger.open(
-            model, stable, champion, config, actor, can_split=self.traffic.can_split
+            model,
+            stable,
+            champion,
+            config,
+            actor,
+            can_split=self.traffic.can_split,
+            reason=comment or "a new champion",
         )
         return self.settle(release)
 

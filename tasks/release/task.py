@@ -52,6 +52,7 @@ def begin_release(
     actor: str,
     *,
     only_if_due: bool,
+    comment: str = "",
 ) -> Release | None:
     """Open a release of the champion and set its first step; None where none is due.
 
@@ -65,6 +66,7 @@ def begin_release(
         champions: the registry.
         actor: who begins it.
         only_if_due: a flow asks whether there is a new champion; a person begins it anyway.
+        comment: why, where a person begins it.
 
     Raises:
         DataContractError: there is nothing to release, or another release is open. Not retried.
@@ -76,8 +78,9 @@ def begin_release(
         return None
     if only_if_due and not releasing.due(model, config):
         return None
-    release = releasing.begin(model, config, actor)
-    tell_event(EVENTS[Action.START], release, f"step {release.current.name}", actor)
+    release = releasing.begin(model, config, actor, comment)
+    said = f": {comment}" if comment else ""
+    tell_event(EVENTS[Action.START], release, f"step {release.current.name}{said}", actor)
     return release
 
 

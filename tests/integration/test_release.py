@@ -238,7 +238,7 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
 
     monkeypatch.setattr(release_ports, "traffic_of", town.traffic)
     with prefect_api.in_process():
-        begun = release_by_hand_flow("start", "Amal", town.config)
+        begun = release_by_hand_flow("start", "Amal", town.config, "before the fair")
         assert begun is not None
         held = release_by_hand_flow("hold", "Amal", town.config, "lunch")
         assert held is not None
@@ -259,6 +259,9 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
     shown = capsys.readouterr().out
     assert "rolled back" in shown
     assert "roll_back (by_hand) by Badr: Badr: odd" in shown
+    assert "start (start) by Amal: before the fair" in shown
+    assert command.main(["release", "start", "--approver", "Badr", "--comment", "again"]) == 2
+    assert "is what serves already" in capsys.readouterr().err
     assert command.main(["release", "status", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [e["actor"] for e in told["entries"] if e["rule"] == "by_hand"] == [
