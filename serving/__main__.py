@@ -13,6 +13,7 @@ The state folder is `FALAJ_HOME` or `--home`, the feature repository `FALAJ_FEAT
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import json
 import logging
@@ -224,7 +225,15 @@ def _spare_pytorch() -> None:
             del sys.modules["torch"]
 
 
+def _silence_exit() -> None:
+    """DuckDB's binding lists "leaks" on standard error while the interpreter goes down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 if __name__ == "__main__":
+    atexit.register(_silence_exit)
     _spare_pytorch()
     from serving.parts import installed_parts
 

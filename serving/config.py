@@ -200,12 +200,7 @@ def checked_config(told: object, source: str) -> ServingConfig:
     try:
         return ServingConfig.model_validate(told)
     except ValidationError as exc:
-        faults = "; ".join(
-            f"{'.'.join(map(str, error['loc'])) or 'it'}: "
-            f"{error['msg'].removeprefix('Value error, ')}"
-            for error in exc.errors()
-        )
-        raise ConfigurationError(f"{source}: {faults}. Nothing was started") from exc
+        raise ConfigurationError(f"{source}: {_faults(exc)}. Nothing was started") from exc
 
 
 def section(name: str, kind: type[Section], told: Mapping[str, Any]) -> Section:
@@ -217,9 +212,15 @@ def section(name: str, kind: type[Section], told: Mapping[str, Any]) -> Section:
     try:
         return kind.model_validate(dict(told))
     except ValidationError as exc:
-        faults = "; ".join(
-            f"{'.'.join((name, *map(str, fault['loc'])))}: "
-            f"{fault['msg'].removeprefix('Value error, ')}"
-            for fault in exc.errors()
-        )
-        raise ConfigurationError(f"serving.yaml: {faults}. Nothing was started") from exc
+        raise ConfigurationError(
+            f"serving.yaml: {_faults(exc, name)}. Nothing was started"
+        ) from exc
+
+
+def _faults(exc: ValidationError, *within: str) -> str:
+    """Each setting that cannot be and why, in the words of YAML."""
+    return "; ".join(
+        f"{'.'.join((*within, *map(str, fault['loc']))) or 'it'}: "
+        + fault["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
+        for fault in exc.errors()
+    )

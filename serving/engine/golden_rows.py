@@ -25,6 +25,7 @@ from tasks.conversion.families.tabular import TABULAR
 from tasks.conversion.program import load_program
 from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.variants import sentence_of
 from tasks.errors import ArtifactError, ConversionError, DataContractError, FalajError
 
 ROWS = (1, 7, 32)
@@ -158,9 +159,14 @@ def _rows_of(rows: Path, signature: Signature) -> Call:
     except (OSError, KeyError, ValueError, TypeError, EOFError, BadZipFile) as exc:
         names = ", ".join(spec.name for spec in signature.inputs)
         raise ArtifactError(
-            f"{rows} cannot be read as golden rows ({exc}); expected a NumPy archive (.npz) with "
-            f"the arrays {names}, rows first"
+            f"{rows} cannot be read as golden rows{_why(exc)}; expected a NumPy archive (.npz) "
+            f"with the arrays {names}, rows first"
         ) from exc
+
+
+def _why(exc: Exception) -> str:
+    """What was wrong; of what is no archive at all NumPy says only how to unpickle it."""
+    return "" if "pickle" in str(exc) else f" ({sentence_of(exc)})"
 
 
 def _as(array: Array, spec: TensorSpec) -> Array:

@@ -211,3 +211,5 @@ def test_a_second_process_on_the_state_folder_is_refused_and_sigterm_ends_the_fi
     served.process.terminate()
     assert served.process.wait(LIMIT_S) == 0
     assert read_addresses(loop.home) is None
+    last = (loop.home / "serving.log").read_text().splitlines()[-1]
+    assert json.loads(last)["message"].startswith("ending")  # no library's words after it

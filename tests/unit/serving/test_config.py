@@ -34,6 +34,8 @@ def test_a_repository_without_the_file_serves_with_defaults(tmp_path: Path) -> N
         ("models: [{name: a}, {name: a}]", "names one twice"),
         ("http: {port: 70000}", r"http\.port"),
         ("timeout_s: -1", "timeout_s"),
+        ("http: {port: eight}", r"http\.port: Input should be a valid integer"),
+        ("models: flight-delay", "models: Input should be a list"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_place(tmp_path: Path, text: str, says: str) -> None:

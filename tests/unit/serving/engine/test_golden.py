@@ -133,6 +133,7 @@ TOKENS, GAIN = np.full((3, 2), 39), np.ones(3, np.float32)
         (archive(tokens=TOKENS, gain=GAIN)[:-40], "cannot be read as golden rows"),
         (single(GAIN), "cannot be read as golden rows"),
         (b"", "cannot be read as golden rows"),
+        (b"root:x:0:0", r"rows\.npz cannot be read as golden rows; expected a NumPy archive"),
         (archive(tokens=TOKENS + 0.5, gain=GAIN), "tokens is float64 and does not fit int64"),
         (archive(tokens=TOKENS, gain=np.array(["a"] * 3)), "gain is <U1 and does not fit float32"),
         (archive(tokens=TOKENS, gain=np.float32(1)), "does not take the golden rows"),
@@ -142,8 +143,8 @@ TOKENS, GAIN = np.full((3, 2), 39), np.ones(3, np.float32)
         (archive(tokens=TOKENS, gain=GAIN * np.float32(np.nan)), "answers no number to some"),
     ],
     ids=[
-        "cut off", "one array", "empty file", "fractions", "text", "no rows axis", "uneven",
-        "no rows", "unknown token", "no number",
+        "cut off", "one array", "empty file", "no archive", "fractions", "text", "no rows axis",
+        "uneven", "no rows", "unknown token", "no number",
     ],
 )  # fmt: skip
 def test_rows_on_which_nothing_can_be_compared_are_refused(
