@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve edge up down status doctor test drills test-cluster test-keras test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
+.PHONY: help setup run serve edge up down status doctor test test-slow drills test-cluster test-keras test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -58,8 +58,13 @@ status: ## what of the platform runs, and what of it does not
 doctor: ## look at all that the platform needs, and say what to do
 	@$(VENV_PYTHON) -m infra.platform doctor $(DOCTOR_ARGS)
 
-test: setup .venv-tensorrt-rtx/complete .venv-triton/complete .venv-serving-clients/complete ## run all tests
+TOOLS := .venv-tensorrt-rtx/complete .venv-triton/complete .venv-serving-clients/complete
+
+test: setup $(TOOLS) ## run the tests, but for the slow ones
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-slow: setup $(TOOLS) ## run the slow tests: whole loops, kills in training, a platform's life
+	@$(VENV_PYTHON) -m pytest -m "slow and not drill" $(PYTEST_ARGS)
 
 # Environments of tools whose packages cannot lie beside the project's. A registry that lacks them does
 # not keep the other tests from running: theirs are then skipped, and say why.
@@ -81,7 +86,7 @@ test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 
 	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
 		> .venv-cluster/lib/python3.11/site-packages/falaj.pth
 	@.venv-cluster/bin/python -m pip install --quiet -r infra/cluster/requirements.in
-	@.venv-cluster/bin/python -m pytest tests/integration/test_profiles.py -k cluster \
+	@.venv-cluster/bin/python -m pytest tests/integration/test_profiles.py -k cluster -m "not drill" \
 		-p no:unraisableexception $(PYTEST_ARGS) # py4j leaves sockets to the garbage collector
 
 test-keras: setup ## run the tests of the Keras network, in an environment with Keras
@@ -89,23 +94,23 @@ test-keras: setup ## run the tests of the Keras network, in an environment with 
 	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
 		> .venv-keras/lib/python3.11/site-packages/falaj.pth
 	@.venv-keras/bin/python -m pip install --quiet -r infra/keras/requirements.in
-	@.venv-keras/bin/python -m pytest tests/integration/test_keras.py $(PYTEST_ARGS)
+	@.venv-keras/bin/python -m pytest tests/integration/test_keras.py -m "not drill" $(PYTEST_ARGS)
 
 test-tensorrt-rtx: setup .venv-tensorrt-rtx/complete ## ask TensorRT's parser, which needs no GPU; later test runs ask it too
 	@test -e .venv-tensorrt-rtx/complete
-	@$(VENV_PYTHON) -m pytest tests/integration/test_tensorrt_rtx.py $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest tests/integration/test_tensorrt_rtx.py -m "not drill" $(PYTEST_ARGS)
 
 test-triton: setup .venv-triton/complete ## serve model repositories with a real Triton; later test runs do so too
 	@test -e .venv-triton/complete
-	@$(VENV_PYTHON) -m pytest tests/integration/test_triton.py $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest tests/integration/test_triton.py -m "not drill" $(PYTEST_ARGS)
 
 test-serving-clients: setup .venv-serving-clients/complete ## ask the server by foreign clients and a fuzzer; later test runs do so too
 	@test -e .venv-serving-clients/complete
-	@$(VENV_PYTHON) -m pytest tests/integration/serving $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest tests/integration/serving -m "not drill" $(PYTEST_ARGS)
 
 test-litert: setup .venv-litert/complete ## convert to LiteRT; afterwards the target litert-fp32 is built everywhere
 	@test -e .venv-litert/complete
-	@$(VENV_PYTHON) -m pytest tests/integration/test_litert.py $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest tests/integration/test_litert.py -m "not drill" $(PYTEST_ARGS)
 
 bench: setup ## measure the figures that the project promises, as ratios
 	@$(VENV_PYTHON) -m infra.bench

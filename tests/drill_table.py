@@ -20,8 +20,8 @@ from tests.promises import Promise
 FOLDER = "FALAJ_DRILL_REPORT"
 HEADINGS = ("promise or complaint", "drill", "expected end state", "result", "s", "trials")
 HEADINGS_TOLD = ("result", "s", "trials", "expected end state", "drill")
-NOT_RUN, ELSEWHERE = "not run", "in make test"
-_WORST_FIRST = ("failed", "error", "skipped", "passed", NOT_RUN, ELSEWHERE)
+NOT_RUN, ELSEWHERE, SLOW = "not run", "in make test", "in make test-slow"
+_WORST_FIRST = ("failed", "error", "skipped", "passed", NOT_RUN, SLOW, ELSEWHERE)
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """The row as people read it."""
-        ran = self.result not in (NOT_RUN, ELSEWHERE)
+        ran = self.result not in (NOT_RUN, SLOW, ELSEWHERE)
         seconds, trials = (f"{self.seconds:.0f}", f"{self.trials:,}") if ran else ("", "")
         return self.promise.value, self.drill, self.end_state, self.result, seconds, trials
 
@@ -54,6 +54,7 @@ class DrillTable:
         self._folder = folder
         self._rows: dict[tuple[str, Promise], Row] = {}
         self._drills: set[str] = set()
+        self._slow: set[str] = set()
         self._drilled = False
 
     @property
@@ -69,6 +70,8 @@ class DrillTable:
             drill = _function(item.nodeid)
             if item.get_closest_marker("drill"):
                 self._drills.add(drill)
+            elif item.get_closest_marker("slow"):
+                self._slow.add(drill)
             for mark in item.iter_markers("promise"):
                 promise, end_state = mark.args
                 self._rows.setdefault((drill, promise), Row(promise, drill, end_state))
@@ -79,7 +82,7 @@ class DrillTable:
         self._drilled = bool(selected & self._drills) and not session.config.option.collectonly
         for (drill, _), row in self._rows.items():
             if drill not in selected:
-                row.results.append(NOT_RUN if drill in self._drills else ELSEWHERE)
+                row.results.append(self._where(drill))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add what one phase of a test came to."""
@@ -102,6 +105,11 @@ class DrillTable:
         """Write the table, also where the drills were interrupted."""
         if self._folder and self._rows:
             write(Path(self._folder), self.rows)
+
+    def _where(self, drill: str) -> str:
+        if drill in self._drills:
+            return NOT_RUN
+        return SLOW if drill in self._slow else ELSEWHERE
 
     def _of(self, nodeid: str) -> Iterable[Row]:
         return (row for (drill, _), row in self._rows.items() if drill == _function(nodeid))

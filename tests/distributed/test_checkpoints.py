@@ -107,6 +107,7 @@ def objects(s3: S3FileSystem) -> list[str]:
     return [info.path for info in found if info.is_file]
 
 
+@pytest.mark.slow
 def test_a_run_with_checkpoints_on_s3_goes_on_from_there_and_leaves_nothing(
     bucket: tuple[str, S3FileSystem], tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_place_that_refuses_checkpoints_ends_the_run_with_a_sentence(tmp_path:
         train(tmp_path, refusing)
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_network_write_their_own_parts_and_fewer_of_them_go_on(
     tmp_path: Path,
 ) -> None:

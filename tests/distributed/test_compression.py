@@ -11,6 +11,8 @@ import pytest
 from tests.distributed.compression_ranks import ENGINES, HALF, WAYS, network
 from tests.distributed.rank_programs import run_on_ranks
 
+pytestmark = pytest.mark.slow
+
 NUM_RANKS = 2
 NUM_VALUES = sum(p.numel() for p in network().parameters())
 

@@ -16,6 +16,8 @@ from tasks.training.launcher import launch_training
 from tests.builders import COLUMNS, dataset, frame, month, splits
 from tests.distributed.runs import NUM_ROWS, config, on_ranks, train
 
+pytestmark = pytest.mark.slow
+
 ONE_RANK = on_ranks(1)
 
 

@@ -50,6 +50,7 @@ def test_a_killed_rank_costs_no_committed_step_and_its_slot_is_used_again(tmp_pa
     assert not pids_whose_command_holds(str(tmp_path))
 
 
+@pytest.mark.slow
 @proves(Promise.EVICTION, "the evicted rank commits and leaves; training goes on")
 def test_a_rank_that_is_told_to_end_commits_and_leaves_and_nobody_is_blamed(
     tmp_path: Path,
@@ -72,6 +73,7 @@ def test_a_rank_that_is_told_to_end_commits_and_leaves_and_nobody_is_blamed(
     assert (run.path / "checkpoint.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_lost_while_the_others_meet_it_is_all_that_is_lost(tmp_path: Path) -> None:
     run = ElasticRun(tmp_path / "run")
     report = run_here(run, TinyJob(config=LOCAL, num_steps=20, dies_while_joining=True))
@@ -93,6 +95,7 @@ def test_an_error_of_user_code_ends_the_run_with_its_sentence(tmp_path: Path) ->
     assert not pids_whose_command_holds(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree_are_not_tried_for_ever(tmp_path: Path) -> None:
     run = ElasticRun(tmp_path / "run")
     config = LOCAL.model_copy(update={"slots_per_host": 2})
@@ -100,6 +103,7 @@ def test_ranks_that_disagree_are_not_tried_for_ever(tmp_path: Path) -> None:
         run_here(run, TinyJob(config=config, mismatch=True))
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_driver_leaves_no_rank_and_no_secret_was_to_be_seen(tmp_path: Path) -> None:
     run = ElasticRun(tmp_path / "run")
     run.prepare(TinyJob(config=LOCAL, num_steps=100_000))

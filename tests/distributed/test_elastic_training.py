@@ -8,11 +8,14 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tasks.contracts.training import EpochMetrics
 from tasks.settings import ArtifactStore
 from tests.distributed.runs import config, losses, on_ranks, train
 from tests.processes import pids_whose_command_holds
+
+pytestmark = pytest.mark.slow
 
 ELASTIC = {"elastic": {"enabled": True, "slots_per_host": 2}, "max_epochs": 12, "patience": 12}
 

@@ -79,6 +79,7 @@ def start_driver(folder: Path) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another_world_size(
     tmp_path: Path,
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_disk_that_is_full_when_the_model_is_written_is_a_storage_error(tmp_pa
     assert not (tmp_path / "run" / "best.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_forced_stall_ends_with_an_error(tmp_path: Path) -> None:
     stalling = config(stall_warning_s=1, stall_shutdown_s=3)
     with pytest.raises(TransientError, match="rank 1 did not answer and was stopped") as caught:

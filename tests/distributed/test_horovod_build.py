@@ -44,6 +44,7 @@ def missing_for_namespaces() -> str | None:
     return f"no network namespaces here: {probe.stderr.strip()}" if probe.returncode else None
 
 
+@pytest.mark.slow
 def test_all_traffic_takes_the_chosen_interface_where_a_hosts_own_name_is_loopback(
     tmp_path: Path,
 ) -> None:

@@ -201,6 +201,7 @@ def test_ranks_can_be_ordered_before_everything_is_imported(
         assert (ranks.how_started, ranks.exit_codes) == ("forked", {0: 0})
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_prepared_process_ends_its_ranks_and_the_next_are_started_anew(
     tmp_path: Path, nursery: Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:

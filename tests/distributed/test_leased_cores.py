@@ -20,6 +20,7 @@ MARK = "test-of-leased-cores"
 LAST = max(os.sched_getaffinity(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fork_ranks", [False, True])
 def test_all_processes_of_a_training_stay_on_the_leased_cores(
     tmp_path: Path, fork_ranks: bool

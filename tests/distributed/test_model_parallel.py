@@ -25,6 +25,8 @@ from tests.distributed.model_parallel_ranks import (
 from tests.distributed.rank_programs import run_on_ranks
 from tests.distributed.strategy_cases import adamw, row_losses
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

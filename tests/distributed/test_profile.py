@@ -18,6 +18,8 @@ from tasks.training.telemetry.trace import read_timeline
 from tests.distributed.rank_programs import run_on_ranks
 from tests.distributed.slow_ranks import LARGE, LARGE_WIDTH, NUM_STEPS, ROWS, SLOW_READER, STARVED
 
+pytestmark = pytest.mark.slow
+
 JOB = JobFacts(
     num_ranks=2, threads_per_rank=1, global_batch_size=2 * ROWS, num_shards=4, num_cores=2,
     reading_mode="stream",

@@ -31,6 +31,7 @@ def two_ranks_in_memory(tmp_path_factory: pytest.TempPathFactory) -> TrainedMode
     return trained(tmp_path_factory.mktemp("memory"), 2, **MEMORY)
 
 
+@pytest.mark.slow
 def test_rows_from_files_train_like_rows_in_memory(
     two_ranks_in_memory: TrainedModel, tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_rows_from_files_train_like_rows_in_memory(
     assert left <= {"advice", "probes"}  # decoded rows went with the run directory
 
 
+@pytest.mark.slow
 def test_three_ranks_share_four_shards_and_train_like_two(
     two_ranks_in_memory: TrainedModel, tmp_path: Path
 ) -> None:
@@ -54,6 +56,7 @@ def test_three_ranks_share_four_shards_and_train_like_two(
     np.testing.assert_allclose(losses(model.epochs), losses(two_ranks_in_memory.epochs), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rank_that_gets_no_rows_takes_part_in_every_step(tmp_path: Path) -> None:
     model = trained(tmp_path / "three", 3, num_shards=2, **STREAM)
     alone = trained(tmp_path / "one", 1, num_shards=2, **MEMORY)

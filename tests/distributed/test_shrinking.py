@@ -25,6 +25,8 @@ from tests.distributed.runs import NUM_ROWS, config, losses, on_ranks, train
 from tests.distributed.test_continuing import start_of
 from tests.distributed.test_failures import assert_no_kept_epoch_is_repeated, log_of, pid_of_rank
 
+pytestmark = pytest.mark.slow
+
 ONE_RANK = on_ranks(1)
 SMALL = config(**ONE_RANK, hidden_sizes=(4,), max_epochs=3)
 

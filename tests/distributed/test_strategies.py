@@ -24,7 +24,7 @@ from tests.distributed.strategy_cases import (
 )
 
 # All ranks of all groups start within the first test.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SIZES = (2, 3, 1)
 """In this order, so that states go to larger and to smaller world sizes."""
 PLAIN_STATE = "plain-half.of-1"

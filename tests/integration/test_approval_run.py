@@ -263,6 +263,7 @@ def num_shown(run: FlowRun, key: str) -> int:
         return len(client.read_artifacts(artifact_filter=wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(office: Office) -> None:
     decision = office.candidate(2, timeout_h=40 / 3600)
@@ -291,6 +292,7 @@ def test_an_end_that_comes_early_waits_for_the_deadline(office: Office) -> None:
     assert office.state_of(number) == "timed_out"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_question_whose_time_is_over_before_the_run_is_suspended_is_closed_too(
     office: Office,
@@ -306,6 +308,7 @@ def test_a_question_whose_time_is_over_before_the_run_is_suspended_is_closed_too
     assert office.state_of(number) == "timed_out"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_is_suspended_late_is_let_go_on_by_the_end_of_its_question(
     office: Office,
@@ -321,6 +324,7 @@ def test_a_run_that_is_suspended_late_is_let_go_on_by_the_end_of_its_question(
     assert office.state_of(number) == "rejected"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office: Office) -> None:
     decision = office.candidate(3)
@@ -337,6 +341,7 @@ def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office
     assert office.state_of(number) == "waiting"  # and can still be answered
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_answer_on_the_command_line_lets_the_run_that_asks_go_on(
     office: Office, capsys: pytest.CaptureFixture[str]

@@ -161,6 +161,7 @@ def test_a_changed_entry_changes_its_deployment_alone(plan: Plan, tmp_path: Path
     redeploy(plan)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_the_file_no_longer_has_is_removed(plan: Plan, tmp_path: Path) -> None:
     content = yaml.safe_load(part_of_the_file(*LOOKED_AT))
     for entry in content["deployments"]:
@@ -197,6 +198,7 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
     assert main(["--check", *arguments]) == 0
 
 
+@pytest.mark.slow
 def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path: Path) -> None:
     async def pause(client: PrefectClient) -> None:
         await client.pause_deployment(
@@ -222,6 +224,7 @@ def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path:
     assert automation("decide-on-drift").id == automation_id
 
 
+@pytest.mark.slow
 def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     plan: Plan, tmp_path: Path
 ) -> None:
@@ -252,6 +255,7 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     assert {f"{label} (removed)" for label in further} == set(removed)
 
 
+@pytest.mark.slow
 @proves(Promise.DRIFT_BURST, "one decision, also after a redeploy")
 def test_a_burst_of_verdicts_starts_one_decision_even_across_a_redeploy(plan: Plan) -> None:
     model, started = "falaj.model.burst", decisions
@@ -287,6 +291,7 @@ def test_the_whole_file_deploys(plan: Plan) -> None:
     assert set(deployments(whole)) == {item.full_name for item in whole.deployments}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:'imghdr' is deprecated:DeprecationWarning"
 )  # apprise, in Slack's

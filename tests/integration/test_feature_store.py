@@ -241,6 +241,7 @@ materialize(tables, days(0, 10), home, repo, ArtifactStore(home / "artifacts"))
 """
 
 
+@pytest.mark.slow
 def test_a_materialization_killed_midway_is_completed_by_the_next_run(
     fresh: Installation, shared: tuple[Installation, FeatureTables]
 ) -> None:

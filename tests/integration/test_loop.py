@@ -265,6 +265,7 @@ def test_a_second_run_reuses_every_stage(loop: Loop) -> None:
     assert again.run_id != first.run_id
 
 
+@pytest.mark.slow
 def test_a_removed_artifact_is_made_again_and_nothing_else(loop: Loop) -> None:
     before = loop.record
     loop.path(before.evaluation.predictions).unlink()
@@ -342,6 +343,7 @@ def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
     assert not (loop.home / "feast").exists()
 
 
+@pytest.mark.slow
 def test_the_governor_recalibrates_a_champion_whose_scores_are_wrong_and_it_is_promoted(
     loop: Loop, prefect_api: PrefectApi
 ) -> None:
@@ -394,6 +396,7 @@ def test_the_governor_recalibrates_a_champion_whose_scores_are_wrong_and_it_is_p
     assert np.abs(found - new).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_a_repeated_recalibration_finds_its_version_and_a_short_window_is_refused(
     loop: Loop,
 ) -> None:
@@ -412,6 +415,7 @@ def test_a_repeated_recalibration_finds_its_version_and_a_short_window_is_refuse
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_the_champion_is_converted_again_into_other_forms(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,6 +440,7 @@ def test_the_champion_is_converted_again_into_other_forms(
     assert sorted((home / "artifacts" / "snapshots").iterdir()) == snapshots
 
 
+@pytest.mark.slow
 def test_a_smaller_network_is_made_judged_and_registered_by_configuration_alone(
     loop: Loop,
 ) -> None:
@@ -455,6 +460,7 @@ def test_a_smaller_network_is_made_judged_and_registered_by_configuration_alone(
     assert "train-distributed: epoch" not in said
 
 
+@pytest.mark.slow
 def test_what_cannot_be_made_smaller_is_a_sentence(loop: Loop) -> None:
     for words, sentence in (
         (("--version", "99"), "version 99 is not in the registry"),

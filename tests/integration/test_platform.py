@@ -295,6 +295,7 @@ def test_another_password_in_the_file_is_found(platform: Platform) -> None:
     platform.until_well()
 
 
+@pytest.mark.slow
 def test_each_killed_server_comes_back_and_meanwhile_it_is_told(platform: Platform) -> None:
     for service in ("mlflow", "prefect"):
         supervisor = psutil.Process(supervisor_pid(platform.place))
@@ -337,6 +338,7 @@ def test_a_killed_worker_comes_back_and_its_run_is_not_running_for_ever(platform
     platform.until_well()
 
 
+@pytest.mark.slow
 @proves(Promise.KILLED_WORKER, "no process is left, the run is Crashed")
 @pytest.mark.drill
 def test_what_a_killed_guard_leaves_is_ended_and_marked(platform: Platform) -> None:
@@ -355,6 +357,7 @@ def pools_paused(platform: Platform) -> dict[str, bool]:
     return {pool["name"]: pool["is_paused"] for pool in platform.api.pools()}
 
 
+@pytest.mark.slow
 def test_an_interrupted_down_leaves_the_platform_as_it_was(platform: Platform) -> None:
     platform.start_run(600)
     with platform.command("down") as down:
@@ -369,6 +372,7 @@ def test_an_interrupted_down_leaves_the_platform_as_it_was(platform: Platform) -
     platform.until_well()
 
 
+@pytest.mark.slow
 @proves(Promise.NO_ORPHANS, "no process is left; up goes on")
 def test_after_kill_9_nothing_is_left_and_up_goes_on_with_the_same_state(
     platform: Platform,
@@ -400,6 +404,7 @@ def test_after_kill_9_nothing_is_left_and_up_goes_on_with_the_same_state(
     platform.until_well()
 
 
+@pytest.mark.slow
 def test_down_lets_runs_end_up_to_the_limit_and_marks_what_it_cuts_off(platform: Platform) -> None:
     long = platform.start_run(3600)
     short = platform.start_run(5)

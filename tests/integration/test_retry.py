@@ -12,7 +12,7 @@ from tests.integration.test_embedded import processes_of
 from tests.integration.test_loop import Loop, loop_repository
 from tests.processes import wait_until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 WINDOW = ("2013-01-03T05:00Z", "2013-01-06T05:00Z")
 

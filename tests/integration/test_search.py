@@ -132,6 +132,7 @@ def test_trials_are_trained_kept_in_mlflow_and_drawn(prefect_api: None, settings
     assert page.count("<svg") >= 6
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_goes_on_where_it_was(
     prefect_api: None, settings: Settings, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def test_the_use_case_of_the_repository_is_valid_and_apart_from_the_default() ->
     assert config.registry.experiment != default.registry.experiment
 
 
+@pytest.mark.slow
 def test_a_regression_runs_the_whole_loop_and_leaves_no_process(
     home: Path, record: RunRecord
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_regression_runs_the_whole_loop_and_leaves_no_process(
     assert processes_of(home) == []
 
 
+@pytest.mark.slow
 def test_reported_metrics_of_a_regression_can_be_recomputed(home: Path, record: RunRecord) -> None:
     overall = record.evaluation.overall
     assert isinstance(overall, RegressionMetrics)
@@ -95,6 +97,7 @@ def test_reported_metrics_of_a_regression_can_be_recomputed(home: Path, record: 
     assert overall.skill.value == pytest.approx(1 - errors[0] / errors[1], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_bad_on_one_slice_is_refused_by_the_gate(
     home: Path, record: RunRecord
 ) -> None:
@@ -136,6 +139,7 @@ def gate_on_slices(record: RunRecord, evaluation: EvaluationReport) -> tuple[boo
     return gates["worst-slice"].passed, gates["worst-slice"].evidence
 
 
+@pytest.mark.slow
 def test_no_feature_knows_the_hour_that_is_predicted(home: Path, record: RunRecord) -> None:
     """The last count of the same hour of the week is that of a week before, or older.
 
@@ -155,6 +159,7 @@ def test_no_feature_knows_the_hour_that_is_predicted(home: Path, record: RunReco
     assert (now[both] == latest[both]).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_report_speaks_of_the_regression(home: Path) -> None:
     page = (reports(home) / "latest" / "report.html").read_text()
     for words in ("R² on the test window", "Predicted against observed", "Mean absolute error by"):
@@ -162,6 +167,7 @@ def test_the_report_speaks_of_the_regression(home: Path) -> None:
     assert "AUC" not in page
 
 
+@pytest.mark.slow
 def test_a_second_run_reuses_what_is_finished(home: Path, repository: Path) -> None:
     code, said = command(home, repository)
     assert code == 0, said

@@ -82,7 +82,7 @@ def make(
 def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None:
     done = make(checkout, tools)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
-    tests = "test drills test-cluster test-keras test-horovod"
+    tests = "test test-slow drills test-cluster test-keras test-horovod"
     aside = "test-tensorrt-rtx test-triton test-serving-clients test-litert"
     platform = "serve edge up down status doctor"
     assert listed == set(

@@ -38,6 +38,11 @@ def test_that_cannot_run_here():
 @proves(Promise.TRACED, "digests")
 def test_that_make_test_runs():
     pass
+
+@proves(Promise.EVICTION, "goes on")
+@pytest.mark.slow
+def test_that_make_test_slow_runs():
+    pass
 """
 
 
@@ -61,7 +66,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_no_promise_and_no_complaint_is_without_a_drill(tmp_path: Path) -> None:
-    """A drill of `make drills`, or a test of `make test` that does the same in seconds."""
+    """A drill of `make drills`, or a test of `make test` or `make test-slow` that does the same."""
     tests = {file: file.read_text() for file in (PROJECT_ROOT / "tests").rglob("test_*.py")}
     tests.pop(Path(__file__))
     files = [str(f) for f, text in tests.items() if "@proves(" in text or "mark.drill" in text]
@@ -79,6 +84,7 @@ def test_the_table_tells_the_worst_of_each_drill_and_what_did_not_run(tmp_path: 
         "from tests import drill_table\n"
         "def pytest_configure(config):\n"
         "    config.addinivalue_line('markers', 'drill: breaks things')\n"
+        "    config.addinivalue_line('markers', 'slow: takes its time')\n"
         "    drill_table.install(config)\n"
     )
     (tmp_path / "test_it.py").write_text(OUTCOMES)
@@ -89,6 +95,7 @@ def test_the_table_tells_the_worst_of_each_drill_and_what_did_not_run(tmp_path: 
         "failed",
         "failed",
         "in make test",
+        "in make test-slow",
         "skipped",
     ]
     assert rows[Promise.INTERRUPT]["trials"] == 10

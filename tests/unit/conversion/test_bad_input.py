@@ -127,6 +127,7 @@ def test_an_opset_that_was_not_reached_is_refused(case: Case) -> None:
         check_opset(model, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 23])
 def test_every_opset_that_can_be_asked_for_gives_forms_or_sentences(
     store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig, opset: int

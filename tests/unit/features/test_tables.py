@@ -47,6 +47,7 @@ def rows_of(tables: FeatureTables, name: str, store: ArtifactStore) -> pd.DataFr
     return pd.read_parquet(store.path(reference.artifact))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
 def test_refreshing_in_parts_in_any_order_equals_refreshing_at_once(
     repository: SmallRepository, store: ArtifactStore, tmp_path: Path, order: list[int]

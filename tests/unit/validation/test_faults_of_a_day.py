@@ -19,6 +19,8 @@ from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite, read_suite
 from tests.unit.validation.tables import REPO, year_file
 
+pytestmark = pytest.mark.slow
+
 DAYS = {
     "a day in January": datetime(2013, 1, 16, 5, tzinfo=UTC),
     "the first day of summer time": datetime(2013, 3, 10, 5, tzinfo=UTC),

@@ -53,6 +53,7 @@ def test_a_search_runs_its_trials_and_names_the_best(tmp_path: Path, rule: str) 
     assert record.importance["learning_rate"] > record.importance["num_bins"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["median", "hyperband"])
 def test_bad_trials_end_early_and_the_best_one_never_does(tmp_path: Path, rule: str) -> None:
     trainer = Trainer()
@@ -83,6 +84,7 @@ def test_a_median_trial_is_left_alone_in_its_first_epochs(tmp_path: Path) -> Non
     assert min(lengths) == 4
 
 
+@pytest.mark.slow
 def test_a_search_cut_off_anywhere_ends_like_an_unbroken_one(tmp_path: Path) -> None:
     config = search(num_trials=14)
     unbroken = run_search(tmp_path / "unbroken", config, Trainer())
@@ -126,6 +128,7 @@ def test_more_trials_are_added_to_a_finished_study(tmp_path: Path) -> None:
     assert len(more.trials) == 8
 
 
+@pytest.mark.slow
 def test_parallel_trials_run_at_the_same_time_and_none_twice(tmp_path: Path) -> None:
     together = threading.Barrier(3, timeout=60)
 
@@ -303,6 +306,7 @@ def test_a_server_that_is_away_is_worth_another_attempt(tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_study_on_postgresql_ends_like_one_on_sqlite(tmp_path: Path) -> None:
     config = search(num_trials=8, storage="STUDIES")
     with postgres_server(tmp_path) as uri:
