@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from tasks.release import losses
 from tasks.release.betting import final_log_wealth, mean_bounds
@@ -159,16 +160,45 @@ def _paired_stratum(observed: Observed, number: int, event: str) -> Stratum:
     """Pairs of which one alone shows the event: alike versions are it equally often (McNemar).
 
     Copies are computed after all others, so they come in larger batches, which take longer: times
-    are compared where both batches had equally many rows.
+    are compared where both batches had equally many rows, and of each batch once.
     """
     column = "slow_compute" if event == "slow" else event
     pairs = _asked(observed.requests(STABLE, number)).merge(
         _asked(observed.requests(SHADOW, number)), on="request", suffixes=("", "_copy")
     )
     if event == "slow":
-        pairs = pairs[pairs["batch_rows"] == pairs["batch_rows_copy"]]
+        pairs = _one_of_each_batch(pairs[pairs["batch_rows"] == pairs["batch_rows_copy"]])
     first, copy = (pairs[name].to_numpy(dtype=bool) for name in (column, f"{column}_copy"))
     return Stratum(int((copy & ~first).sum()), int((copy ^ first).sum()), HALF)
+
+
+def _one_of_each_batch(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Pairs of which no two share a batch: what slows a batch slows all requests in it at once."""
+    batches = pairs.assign(batch=_batches(pairs, ""), batch_copy=_batches(pairs, "_copy"))
+    return batches.drop_duplicates("batch").drop_duplicates("batch_copy")
+
+
+def _batches(pairs: pd.DataFrame, suffix: str) -> NDArray[np.int64]:
+    """A number for the batch in which each request was computed.
+
+    Requests of one batch took one time and ended in one moment, up to the grain of the log. Two
+    batches that took equally long ended at least as far apart, for one follows the other.
+    """
+    took, rows, latency = (
+        pairs[f"{name}{suffix}"].to_numpy(dtype=float)
+        for name in ("compute_us", "batch_rows", "latency_us")
+    )
+    arrived = pairs[f"event_timestamp{suffix}"]
+    ended = ((arrived - arrived.min()) / pd.Timedelta(microseconds=1)).to_numpy(float) + latency
+    order = np.lexsort((ended, took, rows))
+    took, rows, ended = took[order], rows[order], ended[order]
+    is_other = (np.diff(took) != 0) | (np.diff(rows) != 0) | (np.diff(ended) > took[1:] / 2)
+    is_first = np.concatenate([np.ones(min(len(order), 1), dtype=bool), is_other])
+    number = np.arange(len(order))
+    since = number - np.maximum.accumulate(np.where(is_first, number, 0))
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = np.cumsum(is_first | (since % np.maximum(rows, 1) == 0))  # none holds more
+    return found
 
 
 def _asked(requests: pd.DataFrame) -> pd.DataFrame:
