@@ -84,6 +84,7 @@ def test_a_rank_that_is_lost_while_the_others_meet_it_is_all_that_is_lost(tmp_pa
     assert report.groups[-1].running_s is not None
 
 
+@pytest.mark.slow
 def test_an_error_of_user_code_ends_the_run_with_its_sentence(tmp_path: Path) -> None:
     run = ElasticRun(tmp_path / "run")
     config = LOCAL.model_copy(update={"slots_per_host": 2})

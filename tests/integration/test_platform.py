@@ -257,6 +257,7 @@ def test_a_run_goes_through_and_what_it_needs_is_found_by_its_home(platform: Pla
     wait_until(lambda: platform.state_of(run)["type"] == "COMPLETED", "run Completed", LIMIT_S)
 
 
+@pytest.mark.slow
 def test_runs_planned_by_schedule_are_forgotten_and_those_of_people_are_not(
     platform: Platform,
 ) -> None:

@@ -82,6 +82,7 @@ def written_by(program: str, home: Path, repo: Path) -> set[str]:
     return set(done.stdout.decode().split())
 
 
+@pytest.mark.slow
 def test_four_processes_that_apply_at_once_lose_nothing(repo: Path, tmp_path: Path) -> None:
     written = written_by("together", tmp_path / "home", repo)
     assert len(written) == 20

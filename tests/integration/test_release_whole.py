@@ -144,6 +144,7 @@ def test_a_version_that_fails_for_some_requests_is_rolled_back_before_clients_me
     check_all_answered(load, before)
 
 
+@pytest.mark.slow
 def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before: str) -> None:
     whole.begin(OTHER)
     with Load(whole) as load:

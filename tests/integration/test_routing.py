@@ -102,6 +102,7 @@ def test_a_failed_loop_goes_on_from_the_failed_stage_and_gives_what_it_gives_in_
     assert {s.route.taken for s in here.stages if s.route} == {"this process"}
 
 
+@pytest.mark.slow
 @proves(Promise.NO_ORPHANS, "every process of the loop is gone")
 def test_cancelling_a_loop_ends_its_stages_processes(
     client: SyncPrefectClient, tmp_path: Path

@@ -27,7 +27,7 @@ from tasks.training.launcher import launch_training
 from tests.builders import YEAR, dataset, frame, month, splits
 from tests.processes import pids_whose_command_holds, wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 NUM_ROWS = 1600
 TRAINING = {
@@ -132,7 +132,6 @@ def test_trials_are_trained_kept_in_mlflow_and_drawn(prefect_api: None, settings
     assert page.count("<svg") >= 6
 
 
-@pytest.mark.slow
 def test_a_search_that_is_killed_goes_on_where_it_was(
     prefect_api: None, settings: Settings, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from tests.integration.test_loop import NUM_DAYS, Loop, loop_repository
 from tests.processes import wait_until
 from tests.repository import days
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 MODEL = "flight-delay"
 LIMIT_S = 120.0
 CATEGORIES, NUMBERS = "categorical", "numeric"

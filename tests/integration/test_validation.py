@@ -368,6 +368,7 @@ SNAPSHOT_FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", SNAPSHOT_FAULTS)
 def test_a_fault_of_a_training_set_is_called_by_its_name(made: Made, fault: str) -> None:
     change, words = SNAPSHOT_FAULTS[fault]
