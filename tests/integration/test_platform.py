@@ -378,7 +378,9 @@ def test_an_interrupted_down_leaves_the_platform_as_it_was(platform: Platform) -
 def test_after_kill_9_nothing_is_left_and_up_goes_on_with_the_same_state(
     platform: Platform,
 ) -> None:
-    [cut] = [run["id"] for run in platform.api.unfinished_runs(["cpu"], ("RUNNING",))]
+    done = platform.start_run(0.5)
+    wait_until(lambda: platform.state_of(done)["type"] == "COMPLETED", "run Completed", LIMIT_S)
+    cut = platform.start_run(600)
     with platform.command("down") as down:  # killed too: it leaves its pools paused
         assert down.stdout
         assert "Waiting up to" in down.stdout.readline()
@@ -400,8 +402,7 @@ def test_after_kill_9_nothing_is_left_and_up_goes_on_with_the_same_state(
     assert (platform.password, platform.endpoint.api_url) == (password, api_url)
     assert not any(pools_paused(platform).values())
     assert platform.state_of(cut)["type"] == "CRASHED"
-    completed = platform.api.unfinished_runs(["cpu"], ("COMPLETED",))
-    assert len(completed) == 1
+    assert platform.state_of(done)["type"] == "COMPLETED"
     platform.until_well()
 
 
