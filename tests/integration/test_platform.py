@@ -339,7 +339,6 @@ def test_a_killed_worker_comes_back_and_its_run_is_not_running_for_ever(platform
     platform.until_well()
 
 
-@pytest.mark.slow
 @proves(Promise.KILLED_WORKER, "no process is left, the run is Crashed")
 @pytest.mark.drill
 def test_what_a_killed_guard_leaves_is_ended_and_marked(platform: Platform) -> None:
