@@ -124,8 +124,8 @@ def tensors(served: Served, rows: int) -> tuple[dict[str, Any], ...]:
 
 def logged(served: Served, request: str) -> list[dict[str, Any]]:
     folder = served.loop.home / "predictions" / f"model={MODEL}"
-    if not folder.exists():
-        return []
+    if not any(not part.name.startswith(".") for part in folder.rglob("*.parquet")):
+        return []  # the folder is there a moment before its first part
     rows = ds.dataset(folder, format="parquet").to_table(filter=ds.field("request_id") == request)
     found: list[dict[str, Any]] = rows.to_pylist()
     return found
