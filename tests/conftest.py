@@ -10,8 +10,8 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import drill_table
-from tests.prefect_platform import prefect_api  # noqa: F401  (a fixture for all folders)
+from tests.support.services.prefect_platform import prefect_api  # noqa: F401  (a fixture for all folders)
+from tests.support.suite import drill_table
 
 # A busy machine draws slowly; that says nothing about the code.
 settings.register_profile("falaj", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -28,9 +28,9 @@ from infra.edge.place import EdgePlace
 from infra.edge.prepare import prepare, server_tls
 from infra.edge.traffic import EdgeTraffic
 from tasks.settings import PROJECT_ROOT
-from tests.processes import wait_until
-from tests.services import free_port
-from tests.signing import AUDIENCE, Signer
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import free_port
+from tests.support.services.signing import AUDIENCE, Signer
 
 MODEL = "flight-delay"
 CONNECTIONS, REQUESTS, ROUNDS = 16, 2000, 5
@@ -170,7 +170,8 @@ def _write_settings(home: Path, signer: Signer, ports: dict[str, int]) -> None:
 
 @contextmanager
 def _server(security: Path, port: int, scratch: Path) -> Iterator[psutil.Process]:
-    command = [sys.executable, "-m", "tests.v2_app", str(security), str(port), str(free_port())]
+    module = "tests.support.serving.v2_app"
+    command = [sys.executable, "-m", module, str(security), str(port), str(free_port())]
     with _process(command, scratch / f"server-{port}.log") as process:
         wait_until(lambda: _listens(process, port), "the server listens", START_LIMIT_S)
         yield process

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from infra.bench.figures import Figure, at_most
 from tasks.training.elastic.driver import ElasticDriver
-from tests.distributed import hosts
-from tests.distributed.cluster_runs import ClusterRun, started
-from tests.distributed.elastic_runs import LOCAL, ElasticRun, Step, pid_of_rank, run_here
-from tests.distributed.elastic_worker import TinyJob
+from tests.support.elastic import hosts
+from tests.support.elastic.cluster_runs import ClusterRun, started
+from tests.support.elastic.elastic_runs import LOCAL, ElasticRun, Step, pid_of_rank, run_here
+from tests.support.elastic.elastic_worker import TinyJob
 
 NUM_KILLS = 5
 # Some 250,000 parameters and two moments of each: as large as the tabular network.

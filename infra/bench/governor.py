@@ -27,9 +27,9 @@ from tasks.governor.episodes import answer
 from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import ClaimState, Order, Outcome, RunEnd, StartedAction
 from tasks.settings import Settings
-from tests.prefect_platform import PrefectApi, prefect_api_server
-from tests.unit.governor import builders
-from tests.unit.governor.builders import FREE
+from tests.support.governor import builders
+from tests.support.governor.builders import FREE
+from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 
 START_BOUND_S = 10.0
 NUM_VERDICTS = 5

@@ -75,7 +75,7 @@ def drive(how: str, folder: Path) -> None:
     """Be the task: do what `launch_training` does, up to the end of one epoch."""
     from tasks.contracts.data import ValidatedDataset
     from tasks.settings import ArtifactStore
-    from tests.builders import dataset, frame, splits
+    from tests.support.data.builders import dataset, frame, splits
 
     store = ArtifactStore(folder / "store")
     rows: ValidatedDataset = dataset(store, frame(NUM_ROWS))

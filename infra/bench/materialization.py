@@ -27,7 +27,7 @@ from feast.types import Float32
 from redis import Redis
 
 from tasks.features.store import quiet
-from tests.services import redis_server
+from tests.support.services.servers import redis_server
 
 ENGINE = "tasks.features.vector_engine.VectorComputeEngine"
 SQLITE = "tasks.features.online_store.NewerWinsSqliteOnlineStore"

@@ -29,7 +29,7 @@ from tasks.features.online_reader import OnlineReader
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import current_tables, features_folder
 from tasks.settings import Settings
-from tests.services import redis_server
+from tests.support.services.servers import redis_server
 
 ENTITIES = (1, 100)
 ROUNDS = 400

@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from infra.bench.figures import Figure, at_most
-from tests.released import Load, Whole, whole_installation
-from tests.served import FLIGHTS
-from tests.unit.conversion.programs import Decided
+from tests.support.conversion.programs import Decided
+from tests.support.release.released import Load, Whole, whole_installation
+from tests.support.serving.served import FLIGHTS
 
 ROUNDS = 3
 BOUND_S = 1.0

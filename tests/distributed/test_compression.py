@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.compression_ranks import ENGINES, HALF, WAYS, network
-from tests.distributed.rank_programs import run_on_ranks
+from tests.support.ranks.compression_ranks import ENGINES, HALF, WAYS, network
+from tests.support.ranks.rank_programs import run_on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ NUM_VALUES = sum(p.numel() for p in network().parameters())
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("compression")
     for size in (NUM_RANKS, 1):
-        run_on_ranks("tests.distributed.compression_ranks", path, size)
+        run_on_ranks("tests.support.ranks.compression_ranks", path, size)
     return path
 
 

@@ -13,8 +13,8 @@ from tasks.errors import WindowError
 from tasks.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.launcher import launch_training
-from tests.builders import COLUMNS, dataset, frame, month, splits
-from tests.distributed.runs import NUM_ROWS, config, on_ranks, train
+from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
+from tests.support.ranks.runs import NUM_ROWS, config, on_ranks, train
 
 pytestmark = pytest.mark.slow
 

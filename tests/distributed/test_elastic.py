@@ -12,10 +12,10 @@ from tasks.errors import TrainingError
 from tasks.settings import PROJECT_ROOT
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.launch.guard import descendants
-from tests.distributed.elastic_runs import LOCAL, ElasticRun, pid_of_rank, run_here
-from tests.distributed.elastic_worker import TinyJob
-from tests.processes import pids_whose_command_holds, wait_until
-from tests.promises import Promise, proves
+from tests.support.elastic.elastic_runs import LOCAL, ElasticRun, pid_of_rank, run_here
+from tests.support.elastic.elastic_worker import TinyJob
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.suite.promises import Promise, proves
 
 SECRET = "marker-of-a-secret-8d21aa"
 
@@ -109,7 +109,7 @@ def test_kill_9_of_the_driver_leaves_no_rank_and_no_secret_was_to_be_seen(tmp_pa
     run = ElasticRun(tmp_path / "run")
     run.prepare(TinyJob(config=LOCAL, num_steps=100_000))
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.elastic_driver", str(run.path)],
+        [sys.executable, "-m", "tests.support.elastic.elastic_driver", str(run.path)],
         cwd=PROJECT_ROOT,
         env={**os.environ, "FALAJ_DATABASE_PASSWORD": SECRET},
         stderr=subprocess.DEVNULL,

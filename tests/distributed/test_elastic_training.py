@@ -12,8 +12,8 @@ import pytest
 
 from tasks.contracts.training import EpochMetrics
 from tasks.settings import ArtifactStore
-from tests.distributed.runs import config, losses, on_ranks, train
-from tests.processes import pids_whose_command_holds
+from tests.support.host.processes import pids_whose_command_holds
+from tests.support.ranks.runs import config, losses, on_ranks, train
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ import pytest
 from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.errors import DataContractError, StorageError, TransientError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
-from tests.builders import COLUMNS, dataset, frame
-from tests.distributed.runs import CONFIG, NUM_ROWS, config, losses, on_ranks, run_ranks, train
-from tests.processes import pids_whose_command_holds, wait_until
+from tests.support.data.builders import COLUMNS, dataset, frame
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.ranks.runs import CONFIG, NUM_ROWS, config, losses, on_ranks, run_ranks, train
 
 GONE_WITHIN_S = 10
 
@@ -73,7 +73,7 @@ def all_gone(folder: Path) -> bool:
 
 def start_driver(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.runs", str(folder)],
+        [sys.executable, "-m", "tests.support.ranks.runs", str(folder)],
         cwd=PROJECT_ROOT,
         stdout=subprocess.PIPE,
     )
@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_when_the_model_is_written_is_a_storage_error(tmp_pa
 def test_a_forced_stall_ends_with_an_error(tmp_path: Path) -> None:
     stalling = config(stall_warning_s=1, stall_shutdown_s=3)
     with pytest.raises(TransientError, match="rank 1 did not answer and was stopped") as caught:
-        run_ranks(tmp_path, stalling, tmp_path / "none", "tests.distributed.stalling_worker")
+        run_ranks(tmp_path, stalling, tmp_path / "none", "tests.support.ranks.stalling_worker")
     assert "rank 0: HorovodInternalError" in str(caught.value)
     assert "stalled for longer than 3 seconds" in (tmp_path / "run" / "training.log").read_text()
 

@@ -13,7 +13,7 @@ import horovod.torch as hvd
 import pytest
 
 from tasks.settings import PROJECT_ROOT
-from tests.distributed.rank_programs import run_on_ranks
+from tests.support.ranks.rank_programs import run_on_ranks
 
 
 def test_the_wheel_is_the_projects_own_and_has_what_training_needs() -> None:
@@ -25,7 +25,7 @@ def test_the_wheel_is_the_projects_own_and_has_what_training_needs() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_operations_on_every_type_agree_with_numpy(tmp_path: Path, num_ranks: int) -> None:
-    run_on_ranks("tests.distributed.op_checks", tmp_path, num_ranks)
+    run_on_ranks("tests.support.ranks.op_checks", tmp_path, num_ranks)
 
 
 def missing_for_namespaces() -> str | None:
@@ -51,7 +51,7 @@ def test_all_traffic_takes_the_chosen_interface_where_a_hosts_own_name_is_loopba
     if reason := missing_for_namespaces():
         pytest.skip(f"two hosts need network namespaces: {reason}")
     run = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.two_networks", str(tmp_path)],
+        [sys.executable, "-m", "tests.support.elastic.two_networks", str(tmp_path)],
         cwd=PROJECT_ROOT,
         capture_output=True,
         text=True,

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.distributed import hosts
-from tests.distributed.cluster_runs import command_of, environment_of, ranks_on, started
-from tests.processes import wait_until
+from tests.support.elastic import hosts
+from tests.support.elastic.cluster_runs import command_of, environment_of, ranks_on, started
+from tests.support.host.processes import wait_until
 
 SECRET = "marker-of-a-secret-51be07"
 LISTENING = "0A"  # in /proc/net/tcp

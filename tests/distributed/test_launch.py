@@ -20,10 +20,10 @@ from tasks.settings import PROJECT_ROOT
 from tasks.training.launch.guard import descendants
 from tasks.training.launch.nursery import Nursery
 from tasks.training.launch.rank_group import RankGroup, RankSpec
-from tests.distributed.described_rank import WAYS_FILE
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
+from tests.support.ranks.described_rank import WAYS_FILE
 
-RANK_MODULE = "tests.distributed.described_rank"
+RANK_MODULE = "tests.support.ranks.described_rank"
 SECRET = "marker-of-a-secret-8e1f02"
 READY_WITHIN_S = 120
 GONE_WITHIN_S = 20
@@ -225,14 +225,14 @@ def test_a_module_that_starts_a_thread_is_not_forked_from(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (
-        Nursery([RANK_MODULE, "tests.distributed.threaded"], tmp_path) as nursery,
+        Nursery([RANK_MODULE, "tests.support.ranks.threaded"], tmp_path) as nursery,
         group(tmp_path / "run", nursery, "end") as ranks,
     ):
         assert run_to_the_end(ranks) == []
         assert ranks.exit_codes == {0: 1}
         assert not nursery.wait_until_ready(1)
     assert (
-        "importing tests.distributed.described_rank, tests.distributed.threaded has started "
+        "importing tests.support.ranks.described_rank, tests.support.ranks.threaded has started "
         in (capfd.readouterr().err)
     )
 

@@ -13,8 +13,8 @@ from tasks.leases.claims import Grant
 from tasks.leases.process import kin_of_lease
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.host import Host
-from tests.distributed.runs import CONFIG, config, train
-from tests.lease_devices import host
+from tests.support.platform.lease_devices import host
+from tests.support.ranks.runs import CONFIG, config, train
 
 MARK = "test-of-leased-cores"
 LAST = max(os.sched_getaffinity(0))

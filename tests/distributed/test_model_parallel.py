@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.distributed.model_parallel_ranks import (
+from tests.support.ranks.model_parallel_ranks import (
     CASES,
     HALF,
     LEARNING_RATE,
@@ -22,8 +22,8 @@ from tests.distributed.model_parallel_ranks import (
     global_batch,
     network_of,
 )
-from tests.distributed.rank_programs import run_on_ranks
-from tests.distributed.strategy_cases import adamw, row_losses
+from tests.support.ranks.rank_programs import run_on_ranks
+from tests.support.ranks.strategy_cases import adamw, row_losses
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model_parallel")
-    run_on_ranks("tests.distributed.model_parallel_ranks", path, NUM_RANKS)
+    run_on_ranks("tests.support.ranks.model_parallel_ranks", path, NUM_RANKS)
     return path
 
 

@@ -19,7 +19,7 @@ from tasks.training.launch.probe import decide_ranks
 from tasks.training.launch.probe_job import Layout, ProbeJob
 from tasks.training.launch.probe_measure import PROBE_MODULE, measure
 from tasks.training.strategies.config import StrategyConfig
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
 
 READY_WITHIN_S = 120
 TWO_CORES = Host(cpu="any", num_cores=2, num_gpus=0)

@@ -15,8 +15,8 @@ from tasks.training.telemetry.profiler import TIMELINE, profile_files, read_prof
 from tasks.training.telemetry.run_report import run_telemetry
 from tasks.training.telemetry.sampler import Meters, TelemetrySampler
 from tasks.training.telemetry.trace import read_timeline
-from tests.distributed.rank_programs import run_on_ranks
-from tests.distributed.slow_ranks import LARGE, LARGE_WIDTH, NUM_STEPS, ROWS, SLOW_READER, STARVED
+from tests.support.ranks.rank_programs import run_on_ranks
+from tests.support.ranks.slow_ranks import LARGE, LARGE_WIDTH, NUM_STEPS, ROWS, SLOW_READER, STARVED
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def told(folder: Path) -> dict[str, TrainingTelemetry]:
     for name in samplers:
         (folder / name).mkdir()
     with samplers[SLOW_READER], samplers[LARGE], samplers[STARVED]:
-        run_on_ranks("tests.distributed.slow_ranks", folder, 2)
+        run_on_ranks("tests.support.ranks.slow_ranks", folder, 2)
     return {name: run_telemetry(sampler, folder / name, JOB) for name, sampler in samplers.items()}
 
 

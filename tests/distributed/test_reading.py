@@ -10,8 +10,8 @@ import pytest
 from tasks.contracts.training import TrainedModel
 from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
-from tests.builders import COLUMNS, frame
-from tests.distributed.runs import NUM_ROWS, config, losses, on_ranks, run_ranks, train
+from tests.support.data.builders import COLUMNS, frame
+from tests.support.ranks.runs import NUM_ROWS, config, losses, on_ranks, run_ranks, train
 
 NUM_EPOCHS = 2
 STREAM = {"reading": {"mode": "stream", "shuffle_rows": 512, "piece_rows": 16}}

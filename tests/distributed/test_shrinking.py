@@ -20,10 +20,10 @@ from tasks.training.launcher import OnEpoch, launch_training
 from tasks.training.shrinking.config import ShrinkingConfig
 from tasks.training.shrinking.planning import plan_student
 from tasks.training.shrinking.student import StudentPlan
-from tests.builders import COLUMNS, dataset, frame, splits
-from tests.distributed.runs import NUM_ROWS, config, losses, on_ranks, train
 from tests.distributed.test_continuing import start_of
 from tests.distributed.test_failures import assert_no_kept_epoch_is_repeated, log_of, pid_of_rank
+from tests.support.data.builders import COLUMNS, dataset, frame, splits
+from tests.support.ranks.runs import NUM_ROWS, config, losses, on_ranks, train
 
 pytestmark = pytest.mark.slow
 

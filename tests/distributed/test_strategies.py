@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.rank_programs import run_on_ranks
-from tests.distributed.strategy_cases import (
+from tests.support.ranks.rank_programs import run_on_ranks
+from tests.support.ranks.strategy_cases import (
     CASES,
     MORE,
     NUM_STEPS,
@@ -56,7 +56,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     torch.save(plain_run(CASES["horovod"]).half_state, folder / f"{PLAIN_STATE}.pt")
     by_size = {}
     for size in SIZES:
-        run_on_ranks("tests.distributed.strategy_ranks", folder, size, "cpu", *CASES)
+        run_on_ranks("tests.support.ranks.strategy_ranks", folder, size, "cpu", *CASES)
         paths = [folder / f"seen-{rank}-of-{size}.json" for rank in range(size)]
         by_size[size] = [json.loads(path.read_text()) for path in paths]
     return Seen(folder, by_size)

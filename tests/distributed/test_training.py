@@ -14,8 +14,8 @@ from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.settings import ArtifactStore
 from tasks.training.launch.guard import descendants
 from tasks.training.metrics import histogram_auc, score_histograms
-from tests.builders import COLUMNS, frame, month
-from tests.distributed.runs import CONFIG, NUM_ROWS, config, losses, on_ranks, train
+from tests.support.data.builders import COLUMNS, frame, month
+from tests.support.ranks.runs import CONFIG, NUM_ROWS, config, losses, on_ranks, train
 
 SECRET = "marker-of-a-secret-3f9c1d"
 

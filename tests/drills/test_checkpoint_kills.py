@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import S3FileSystem
 
-from tests.promises import Promise, proves
-from tests.services import s3_server
-from tests.writer_kills import kill_and_look
+from tests.support.services.servers import s3_server
+from tests.support.suite.promises import Promise, proves
+from tests.support.training.writer_kills import kill_and_look
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
 

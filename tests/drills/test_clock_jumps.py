@@ -17,14 +17,15 @@ from tasks.governor.config import GovernorConfig
 from tasks.governor.evidence import Evidence
 from tasks.governor.ledger import Ledger
 from tasks.settings import PROJECT_ROOT
-from tests.clocks import Clock, make_clock
 from tests.integration.test_platform import Platform
-from tests.lease_farm import farm, lines_of
-from tests.processes import wait_patiently, wait_until
-from tests.promises import Promise, proves
-from tests.services import free_port
-from tests.unit.governor import builders
-from tests.whole_platform import SERVING_PORTS
+from tests.support.governor import builders
+from tests.support.host.clocks import Clock, make_clock
+from tests.support.host.processes import wait_patiently, wait_until
+from tests.support.platform import platform_schedule
+from tests.support.platform.lease_farm import farm, lines_of
+from tests.support.platform.whole_platform import SERVING_PORTS
+from tests.support.services.servers import free_port
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
@@ -62,7 +63,7 @@ class GovernedByClock:
 
     def sweep(self) -> int:
         """Answer all; returns how many runs there are."""
-        command = [sys.executable, "-m", "tests.integration.governor_process"]
+        command = [sys.executable, "-m", "tests.support.governor.governor_process"]
         subprocess.run(
             [*command, self.url, str(self.runs), "sweep"],
             cwd=PROJECT_ROOT,
@@ -128,7 +129,7 @@ def test_schedules_of_a_platform_go_on_after_a_jump(
     platform = Platform(tmp_path / "home", free_port())
     ports = ("--port", str(platform.port), "--mlflow-port", "0", *SERVING_PORTS)
     try:
-        code, said = platform.run("up", *ports, "--deploying", "tests.platform_schedule")
+        code, said = platform.run("up", *ports, "--deploying", platform_schedule.__name__)
         assert code == 0, said
         wait_patiently(lambda: runs(platform, "COMPLETED"), "a first run")
         for hours in (-3, 0):

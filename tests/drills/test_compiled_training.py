@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.horovod import HorovodStrategy
-from tests.distributed.strategy_cases import (
+from tests.support.ranks.strategy_cases import (
     LEARNING_RATE,
     adamw,
     global_batch,
     row_losses,
     share_of,
 )
-from tests.promises import Promise, proves
-from tests.unit.training.strategies.thread_ranks import Room, ThreadExchange
+from tests.support.suite.promises import Promise, proves
+from tests.support.training.thread_ranks import Room, ThreadExchange
 
 NUM_STEPS = 6
 pytestmark = [

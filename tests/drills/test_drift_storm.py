@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploys import redeploy
-from tests.governed import Governed, acting, governed, num_unanswered, outcomes
-from tests.processes import wait_patiently
-from tests.promises import Promise, proves
-from tests.unit.governor import builders
+from tests.support.governor import builders
+from tests.support.governor.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.support.host.processes import wait_patiently
+from tests.support.platform.deploys import redeploy
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [
     pytest.mark.drill,

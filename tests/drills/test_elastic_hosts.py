@@ -1,4 +1,4 @@
-"""What happens to hosts of a cluster now and then, done on purpose; see tests/distributed/hosts."""
+"""What happens to hosts of a cluster now and then, done on purpose."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import hosts
-from tests.distributed.cluster_runs import ClusterRun, command_of, ranks_on, started
-from tests.promises import Promise, proves
+from tests.support.elastic import hosts
+from tests.support.elastic.cluster_runs import ClusterRun, command_of, ranks_on, started
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [
     pytest.mark.drill,

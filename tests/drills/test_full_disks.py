@@ -12,13 +12,13 @@ import pytest
 
 from tasks.contracts.base import Artifact
 from tasks.settings import URI_SCHEME, ArtifactStore
-from tests.disks import small_disk
 from tests.integration.test_embedded import processes_of
 from tests.integration.test_loop import Loop, loop_repository
 from tests.integration.test_platform import LIMIT_S, Platform
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.services import free_port
+from tests.support.host.disks import small_disk
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import free_port
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 

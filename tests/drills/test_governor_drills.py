@@ -10,10 +10,10 @@ import pytest
 
 from tasks.governor.config import GovernorConfig
 from tasks.settings import PROJECT_ROOT
-from tests.governed import Governed, acting, governed, num_unanswered, outcomes
-from tests.processes import wait_patiently
-from tests.promises import Promise, proves
-from tests.unit.governor import builders
+from tests.support.governor import builders
+from tests.support.governor.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.support.host.processes import wait_patiently
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
@@ -24,7 +24,7 @@ CAUTIOUS = GovernorConfig(cool_down_hours=6)
 def test_a_verdict_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path: Path) -> None:
     with governed(tmp_path, works=False) as platform:
         judging = subprocess.Popen(
-            [sys.executable, "-m", "tests.judging", str(tmp_path)],
+            [sys.executable, "-m", "tests.support.governor.judging", str(tmp_path)],
             cwd=PROJECT_ROOT,
             env=platform.api.command_environment(**platform.environment),
         )

@@ -22,10 +22,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.accounts import STAGES, Account
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.whole_platform import (
+from tests.support.host.processes import wait_until
+from tests.support.platform.accounts import STAGES, Account
+from tests.support.platform.whole_platform import (
     FINAL,
     RUN,
     WholePlatform,
@@ -34,6 +33,7 @@ from tests.whole_platform import (
     small_use_case,
     whole_platform,
 )
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 

@@ -19,8 +19,8 @@ import pytest
 
 from tasks.settings import PROJECT_ROOT
 from tests.distributed.test_launch import GONE_WITHIN_S
-from tests.processes import wait_until
-from tests.promises import Promise, proves
+from tests.support.host.processes import wait_until
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 

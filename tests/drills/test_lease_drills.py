@@ -15,11 +15,11 @@ from tasks.errors import LeaseLostError
 from tasks.leases.book import LeaseBook
 from tasks.leases.config import LeaseConfig, LeaseRequest
 from tasks.leases.leases import acquire
-from tests.lease_devices import host
-from tests.lease_farm import farm, kill_at_random, lines_of
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.services import postgres_server
+from tests.support.host.processes import wait_until
+from tests.support.platform.lease_devices import host
+from tests.support.platform.lease_farm import farm, kill_at_random, lines_of
+from tests.support.services.servers import postgres_server
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 

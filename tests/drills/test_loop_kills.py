@@ -21,10 +21,17 @@ import psutil
 import pytest
 
 from flows.client import is_running
-from tests.accounts import STAGES, Account
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.whole_platform import RUN, WholePlatform, environment_of, lives, tree_of, whole_platform
+from tests.support.host.processes import wait_until
+from tests.support.platform.accounts import STAGES, Account
+from tests.support.platform.whole_platform import (
+    RUN,
+    WholePlatform,
+    environment_of,
+    lives,
+    tree_of,
+    whole_platform,
+)
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 

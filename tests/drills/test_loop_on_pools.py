@@ -11,10 +11,10 @@ from prefect.client.orchestration import get_client
 
 from flows.config import read_pipeline_config
 from tasks.contracts.run import RunRecord
-from tests.deployed import deploy, is_final, wait_for_run
 from tests.integration.test_loop import Loop, loop_repository
-from tests.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
-from tests.promises import Promise, proves
+from tests.support.platform.deployed import deploy, is_final, wait_for_run
+from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 

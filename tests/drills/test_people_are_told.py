@@ -24,13 +24,13 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from flows.embedded import send_what_is_left
 from flows.feature_refresh import announce_staleness
 from flows.promotion import announce_refusal
-from tests.deployed import deploy
-from tests.deploys import on_server, part_of_the_file, plan_of, redeploy
 from tests.integration.test_notifications import refused
-from tests.listeners import mail_listener, webhook_listener
-from tests.prefect_platform import PrefectApi, prefect_api_server
-from tests.processes import wait_until
-from tests.promises import Promise, proves
+from tests.support.host.processes import wait_until
+from tests.support.platform.deployed import deploy
+from tests.support.platform.deploys import on_server, part_of_the_file, plan_of, redeploy
+from tests.support.services.listeners import mail_listener, webhook_listener
+from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [
     pytest.mark.drill,

@@ -30,11 +30,11 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from tasks.recovery.config import RecoveryConfig
-from tests.deployed import deploy, is_final, wait_for_run
-from tests.killable import KillablePlatform, killable_platform
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.routed_flows import LoopConfig, first_flow, loop_flow, second_flow
+from tests.support.host.processes import wait_until
+from tests.support.platform.deployed import deploy, is_final, wait_for_run
+from tests.support.platform.killable import KillablePlatform, killable_platform
+from tests.support.platform.routed_flows import LoopConfig, first_flow, loop_flow, second_flow
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
@@ -81,7 +81,7 @@ def platform(tmp_path: Path) -> Iterator[KillablePlatform]:
         chosen = {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: None}
         stack.enter_context(temporary_settings(chosen))
         with get_client(sync_client=True) as client:
-            entry = "tests.routed_flows."
+            entry = "tests.support.platform.routed_flows."
             pools = POOLS["coordinator"], POOLS["stages"]
             deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", pools[0])
             deploy(client, first_flow, f"{entry}first_flow", "cpu", pools[1])

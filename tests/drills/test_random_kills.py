@@ -21,10 +21,11 @@ import pytest
 
 from tasks.contracts.training import TrainedModel
 from tasks.settings import PROJECT_ROOT, ArtifactStore
-from tests.distributed.runs import CONFIG, losses
-from tests.drills.training_driver import run
-from tests.processes import pids_whose_command_holds, wait_until
-from tests.promises import Promise, proves
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.ranks import training_driver
+from tests.support.ranks.runs import CONFIG, losses
+from tests.support.ranks.training_driver import run
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
@@ -83,7 +84,7 @@ class Drill:
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.drills.training_driver", str(self.folder), self.how],
+            [sys.executable, "-m", training_driver.__name__, str(self.folder), self.how],
             cwd=PROJECT_ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

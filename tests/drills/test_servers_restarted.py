@@ -19,11 +19,11 @@ import psycopg
 import pytest
 
 from infra.platform.config import DATABASE_URL, REDIS_URL
-from tests.accounts import STAGES, Account
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.services import postgres_server, postgres_with_trigrams, redis_server
-from tests.whole_platform import FINAL, WholePlatform, whole_platform
+from tests.support.host.processes import wait_until
+from tests.support.platform.accounts import STAGES, Account
+from tests.support.platform.whole_platform import FINAL, WholePlatform, whole_platform
+from tests.support.services.servers import postgres_server, postgres_with_trigrams, redis_server
+from tests.support.suite.promises import Promise, proves
 
 PROGRAMS = postgres_with_trigrams()
 pytestmark = [

@@ -14,10 +14,10 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.judge import judge_variants
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.settings import ArtifactStore
-from tests.builders import dataset, splits
-from tests.promises import Promise, proves
-from tests.unit.conversion.forging import changed
-from tests.unit.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.conversion.forging import changed
+from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.data.builders import dataset, splits
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 ROUNDS = 12

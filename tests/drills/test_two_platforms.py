@@ -15,11 +15,11 @@ from tasks.leases.book import LeaseBook
 from tasks.leases.config import LeaseRequest
 from tasks.leases.leases import acquire
 from tasks.settings import Settings
-from tests.governed import Governed, acting, governed, num_unanswered, outcomes
-from tests.lease_devices import host
-from tests.promises import Promise, proves
-from tests.services import postgres_server
-from tests.unit.governor import builders
+from tests.support.governor import builders
+from tests.support.governor.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.support.platform.lease_devices import host
+from tests.support.services.servers import postgres_server
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 

@@ -36,13 +36,13 @@ from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import Decision, Outcome
 from tasks.governor.task import store_verdict
 from tasks.settings import PROJECT_ROOT, Settings, digest_of
-from tests.deployed import is_final, wait_for_run
 from tests.integration.test_loop import loop_repository
-from tests.prefect_platform import PrefectApi, prefect_api_server
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.unit.governor import builders
-from tests.use_cases import small_traffic, third_use_case
+from tests.support.data.use_cases import small_traffic, third_use_case
+from tests.support.governor import builders
+from tests.support.host.processes import wait_until
+from tests.support.platform.deployed import is_final, wait_for_run
+from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 

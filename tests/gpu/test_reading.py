@@ -9,7 +9,7 @@ from tasks.training.data.memory import MemoryRows
 from tasks.training.data.source import RowSource
 from tasks.training.data.store import FileStore, MemoryStore
 from tasks.training.data.stream import StreamedRows
-from tests.builders import YEAR, frame
+from tests.support.data.builders import YEAR, frame
 from tests.unit.training.data.test_sources import SHUFFLE, assert_equal, preprocessing, write
 
 pytestmark = [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.distributed.rank_programs import run_on_ranks
-from tests.distributed.strategy_cases import CASES, plain_run
+from tests.support.ranks.rank_programs import run_on_ranks
+from tests.support.ranks.strategy_cases import CASES, plain_run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +23,7 @@ NAMES = (*EXACT, *(f"{name}, {precision}" for name in EXACT for precision in ("b
 def test_every_strategy_has_the_losses_of_one_plain_process_on_cpu(tmp_path: Path) -> None:
     """With one device its exchange is NCCL's all the same; sixteen bits are run on two."""
     size = min(2, torch.cuda.device_count())
-    run_on_ranks("tests.distributed.strategy_ranks", tmp_path, size, "cuda", *NAMES)
+    run_on_ranks("tests.support.ranks.strategy_ranks", tmp_path, size, "cuda", *NAMES)
     for rank in range(size):
         seen = json.loads((tmp_path / f"seen-{rank}-of-{size}.json").read_text())
         for name in NAMES:

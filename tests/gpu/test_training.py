@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tasks.settings import ArtifactStore
-from tests.distributed.runs import config, losses, on_ranks, train
+from tests.support.ranks.runs import config, losses, on_ranks, train
 
 pytestmark = [
     pytest.mark.gpu,

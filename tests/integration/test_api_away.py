@@ -27,8 +27,8 @@ from flows.client import client_settings
 from tasks.errors import TransientError
 from tasks.retry_policy import is_api_away, only_transient
 from tasks.training.task import Progress
-from tests.gates import Gate, gate
-from tests.prefect_platform import PrefectApi
+from tests.support.services.gates import Gate, gate
+from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -25,8 +25,8 @@ from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import answer_and_promote, promote
 from tasks.registry.question import open_question, outcome
 from tasks.registry.standing import find_standing
-from tests.promises import Promise, proves
-from tests.unit.registry.builders import CONFIG, World, comparison
+from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
 ASKING = PromotionConfig(approval=ApprovalConfig(enabled=True, timeout_h=24))

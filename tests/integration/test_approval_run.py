@@ -39,10 +39,10 @@ from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import promote
 from tasks.registry.task import close_promotion_question
 from tasks.settings import ArtifactStore, Settings
-from tests import builders
-from tests.browser import Page, browser, needs_browser
-from tests.prefect_platform import PrefectApi
-from tests.unit.registry.builders import CONFIG, World, comparison
+from tests.support.data import builders
+from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.services.browser import Page, browser, needs_browser
+from tests.support.services.prefect_platform import PrefectApi
 
 POOL = "approval-tests"
 NAME = CONFIG.model_name

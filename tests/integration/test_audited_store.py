@@ -22,8 +22,8 @@ from tasks.features.audit import AuditTrail, on_behalf_of
 from tasks.features.servers import online_app
 from tasks.features.store import apply_definitions, open_store
 from tasks.features.tables import features_folder
-from tests.installation import Installation
-from tests.repository import SmallRepository, days
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 WINDOW = days(0, 1)

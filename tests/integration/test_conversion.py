@@ -24,9 +24,9 @@ from tasks.conversion.task import add_triton_repositories, build_variants, judge
 from tasks.conversion.triton.config import TritonConfig
 from tasks.errors import StorageError
 from tasks.settings import PROJECT_ROOT, Settings
-from tests.builders import dataset, splits
-from tests.promises import Promise, proves
-from tests.unit.conversion.programs import SmallNetwork, exported, kept, registered
+from tests.support.conversion.programs import SmallNetwork, exported, kept, registered
+from tests.support.data.builders import dataset, splits
+from tests.support.suite.promises import Promise, proves
 
 QUICK = ConversionConfig(batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50)
 

@@ -28,7 +28,8 @@ from infra.deploying.notifications import NOTIFICATIONS
 from tasks.contracts.base import TimeWindow
 from tasks.features.ledger import Ledger
 from tasks.settings import PROJECT_ROOT
-from tests.deploys import (
+from tests.support.host.processes import wait_until
+from tests.support.platform.deploys import (
     REPO,
     decisions,
     emit,
@@ -39,10 +40,9 @@ from tests.deploys import (
     send,
     wait_until_known,
 )
-from tests.listeners import mail_listener, webhook_listener
-from tests.prefect_platform import PrefectApi, prefect_api_server
-from tests.processes import wait_until
-from tests.promises import Promise, proves
+from tests.support.services.listeners import mail_listener, webhook_listener
+from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(1200)
 

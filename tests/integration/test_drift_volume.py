@@ -31,10 +31,10 @@ from tasks.features.landing import land_raw_rows
 from tasks.features.tables import EMPTY, build_feature_tables, publish_tables
 from tasks.governor.ledger import Ledger
 from tasks.settings import Settings
-from tests.prefect_platform import PrefectApi
-from tests.repository import package_folder, vouched
-from tests.unit.governor import builders
-from tests.unit.governor.builders import FREE
+from tests.support.data.repository import package_folder, vouched
+from tests.support.governor import builders
+from tests.support.governor.builders import FREE
+from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.timeout(600)
 POOL, USE_CASE, TABLE = "by-volume", "by-volume", "flights"

@@ -24,11 +24,11 @@ from flows.feature_servers import feature_servers
 from tasks.errors import ConfigurationError
 from tasks.features.audit import AuditTrail
 from tasks.settings import PROJECT_ROOT, Settings
-from tests.installation import Installation
-from tests.oidc import Issuer, issuer, new_key
-from tests.processes import pids_whose_command_holds, wait_until
-from tests.repository import SmallRepository, days
-from tests.services import free_port
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.services.oidc import Issuer, issuer, new_key
+from tests.support.services.servers import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 WINDOW = days(0, 2)

@@ -18,10 +18,10 @@ from tasks.governor.config import GovernorConfig
 from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import ClaimState, Outcome
 from tasks.settings import PROJECT_ROOT, Settings
-from tests.promises import Promise, proves
-from tests.services import free_port, postgres_server
-from tests.unit.governor import builders
-from tests.unit.governor.builders import FREE, MODEL, USE_CASE
+from tests.support.governor import builders
+from tests.support.governor.builders import FREE, MODEL, USE_CASE
+from tests.support.services.servers import free_port, postgres_server
+from tests.support.suite.promises import Promise, proves
 from tests.unit.governor.test_episodes import Governor
 
 PROCESS_LIMIT_S = 240
@@ -54,7 +54,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def process(url: str, runs: Path, *arguments: str) -> subprocess.Popen[str]:
-    module = "tests.integration.governor_process"
+    module = "tests.support.governor.governor_process"
     return subprocess.Popen(
         [sys.executable, "-m", module, url, str(runs), *arguments],
         cwd=PROJECT_ROOT,

@@ -33,9 +33,9 @@ from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import ClaimState, Outcome
 from tasks.governor.task import store_verdict
 from tasks.settings import Settings
-from tests.prefect_platform import PrefectApi
-from tests.unit.governor import builders
-from tests.unit.governor.builders import FREE, MODEL, metric
+from tests.support.governor import builders
+from tests.support.governor.builders import FREE, MODEL, metric
+from tests.support.services.prefect_platform import PrefectApi
 
 POOL, DEPLOYMENT = "governed", "coordinator-governed"
 

@@ -11,9 +11,9 @@ import pytest
 from tasks.contracts.data import FeatureTables
 from tasks.errors import ConfigurationError, TransientError
 from tasks.features.store import apply_definitions, open_store
-from tests.installation import Installation
-from tests.profiles import Servers, choose_server, servers
-from tests.repository import SmallRepository, days
+from tests.support.data.installation import Installation
+from tests.support.data.profiles import Servers, choose_server, servers
+from tests.support.data.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 WINDOW = days(0, 1)

@@ -24,11 +24,17 @@ from feast.protos.feast.types.Value_pb2 import Value
 
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
 from tasks.settings import PROJECT_ROOT
-from tests.feature_views import repo_config
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.services import redis_server
-from tests.version_writer import FEATURES, NUM_KEYS, versioned_config, versioned_view, write_version
+from tests.support.data.feature_views import repo_config
+from tests.support.data.version_writer import (
+    FEATURES,
+    NUM_KEYS,
+    versioned_config,
+    versioned_view,
+    write_version,
+)
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import redis_server
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
@@ -57,7 +63,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.version_writer"],
+            [sys.executable, "-W", "ignore", "-m", "tests.support.data.version_writer"],
             cwd=PROJECT_ROOT,
             env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
             stdin=subprocess.PIPE,

@@ -142,7 +142,7 @@ def test_importing_the_module_does_not_import_keras() -> None:
 
 @needs_keras
 def test_two_ranks_of_keras_layers_train_one_model(tmp_path: Path) -> None:
-    from tests.distributed.runs import config, train
+    from tests.support.ranks.runs import config, train
 
     model = train(tmp_path, config(network="keras", max_epochs=2))
     assert model.num_ranks == 2

@@ -24,11 +24,11 @@ from tasks.leases.hardware import HostDevices
 from tasks.leases.leases import acquire
 from tasks.leases.process import LEASE_VARIABLE, ProcessName
 from tasks.settings import PROJECT_ROOT
-from tests.lease_devices import host
-from tests.lease_farm import children_of, farm, kill_at_random, lines_of
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.services import postgres_server
+from tests.support.host.processes import wait_until
+from tests.support.platform.lease_devices import host
+from tests.support.platform.lease_farm import children_of, farm, kill_at_random, lines_of
+from tests.support.services.servers import postgres_server
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -81,7 +81,7 @@ def test_devices_stay_taken_while_something_started_under_the_lease_still_runs(
     program = (
         "import subprocess, sys, os; from tasks.leases.leases import acquire; "
         "from tasks.leases.book import LeaseBook; from tasks.leases.config import LeaseRequest; "
-        "from tests.lease_devices import host; "
+        "from tests.support.platform.lease_devices import host; "
         "lease = acquire(LeaseBook(sys.argv[1]), LeaseRequest(cores=1), 'a', devices=host(1)); "
         f"environment = dict(os.environ, {LEASE_VARIABLE}=lease.mark); "
         "child = subprocess.Popen(['sleep', '600'], env=environment, stdout=-3); "

@@ -31,8 +31,8 @@ from tasks.leases.hardware import HostDevices
 from tasks.leases.leases import acquire
 from tasks.retry_policy import only_transient
 from tasks.settings import Settings
-from tests.prefect_platform import PrefectApi
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
+from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.timeout(600)
 

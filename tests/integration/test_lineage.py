@@ -15,7 +15,7 @@ from tasks.errors import DataContractError
 from tasks.lineage.journal import Journal
 from tasks.lineage.task import RECORDED, record_conversion
 from tasks.settings import Settings
-from tests.unit.lineage.examples import COMMIT, linked_record
+from tests.support.reporting.examples import COMMIT, linked_record
 
 
 @pytest.fixture(scope="module", autouse=True)

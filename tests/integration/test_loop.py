@@ -39,12 +39,12 @@ from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.model_folder import read_version
 from tasks.settings import PROJECT_ROOT, ArtifactStore, Settings, digest_of
 from tests.integration.test_embedded import processes_of
-from tests.miscalibrated import spoil_champion
-from tests.prefect_platform import PrefectApi
-from tests.promises import Promise, proves
-from tests.repository import SmallRepository, days
-from tests.shrunk import check_smaller_version
-from tests.unit.governor.builders import FREE, shifted
+from tests.support.data.repository import SmallRepository, days
+from tests.support.governor.builders import FREE, shifted
+from tests.support.governor.miscalibrated import spoil_champion
+from tests.support.services.prefect_platform import PrefectApi
+from tests.support.suite.promises import Promise, proves
+from tests.support.training.shrunk import check_smaller_version
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -355,7 +355,7 @@ def test_the_governor_recalibrates_a_champion_whose_scores_are_wrong_and_it_is_p
     environment = prefect_api.command_environment(
         FALAJ_HOME=str(loop.home), FALAJ_FEATURE_REPO=str(loop.repository.path)
     )
-    command = [sys.executable, "-m", "tests.miscalibrated", verdict.verdict_id]
+    command = [sys.executable, "-m", "tests.support.governor.miscalibrated", verdict.verdict_id]
     done = subprocess.run(
         command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=600
     )

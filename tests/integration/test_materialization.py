@@ -20,9 +20,9 @@ from tasks.features.materialization import materialize
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
 from tasks.features.store import apply_definitions, open_store
 from tasks.features.store_mark import read_mark, write_mark
-from tests.installation import Installation
-from tests.promises import Promise, proves
-from tests.repository import SmallRepository, days
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

@@ -28,7 +28,7 @@ from tasks.registry.mlflow_registry import Registry
 from tasks.registry.model_folder import read_version
 from tasks.registry.programs import find_trained
 from tasks.settings import PROJECT_ROOT, Settings
-from tests import encoders
+from tests.support.data import encoders
 
 QUICK = {
     "targets": ["onnx-fp32", "openvino-int8"],

@@ -39,7 +39,7 @@ from infra.deploying.notifications import (
 )
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.release import GateResult, PromotionDecision
-from tests.prefect_platform import PrefectApi
+from tests.support.services.prefect_platform import PrefectApi
 
 LIMIT_S = 120
 WORSE = "AUC minus that of version 2 is -0.01 <b>"

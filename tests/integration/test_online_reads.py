@@ -31,8 +31,8 @@ from tasks.features import online_reader, online_redis
 from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.features.online_access import FeastBackend
 from tasks.features.online_reader import OnlineReader
-from tests.services import RedisServer, redis_server
-from tests.typed_store import NOON, TypedStore, typed_store
+from tests.support.data.typed_store import NOON, TypedStore, typed_store
+from tests.support.services.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

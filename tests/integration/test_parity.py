@@ -20,9 +20,9 @@ from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig, Vie
 from tasks.features.parity import check_parity
 from tasks.features.reports import ParityReport
 from tasks.features.tables import features_folder
-from tests.installation import Installation
-from tests.profiles import choose_server, servers
-from tests.repository import SmallRepository, days
+from tests.support.data.installation import Installation
+from tests.support.data.profiles import choose_server, servers
+from tests.support.data.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

@@ -33,14 +33,14 @@ from infra.platform.config import Place
 from infra.platform.state import Endpoint, read_endpoint, supervisor_pid
 from infra.platform.status import read_status
 from tasks.settings import PROJECT_ROOT
-from tests.processes import wait_until
-from tests.promises import Promise, proves
-from tests.services import free_port
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import free_port
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(900)
 LIMIT_S = 300
 UP = ("--mlflow-port", "0", "--serving-port", "0", "--serving-grpc-port", "0",
-      "--deploying", "tests.platform_pools")  # fmt: skip
+      "--deploying", "tests.support.platform.platform_pools")  # fmt: skip
 
 
 @dataclass

@@ -32,9 +32,9 @@ from tasks.registry.announcement import announcement
 from tasks.registry.pictures import draw_pictures
 from tasks.reporting.task import show_pictures
 from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, ArtifactStore
-from tests.browser import Page, browser, needs_browser
-from tests.prefect_platform import PrefectApi
-from tests.unit.reporting.run_records import run_record
+from tests.support.reporting.run_records import run_record
+from tests.support.services.browser import Page, browser, needs_browser
+from tests.support.services.prefect_platform import PrefectApi
 
 FLOWS: tuple[Flow[..., Any], ...] = (
     approval_flow, drift_check_flow, feature_refresh_flow, pipeline_flow, training_flow,

@@ -19,11 +19,11 @@ from tasks.features.store import find_service, open_store
 from tasks.features.tables import features_folder
 from tasks.features.versions import without_pins
 from tasks.settings import PROJECT_ROOT
-from tests.installation import Installation
-from tests.processes import wait_until
-from tests.profiles import Servers, choose_server, choose_spark, servers
-from tests.promises import Promise, proves
-from tests.repository import SmallRepository, days
+from tests.support.data.installation import Installation
+from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
+from tests.support.data.repository import SmallRepository, days
+from tests.support.host.processes import wait_until
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"),
@@ -140,7 +140,7 @@ from pathlib import Path
 from tasks.features.materialization import materialize
 from tasks.features.tables import FeatureTables
 from tasks.settings import ArtifactStore
-from tests.repository import days
+from tests.support.data.repository import days
 home, repo = Path(sys.argv[1]), Path(sys.argv[2])
 tables = FeatureTables.model_validate_json(sys.stdin.read())
 materialize(tables, days(0, 3), home, repo, ArtifactStore(home / "artifacts"))

@@ -9,8 +9,8 @@ import pytest
 from flows.config import read_pipeline_config
 from infra.bench import online_read
 from tasks.settings import Settings
-from tests.installation import Installation
-from tests.repository import SmallRepository, days
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

@@ -31,10 +31,10 @@ from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.model_folder import read_version
 from tasks.registry.programs import find_calibration_source, find_rival
-from tests.builders import dataset, frame, month
-from tests.unit.evaluation.programs import LateRate, stored_program, trained_model
-from tests.unit.registry import builders
-from tests.unit.registry.builders import CONFIG, World
+from tests.support.data.builders import dataset, frame, month
+from tests.support.evaluation.programs import LateRate, stored_program, trained_model
+from tests.support.registry import builders
+from tests.support.registry.builders import CONFIG, World
 
 NAME = CONFIG.model_name
 TRAIN, FIT, HOLDOUT = month(1, 6), month(7, 3), month(10, 3)

@@ -22,11 +22,11 @@ from flows.whereabouts import BOOT, HOST, PID, STARTED
 from tasks.errors import ConfigurationError
 from tasks.recovery.config import RecoveryConfig
 from tasks.recovery.processes import boot_id, started_at
-from tests.deployed import deploy, is_final, wait_for_run
 from tests.integration.test_routing import journal, start
-from tests.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
-from tests.processes import pids_whose_command_holds, wait_until
-from tests.routed_flows import LoopConfig, first_flow, loop_flow, second_flow
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.platform.deployed import deploy, is_final, wait_for_run
+from tests.support.platform.routed_flows import LoopConfig, first_flow, loop_flow, second_flow
+from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -39,7 +39,7 @@ def deployed(prefect_api: PrefectApi) -> Iterator[None]:  # noqa: F811
     with ExitStack() as stack:
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
-        entry = "tests.routed_flows."
+        entry = "tests.support.platform.routed_flows."
         deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", COORDINATOR_POOL)
         deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
         deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)

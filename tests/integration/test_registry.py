@@ -37,11 +37,11 @@ from tasks.registry.programs import (
 )
 from tasks.registry.variants import attach_variants
 from tasks.settings import digest_of
-from tests.builders import COLUMNS
-from tests.prefect_platform import PrefectApi
-from tests.promises import Promise, proves
-from tests.unit.registry import builders
-from tests.unit.registry.builders import CONFIG, World, comparison
+from tests.support.data.builders import COLUMNS
+from tests.support.registry import builders
+from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.services.prefect_platform import PrefectApi
+from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
 PROCESS_LIMIT_S = 120

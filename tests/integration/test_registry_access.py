@@ -16,9 +16,9 @@ from flows.feature_servers import feature_servers
 from tasks.features.audit import AuditTrail
 from tasks.features.store import apply_definitions, open_store
 from tasks.settings import Settings
-from tests.oidc import Issuer, issuer
-from tests.repository import SmallRepository
-from tests.services import free_port
+from tests.support.data.repository import SmallRepository
+from tests.support.services.oidc import Issuer, issuer
+from tests.support.services.servers import free_port
 
 grpc = pytest.importorskip(
     "grpc", reason="the registry server needs grpcio, which is not installed"

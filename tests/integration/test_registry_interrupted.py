@@ -23,8 +23,8 @@ from tasks.registry.mlflow_registry import (
     Registry,
 )
 from tasks.registry.model_folder import read_version
-from tests.unit.registry import builders, crashes
-from tests.unit.registry.builders import CONFIG, World
+from tests.support.registry import builders, crashes
+from tests.support.registry.builders import CONFIG, World
 
 NAME = CONFIG.model_name
 PROCESS_LIMIT_S = 120
@@ -51,7 +51,7 @@ def processes() -> Any:
     load_mlflow()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["mlflow.store.tracking.sqlalchemy_store", "tests.unit.registry.crashes"]
+        ["mlflow.store.tracking.sqlalchemy_store", "tests.support.registry.crashes"]
     )
     return context
 

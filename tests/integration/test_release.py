@@ -36,14 +36,14 @@ from tasks.release.looking import Look
 from tasks.release.records import Action, Release, Verdict
 from tasks.release.traffic import EdgedTraffic, ServerTraffic, Traffic
 from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
-from tests import builders as data
-from tests.admin_server import AdminServer, admin_server
-from tests.prefect_platform import PrefectApi
-from tests.served_rows import entity_batch, open_log, served
-from tests.services import postgres_server
-from tests.unit.registry import builders
-from tests.unit.registry.builders import World, comparison
-from tests.unit.release.builders import MODEL, STEPS, FakeChampions, FakeTraffic, Rows
+from tests.support.data import builders as data
+from tests.support.registry import builders
+from tests.support.registry.builders import World, comparison
+from tests.support.release.builders import MODEL, STEPS, FakeChampions, FakeTraffic, Rows
+from tests.support.services.prefect_platform import PrefectApi
+from tests.support.services.servers import postgres_server
+from tests.support.serving.admin_server import AdminServer, admin_server
+from tests.support.serving.served_rows import entity_batch, open_log, served
 from tests.unit.release.test_traffic import FakeEdge, Told
 
 LIMIT_S = 120
@@ -282,7 +282,7 @@ from tasks.release.acting import Releasing
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.traffic import ServerTraffic
-from tests.unit.release.builders import FakeChampions
+from tests.support.release.builders import FakeChampions
 
 home = Path(sys.argv[1])
 ledger = ReleaseLedger(f"sqlite:///{home / 'operation' / 'operation.db'}")

@@ -14,10 +14,10 @@ from flows import release as release_module
 from flows.release import release_flow
 from tasks.errors import TransientError
 from tasks.release.records import Action, Shares
-from tests.prefect_platform import PrefectApi
-from tests.processes import wait_until
-from tests.released import FLIGHTS, LIMIT_S, Load, Whole, whole_installation
-from tests.unit.conversion.programs import Decided
+from tests.support.conversion.programs import Decided
+from tests.support.host.processes import wait_until
+from tests.support.release.released import FLIGHTS, LIMIT_S, Load, Whole, whole_installation
+from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.timeout(900)
 FIRST, EQUAL, NOISE, FAILING, HOLLOW, OTHER = "123456"

@@ -23,7 +23,7 @@ from tasks.contracts.run import RunRecord
 from tasks.reporting.files import write_report
 from tasks.reporting.task import publish_report, show_pictures
 from tasks.settings import ArtifactStore, Settings
-from tests.unit.reporting.run_records import hostile_record, run_record
+from tests.support.reporting.run_records import hostile_record, run_record
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((path for path in map(shutil.which, NAMES) if path), None)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.test_embedded import processes_of
 from tests.integration.test_loop import Loop, loop_repository
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 

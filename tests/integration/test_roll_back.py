@@ -20,10 +20,10 @@ from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.programs import fetch_champion
 from tasks.registry.standing import find_standing, roll_back
 from tasks.settings import Settings, digest_of
-from tests.prefect_platform import PrefectApi
-from tests.unit.governor import builders as evidence
-from tests.unit.registry import builders
-from tests.unit.registry.builders import CONFIG, World, comparison
+from tests.support.governor import builders as evidence
+from tests.support.registry import builders
+from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.services.prefect_platform import PrefectApi
 
 NAME = CONFIG.model_name
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

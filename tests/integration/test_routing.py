@@ -13,11 +13,17 @@ from prefect.client.schemas.objects import FlowRun
 
 from flows.stage_results import read_plain
 from tasks.routing.config import RoutingConfig, StageRouting
-from tests.deployed import deploy, is_final, wait_for_run
-from tests.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
-from tests.processes import pids_whose_command_holds, wait_until
-from tests.promises import Promise, proves
-from tests.routed_flows import LoopConfig, LoopResult, first_flow, loop_flow, second_flow
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.platform.deployed import deploy, is_final, wait_for_run
+from tests.support.platform.routed_flows import (
+    LoopConfig,
+    LoopResult,
+    first_flow,
+    loop_flow,
+    second_flow,
+)
+from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -30,7 +36,7 @@ def workers(prefect_api: PrefectApi) -> Iterator[None]:  # noqa: F811
     with ExitStack() as stack:
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
-        entry = "tests.routed_flows."
+        entry = "tests.support.platform.routed_flows."
         deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", COORDINATOR_POOL)
         deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
         deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)

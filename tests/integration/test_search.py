@@ -24,8 +24,8 @@ from tasks.registry.task import end_study
 from tasks.reporting.task import publish_search
 from tasks.settings import PROJECT_ROOT, Settings
 from tasks.training.launcher import launch_training
-from tests.builders import YEAR, dataset, frame, month, splits
-from tests.processes import pids_whose_command_holds, wait_until
+from tests.support.data.builders import YEAR, dataset, frame, month, splits
+from tests.support.host.processes import pids_whose_command_holds, wait_until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

@@ -19,7 +19,7 @@ from tasks.registry.gates import Evidence, judge
 from tasks.registry.records import VersionRecord
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.integration.test_embedded import processes_of
-from tests.use_cases import TRAFFIC, small_traffic
+from tests.support.data.use_cases import TRAFFIC, small_traffic
 
 pytestmark = pytest.mark.timeout(900)
 

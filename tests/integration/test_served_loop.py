@@ -27,8 +27,8 @@ from serving.config import SERVING_FILE
 from serving.http.admin import TOKEN_FILE
 from tasks.settings import PROJECT_ROOT
 from tests.integration.test_loop import NUM_DAYS, Loop, loop_repository
-from tests.processes import wait_until
-from tests.repository import days
+from tests.support.data.repository import days
+from tests.support.host.processes import wait_until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 MODEL = "flight-delay"

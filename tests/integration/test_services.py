@@ -9,7 +9,7 @@ import psutil
 import psycopg
 import pytest
 
-from tests.services import postgres_server, redis_server, s3_server
+from tests.support.services.servers import postgres_server, redis_server, s3_server
 
 
 def test_redis_answers_and_is_gone_after_an_error(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from tasks.conversion.families.text_embedding import padded
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.runtimes import torch_threads_restored
 from tasks.registry.mlflow_registry import Registry
-from tests.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows
-from tests.unit.conversion.forging import passed_off
+from tests.support.conversion.forging import passed_off
+from tests.support.serving.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows
 
 BOTH = (
     HardwareConfig(name="cpu", variants=("onnx-fp32",)),

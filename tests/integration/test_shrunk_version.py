@@ -24,8 +24,8 @@ from tests.integration.test_recalibrated_version import (
     installed,
     migrated,
 )
-from tests.unit.evaluation.programs import stored_program, trained_model
-from tests.unit.registry.builders import CONFIG
+from tests.support.evaluation.programs import stored_program, trained_model
+from tests.support.registry.builders import CONFIG
 
 __all__ = ["installed", "migrated"]  # fixtures
 

@@ -22,8 +22,8 @@ from tasks.features.serving_log import log_rows, log_schema
 from tasks.features.skew import compare_log
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import features_folder
-from tests.installation import Installation
-from tests.repository import SmallRepository, days
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

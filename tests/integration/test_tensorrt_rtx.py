@@ -21,9 +21,9 @@ from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.tensorrt_engine import ShapeRange, shape_ranges
 from tasks.errors import ConversionError
 from tasks.settings import ArtifactStore, tool_python
-from tests import encoders
-from tests.builders import dataset
-from tests.unit.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.data import encoders
+from tests.support.data.builders import dataset
 
 PYTHON = tool_python(NAME)
 needs_tensorrt_rtx = pytest.mark.skipif(

@@ -15,8 +15,8 @@ from tasks.features.landing import land_raw_rows
 from tasks.settings import ArtifactStore
 from tasks.validation.runner import validate_table
 from tasks.validation.suites import read_suite
-from tests.unit.validation.tables import store_table
-from tests.use_cases import TRAFFIC
+from tests.support.data.tables import store_table
+from tests.support.data.use_cases import TRAFFIC
 
 FEATURES = read_pipeline_config(TRAFFIC).features
 EVENING = datetime.fromisoformat("2017-11-19T18:00:00+00:00")

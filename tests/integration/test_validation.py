@@ -39,10 +39,9 @@ from tasks.validation.task import (
     validate_landed_rows,
     validate_training_set,
 )
-from tests.builders import dataset
-from tests.promises import Promise, proves
-from tests.repository import SmallRepository, days, vouched
-from tests.unit.validation.tables import (
+from tests.support.data.builders import dataset
+from tests.support.data.repository import SmallRepository, days, vouched
+from tests.support.data.tables import (
     REPO,
     SNAPSHOT_SUITE,
     WEEK,
@@ -53,6 +52,7 @@ from tests.unit.validation.tables import (
     store_table,
     suite,
 )
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

@@ -29,7 +29,7 @@ from tasks.features.online_store import NewerWinsSqliteOnlineStore
 from tasks.features.redis_writer import GROUP_ROWS, write_rows
 from tasks.features.value_encoding import EncodedRows, encode_entity_keys, encode_rows, microseconds
 from tasks.features.vector_engine import VectorComputeEngine
-from tests.feature_views import (
+from tests.support.data.feature_views import (
     COLUMNS,
     KEYS,
     NOON,
@@ -40,8 +40,8 @@ from tests.feature_views import (
     make_view,
     repo_config,
 )
-from tests.processes import wait_until
-from tests.services import RedisServer, redis_server
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import RedisServer, redis_server
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"),

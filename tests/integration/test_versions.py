@@ -33,9 +33,9 @@ from tasks.features.versions import (
     view_versions,
     without_pins,
 )
-from tests.installation import Installation
-from tests.repository import SmallRepository, days
-from tests.services import postgres_server
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
+from tests.support.services.servers import postgres_server
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

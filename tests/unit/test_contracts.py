@@ -22,7 +22,7 @@ from tasks.contracts.data import (
 )
 from tasks.errors import DataContractError, WindowError
 from tasks.settings import ArtifactStore
-from tests import builders
+from tests.support.data import builders
 
 NOON = datetime(2013, 6, 1, 12, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.measurement import GoalStanding
 from tasks.contracts.release import ImportedModel
 from tasks.settings import ArtifactStore
-from tests.unit.registry.builders import variants
+from tests.support.registry.builders import variants
 
 
 def test_the_last_lines_say_what_became_of_variants_and_what_serves_which_goal(

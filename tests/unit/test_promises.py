@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tasks.settings import PROJECT_ROOT
-from tests.drill_table import FOLDER
-from tests.promises import Promise
+from tests.support.suite.drill_table import FOLDER
+from tests.support.suite.promises import Promise
 
 pytestmark = pytest.mark.timeout(600)
 
 OUTCOMES = """
 import pytest
-from tests.drill_table import install
-from tests.promises import Promise, proves
+from tests.support.suite.drill_table import install
+from tests.support.suite.promises import Promise, proves
 
 @proves(Promise.INTERRUPT, "a | whole")
 @proves(Promise.NO_ORPHANS, "nobody left")

@@ -29,7 +29,7 @@ from tasks.settings import (
     tool_python,
     write_atomically,
 )
-from tests.promises import Promise, proves
+from tests.support.suite.promises import Promise, proves
 
 
 class Note(Contract):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.edges import MODEL, Edge, running_edge
+from tests.support.serving.edges import MODEL, Edge, running_edge
 
 
 @pytest.fixture(scope="package")

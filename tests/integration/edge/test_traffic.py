@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tasks.errors import ConfigurationError, TransientError
-from tests.edges import INFER, MODEL, Edge
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
+from tests.support.serving.edges import INFER, MODEL, Edge
 
 NUM_CLIENTS = 250
 

@@ -16,8 +16,8 @@ from open_inference.grpc.protocol import (  # type: ignore[import-not-found]
 )
 
 from serving.security.headers import SECURITY_HEADERS
-from tests.edges import BODY_LIMIT, INFER, MODEL, OTHERS, Edge
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
+from tests.support.serving.edges import BODY_LIMIT, INFER, MODEL, OTHERS, Edge
 
 GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 

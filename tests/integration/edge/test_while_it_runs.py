@@ -16,8 +16,8 @@ import yaml
 
 from infra.edge.__main__ import main
 from tasks.settings import write_atomically
-from tests.edges import INFER, Edge
-from tests.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.serving.edges import INFER, Edge
 
 
 def change(edge: Edge, **settings: Any) -> None:

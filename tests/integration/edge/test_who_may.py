@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from serving.security.certificates import ensure_authority, ensure_certificate
 from serving.security.keys import revoke_key
-from tests.edges import INFER, MODEL, OTHERS, Edge
-from tests.processes import wait_until
-from tests.signing import signed_with_public_key
+from tests.support.host.processes import wait_until
+from tests.support.services.signing import signed_with_public_key
+from tests.support.serving.edges import INFER, MODEL, OTHERS, Edge
 
 REFUSED = (401, 403)
 

@@ -30,12 +30,12 @@ from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.task import fetch_champion
 from tasks.settings import Settings
-from tests.builders import COLUMNS, YEAR, dataset, frame, month, splits
-from tests.prefect_platform import PrefectApi
-from tests.served_rows import log_frame, served
-from tests.unit.evaluation.programs import LateRate, stored_program, trained_model
-from tests.unit.governor import builders as evidence
-from tests.unit.registry import builders
+from tests.support.data.builders import COLUMNS, YEAR, dataset, frame, month, splits
+from tests.support.evaluation.programs import LateRate, stored_program, trained_model
+from tests.support.governor import builders as evidence
+from tests.support.registry import builders
+from tests.support.services.prefect_platform import PrefectApi
+from tests.support.serving.served_rows import log_frame, served
 
 pytestmark = pytest.mark.timeout(600)
 WINDOW = month(10)

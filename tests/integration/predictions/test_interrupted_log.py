@@ -19,16 +19,16 @@ from tasks.predictions.reading import LogQuery, ReadTally, read_table
 from tasks.predictions.schema import ASIDE, model_folder
 from tasks.predictions.upkeep import keep_up
 from tasks.settings import PROJECT_ROOT
-from tests.disks import small_disk
-from tests.prediction_writer import MODEL, batch
-from tests.served_rows import open_log
+from tests.support.host.disks import small_disk
+from tests.support.serving.prediction_writer import MODEL, batch
+from tests.support.serving.served_rows import open_log
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def start_writer(home: Path, name: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.prediction_writer", str(home), name],
+        [sys.executable, "-m", "tests.support.serving.prediction_writer", str(home), name],
         cwd=PROJECT_ROOT,
         stdout=subprocess.PIPE,
         text=True,

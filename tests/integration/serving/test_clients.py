@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tasks.settings import tool_python
-from tests.serving_clients import INFER, ROOT, Process, request, serving
+from tasks.settings import PROJECT_ROOT, tool_python
+from tests.support.serving.serving_clients import INFER, Process, request, serving
 
 PYTHON = tool_python("serving-clients")
+CLIENT = PROJECT_ROOT / "tests" / "support" / "services" / "triton_v2_client.py"
 pytestmark = pytest.mark.skipif(
     PYTHON is None, reason="no .venv-serving-clients; `make test` makes it"
 )
@@ -28,8 +29,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def told(server: Process) -> dict[str, Any]:
-    script = ROOT / "tests" / "triton_v2_client.py"
-    command = [str(PYTHON), str(script), server.addresses["http"], server.addresses["grpc"]]
+    addresses = (server.addresses["http"], server.addresses["grpc"])
+    command = [str(PYTHON), str(CLIENT), *addresses]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout)

@@ -11,7 +11,7 @@ from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceStub
 
 from serving.grpc.messages import SERVICE, repository_messages
-from tests.serving_clients import Process, serving
+from tests.support.serving.serving_clients import Process, serving
 
 Stub = Any
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.serving_clients import (
+from tasks.settings import PROJECT_ROOT
+from tests.support.serving.serving_clients import (
     INFER,
-    ROOT,
     Process,
     raw,
     read_answers,
@@ -348,14 +348,14 @@ def test_a_page_of_another_site_may_not_use_an_open_server(server: Process) -> N
 def test_a_second_process_on_the_same_state_is_refused(server: Process) -> None:
     env = {**os.environ, "FALAJ_HOME": str(server.home), "FALAJ_TEST_MODEL": "none",
            "FALAJ_FEATURE_REPO": str(server.home.parent / "repo")}  # fmt: skip
-    command = [sys.executable, "-m", "tests.serving_process"]
+    command = [sys.executable, "-m", "tests.support.serving.serving_process"]
     told = subprocess.run(
-        [*command, "--http-port", "0"], cwd=ROOT, env=env, capture_output=True, text=True
+        [*command, "--http-port", "0"], cwd=PROJECT_ROOT, env=env, capture_output=True, text=True
     )
     assert told.returncode == 2
     assert "another process serves from" in told.stderr
     status = subprocess.run(
-        [*command, "status"], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+        [*command, "status"], cwd=PROJECT_ROOT, env=env, capture_output=True, text=True, check=True
     )
     assert json.loads(status.stdout)["ready"] is True
 

@@ -16,9 +16,9 @@ from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
 from tasks.settings import Settings
-from tests.installation import Installation
-from tests.repository import MIDNIGHT, SmallRepository, days
-from tests.services import RedisServer, redis_server
+from tests.support.data.installation import Installation
+from tests.support.data.repository import MIDNIGHT, SmallRepository, days
+from tests.support.services.servers import RedisServer, redis_server
 
 WATERMARK = MIDNIGHT + timedelta(days=2, hours=13)
 """A full hour: its weather is known an hour later, its outcomes five minutes later."""

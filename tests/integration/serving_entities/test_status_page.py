@@ -24,8 +24,8 @@ from tasks.governor.config import GovernorConfig
 from tasks.governor.evidence import Evidence
 from tasks.governor.ledger import Ledger
 from tasks.settings import PROJECT_ROOT, Settings
-from tests.browser import Page, browser, needs_browser
-from tests.unit.serving.seeing.builders import MODEL, STATES, batch, call
+from tests.support.services.browser import Page, browser, needs_browser
+from tests.support.serving.builders import MODEL, STATES, batch, call
 
 ODD = "<img src=x onerror=alert(1)>"
 

@@ -26,8 +26,8 @@ from tasks.contracts.evaluation import (
 )
 from tasks.errors import WindowError
 from tasks.settings import ArtifactStore
-from tests.builders import dataset, frame, month
-from tests.unit.registry.builders import evaluation, metric, trained_model
+from tests.support.data.builders import dataset, frame, month
+from tests.support.registry.builders import evaluation, metric, trained_model
 
 BETTER, UNSURE = metric(-0.02, 0.01), metric(-0.005, 0.01)
 SAME = Metric(value=1e-7, low=-1e-7, high=1e-6)

@@ -16,9 +16,9 @@ from tasks.conversion.runtimes import LoadedModel, load_pytorch, torch_threads_r
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
 from tasks.settings import ArtifactStore
-from tests.builders import COLUMNS, dataset, frame, splits
-from tests.unit.conversion.programs import SmallNetwork, built, exported, registered
-from tests.unit.conversion.text_cases import TextCase, text_case
+from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.conversion.text_cases import TextCase, text_case
+from tests.support.data.builders import COLUMNS, dataset, frame, splits
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,8 @@ from tasks.conversion.targets.registry import TARGETS, with_sources
 from tasks.conversion.variants import build_variant
 from tasks.errors import ConversionError, DataContractError, StorageError
 from tasks.settings import ArtifactStore, StagedFolder
-from tests.builders import dataset
-from tests.disks import SmallDisk, small_disk
-from tests.unit.conversion.conftest import Case
-from tests.unit.conversion.forging import changed
-from tests.unit.conversion.programs import (
+from tests.support.conversion.forging import changed
+from tests.support.conversion.programs import (
     ClashingNames,
     NotANumber,
     SmallNetwork,
@@ -37,7 +34,10 @@ from tests.unit.conversion.programs import (
     exported,
     registered,
 )
-from tests.unit.conversion.text_cases import TextCase
+from tests.support.conversion.text_cases import TextCase
+from tests.support.data.builders import dataset
+from tests.support.host.disks import SmallDisk, small_disk
+from tests.unit.conversion.conftest import Case
 
 ALL = tuple(target.name for target in TARGETS if target.equipment is no_equipment)
 

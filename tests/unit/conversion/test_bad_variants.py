@@ -22,12 +22,12 @@ from tasks.conversion.families.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.onnx_quantization import _Reader
-from tests.builders import COLUMNS
-from tests.promises import Promise, proves
+from tests.support.conversion.forging import changed
+from tests.support.conversion.programs import Decided, build_one, exported, registered
+from tests.support.conversion.text_cases import TextCase
+from tests.support.data.builders import COLUMNS
+from tests.support.suite.promises import Promise, proves
 from tests.unit.conversion.conftest import Case
-from tests.unit.conversion.forging import changed
-from tests.unit.conversion.programs import Decided, build_one, exported, registered
-from tests.unit.conversion.text_cases import TextCase
 
 Edit = Callable[[onnx.ModelProto], None]
 

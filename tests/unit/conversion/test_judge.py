@@ -17,11 +17,8 @@ from tasks.conversion.parity import ScoreGap
 from tasks.conversion.races import EAGER, NOTHING, Measurements, decide
 from tasks.conversion.targets.registry import TARGET
 from tasks.errors import ConfigurationError, DataContractError
-from tests.builders import COLUMNS, dataset, frame, month, splits
-from tests.promises import Promise, proves
-from tests.unit.conversion.conftest import Case
-from tests.unit.conversion.forging import passed_off
-from tests.unit.conversion.programs import (
+from tests.support.conversion.forging import passed_off
+from tests.support.conversion.programs import (
     NotANumber,
     OneScore,
     Scaled,
@@ -31,6 +28,9 @@ from tests.unit.conversion.programs import (
     exported,
     registered,
 )
+from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
+from tests.support.suite.promises import Promise, proves
+from tests.unit.conversion.conftest import Case
 
 CONFIG = ConversionConfig(batch_sizes=(1, 1024))
 TOLD = WORDING["classification"]

@@ -16,9 +16,7 @@ from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.stamps import schema_digest
 from tasks.errors import StorageError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
-from tests.builders import dataset
-from tests.unit.conversion.conftest import Case
-from tests.unit.conversion.programs import (
+from tests.support.conversion.programs import (
     ClashingNames,
     Elementwise,
     SmallNetwork,
@@ -27,6 +25,8 @@ from tests.unit.conversion.programs import (
     exported,
     registered,
 )
+from tests.support.data.builders import dataset
+from tests.unit.conversion.conftest import Case
 
 
 def _model(case: Case) -> onnx.ModelProto:

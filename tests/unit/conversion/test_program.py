@@ -12,8 +12,8 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.conversion.program import check_program, load_program
 from tasks.errors import ArtifactError, ConversionError
-from tests.builders import COLUMNS
-from tests.unit.conversion.programs import SmallNetwork, exported
+from tests.support.conversion.programs import SmallNetwork, exported
+from tests.support.data.builders import COLUMNS
 
 
 @pytest.fixture(scope="module")

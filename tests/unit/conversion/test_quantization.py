@@ -13,9 +13,9 @@ from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.openvino_export import read_ir
 from tasks.errors import ArtifactError
 from tasks.settings import ArtifactStore
-from tests.builders import COLUMNS, dataset, frame, month, splits
+from tests.support.conversion.programs import build_one
+from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
 from tests.unit.conversion.conftest import Case
-from tests.unit.conversion.programs import build_one
 
 
 def _calibrated(case: Case, rows: ValidatedDataset, config: ConversionConfig | None = None) -> Case:

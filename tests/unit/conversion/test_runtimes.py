@@ -19,7 +19,7 @@ from tasks.conversion.runtimes import (
 )
 from tasks.conversion.targets.interface import Load, Runtime
 from tasks.errors import ConversionError, DataContractError
-from tests.builders import COLUMNS
+from tests.support.data.builders import COLUMNS
 from tests.unit.conversion.conftest import Case
 
 

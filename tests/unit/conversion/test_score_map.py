@@ -24,8 +24,8 @@ from tasks.conversion.score_map import check_mapped, map_program, mapped_outputs
 from tasks.conversion.targets.interface import Runtime
 from tasks.errors import ArtifactError, ConversionError, ConversionParityError
 from tasks.settings import ArtifactStore, digest_of
-from tests.builders import COLUMNS, dataset, month, splits
-from tests.unit.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.data.builders import COLUMNS, dataset, month, splits
 
 NUMBER = COLUMNS.model_copy(update={"task": "regression", "label": "minutes", "unit": "minutes"})
 STEEP, FLAT = ScoreMap(slope=1.7, intercept=-0.4), ScoreMap(slope=0.6, intercept=0.9)

@@ -14,7 +14,7 @@ from tasks.conversion.families.tabular_rows import (
 from tasks.conversion.inputs import ModelInputs
 from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
-from tests.builders import COLUMNS, dataset, frame, month
+from tests.support.data.builders import COLUMNS, dataset, frame, month
 
 
 def test_the_rows_of_a_window_are_those_in_it_and_in_order(store: ArtifactStore) -> None:

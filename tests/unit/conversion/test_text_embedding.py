@@ -28,10 +28,10 @@ from tasks.conversion.parity import score_batches
 from tasks.conversion.targets.registry import TARGET
 from tasks.errors import ConversionError, DataContractError
 from tasks.settings import ArtifactStore, StagedFolder
-from tests import encoders
-from tests.unit.conversion.forging import passed_off
-from tests.unit.conversion.programs import build_one
-from tests.unit.conversion.text_cases import NAMES, TextCase
+from tests.support.conversion.forging import passed_off
+from tests.support.conversion.programs import build_one
+from tests.support.conversion.text_cases import NAMES, TextCase
+from tests.support.data import encoders
 
 
 def _random(rows: int, length: int) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ from tasks.conversion.families.tabular import BOUNDS
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.judge import judge_variants
 from tasks.settings import ArtifactStore, StagedFolder, digest_of
-from tests.unit.conversion.programs import built
+from tests.support.conversion.programs import built
 
 SIGNATURE = Signature(
     inputs=(

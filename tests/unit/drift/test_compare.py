@@ -13,8 +13,8 @@ from tasks.drift.compare import compare_windows
 from tasks.drift.config import DriftConfig
 from tasks.errors import DataContractError, WindowError
 from tasks.settings import ArtifactStore
-from tests import builders
-from tests.unit.drift.windows import scored
+from tests.support.data import builders
+from tests.support.evaluation.windows import scored
 
 TRAIN, VALIDATION, CURRENT = builders.month(1, 6), builders.month(7, 2), builders.month(11)
 CONFIG = DriftConfig(replicates=200)

@@ -8,7 +8,7 @@ import pytest
 from tasks.drift.columns import Windows, examine_categories, examine_numbers
 from tasks.drift.config import COMMON_UNIT_CHANGES, DriftConfig, UnitChange
 from tasks.drift.faults import largest_day_step
-from tests.unit.drift.windows import window_of
+from tests.support.evaluation.windows import window_of
 
 CONFIG = DriftConfig()
 DAY_ROWS = 40

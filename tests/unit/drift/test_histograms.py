@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.drift.histograms import count_categories, count_numbers, quantile_cuts
-from tests.unit.drift.windows import window_of
+from tests.support.evaluation.windows import window_of
 
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=200), st.sampled_from([10, 20, 100]))

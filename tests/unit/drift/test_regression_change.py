@@ -6,7 +6,7 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.evaluation import Metric, RegressionMetrics, ScoredWindow
 from tasks.drift.config import DriftConfig
 from tasks.drift.performance import RegressionChange, performance_change
-from tests.builders import month
+from tests.support.data.builders import month
 
 CONFIG = DriftConfig(min_r2_drop=0.02, min_skill_drop=0.05)
 NOTHING = Artifact(uri="artifact:scores/1/scores.parquet", sha256="0" * 64, num_bytes=1)

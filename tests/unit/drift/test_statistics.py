@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
 from tasks.drift.statistics import distance, draw_blocks, psi
-from tests.unit.drift.windows import Columns, changes
+from tests.support.evaluation.windows import Columns, changes
 
 MIN_EFFECT = 0.1
 

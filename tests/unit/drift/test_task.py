@@ -11,8 +11,8 @@ from tasks.drift.compare import compare_windows
 from tasks.drift.config import DriftConfig
 from tasks.drift.task import feature_rows, verdict_text
 from tasks.settings import ArtifactStore
-from tests import builders
-from tests.unit.drift.windows import scored
+from tests.support.data import builders
+from tests.support.evaluation.windows import scored
 
 
 def test_the_task_is_cheap_to_import() -> None:

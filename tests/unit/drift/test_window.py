@@ -8,7 +8,7 @@ import pytest
 
 from tasks.drift.window import WindowColumns
 from tasks.errors import DataContractError
-from tests.unit.drift.windows import TIME, days, window_of
+from tests.support.evaluation.windows import TIME, days, window_of
 
 
 def test_only_rows_of_the_window_are_read_in_order_of_their_day(tmp_path: Path) -> None:

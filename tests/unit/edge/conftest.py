@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from infra.edge.config import EdgePlan, read_plan
-from tests.signing import AUDIENCE, Signer
+from tests.support.services.signing import AUDIENCE, Signer
 
 MODELS = {"flight-delay": {}, "acme-churn": {}}
 ISSUER = "https://issuer.test"

@@ -11,8 +11,8 @@ from tasks.contracts.training import TrainedModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.evaluation.yardstick import score_yardstick
 from tasks.settings import ArtifactStore
-from tests import builders
-from tests.unit.evaluation.programs import LateRate, stored_program, trained_model
+from tests.support.data import builders
+from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 
 QUICK = EvaluationConfig(
     slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20, replicates=100

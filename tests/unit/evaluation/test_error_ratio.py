@@ -13,7 +13,7 @@ from tasks.contracts.evaluation import SliceMetrics
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.regression import error_ratio, measure_numbers
 from tasks.evaluation.slices import judge_slices
-from tests import builders
+from tests.support.data import builders
 
 COLUMNS = builders.COLUMNS.model_copy(
     update={"task": "regression", "unit": "minutes", "baseline": "temp"}

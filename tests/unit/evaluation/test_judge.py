@@ -12,9 +12,9 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.errors import DataContractError
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.yardstick import score_yardstick
-from tests import builders
+from tests.support.data import builders
+from tests.support.evaluation.programs import NotANumber, stored_program, trained_model
 from tests.unit.evaluation.conftest import QUICK, QUICK_YARDSTICK, Case
-from tests.unit.evaluation.programs import NotANumber, stored_program, trained_model
 
 
 def judged(case: Case, *, alone: bool = False) -> EvaluationReport:

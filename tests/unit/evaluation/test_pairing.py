@@ -14,8 +14,8 @@ from tasks.errors import DataContractError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.pairing import compare_scored
 from tasks.settings import ArtifactStore, StagedFolder
-from tests.builders import dataset, frame
-from tests.unit.governor.builders import metric
+from tests.support.data.builders import dataset, frame
+from tests.support.governor.builders import metric
 
 CONFIG = EvaluationConfig(replicates=200)
 

@@ -12,9 +12,9 @@ from tasks.contracts.base import Artifact
 from tasks.errors import ArtifactError, DataContractError
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.settings import ArtifactStore, StagedFolder
-from tests import builders
-from tests.builders import COLUMNS
-from tests.unit.evaluation.programs import (
+from tests.support.data import builders
+from tests.support.data.builders import COLUMNS
+from tests.support.evaluation.programs import (
     LateRate,
     Logits,
     NotANumber,

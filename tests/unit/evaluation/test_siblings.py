@@ -12,9 +12,9 @@ from tasks.errors import DataContractError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.siblings import judge_siblings, who_won, why_refused
 from tasks.settings import ArtifactStore
-from tests.builders import dataset, frame, splits
-from tests.unit.evaluation.programs import LateRate, stored_program, trained_model
-from tests.unit.registry.builders import comparison, metric_set
+from tests.support.data.builders import dataset, frame, splits
+from tests.support.evaluation.programs import LateRate, stored_program, trained_model
+from tests.support.registry.builders import comparison, metric_set
 
 JUDGING = EvaluationConfig(replicates=200)
 

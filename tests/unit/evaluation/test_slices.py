@@ -8,8 +8,8 @@ from sklearn.metrics import roc_auc_score
 from tasks.errors import ConfigurationError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.slices import judge_slices, slice_columns
-from tests import builders
-from tests.builders import COLUMNS
+from tests.support.data import builders
+from tests.support.data.builders import COLUMNS
 
 CONFIG = EvaluationConfig(
     slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20, replicates=100

@@ -11,8 +11,8 @@ from tasks.errors import DataContractError
 from tasks.evaluation.config import YardstickConfig
 from tasks.evaluation.yardstick import CategoryEncoding, read_scores, score_yardstick
 from tasks.settings import ArtifactStore
-from tests import builders
-from tests.builders import COLUMNS
+from tests.support.data import builders
+from tests.support.data.builders import COLUMNS
 from tests.unit.evaluation.conftest import QUICK_YARDSTICK, Case
 
 

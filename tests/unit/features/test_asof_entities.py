@@ -13,7 +13,7 @@ from feast.infra.offline_stores.duckdb import DuckDBOfflineStore
 
 from tasks.errors import ConfigurationError, FeatureStoreError
 from tasks.features.asof_store import AsofDuckDBOfflineStore
-from tests.asof import START, ask, asked, feast_in, values, view_of, write_rows
+from tests.support.data.asof import START, ask, asked, feast_in, values, view_of, write_rows
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tasks.errors import FeatureStoreError
 from tasks.features.asof_store import AsofDuckDBOfflineStore
-from tests.asof import START, feast_in, values, view_of, write_rows
+from tests.support.data.asof import START, feast_in, values, view_of, write_rows
 
 MINUTES = st.integers(0, 20)
 KEYS = st.sampled_from(["a", "b", None])

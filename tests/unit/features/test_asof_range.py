@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.errors import WindowError
-from tests.asof import START, VALUE, ask, feast_in, newest_known, values, view_of, write_rows
+from tests.support.data.asof import (
+    START,
+    VALUE,
+    ask,
+    feast_in,
+    newest_known,
+    values,
+    view_of,
+    write_rows,
+)
 
 MINUTES = st.integers(0, 20)
 KEYS = st.sampled_from(["a", "b", None])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tasks.errors import FeatureStoreError
 from tasks.features.asof_store import AsofDuckDBOfflineStore
-from tests.asof import (
+from tests.support.data.asof import (
     START,
     UTC_TIMES,
     VALUE,
@@ -32,7 +32,7 @@ from tests.asof import (
     view_of,
     write_rows,
 )
-from tests.promises import Promise, proves
+from tests.support.suite.promises import Promise, proves
 
 MINUTES = st.integers(0, 60).map(lambda n: n * 10)  # coarse, so that times meet
 KEYS = st.sampled_from(["a", "b", None])

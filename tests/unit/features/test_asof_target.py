@@ -22,8 +22,8 @@ from pyarrow.fs import FileSelector, FileSystem, S3FileSystem
 
 from tasks.errors import FeatureStoreError, StorageError
 from tasks.features.asof_job import AsofRetrievalJob, Query
-from tests.asof import START, VALUE, ask, asked, feast_in, values, view_of, write_rows
-from tests.services import s3_server
+from tests.support.data.asof import START, VALUE, ask, asked, feast_in, values, view_of, write_rows
+from tests.support.services.servers import s3_server
 
 ROWS = values(("a", 0, 0, 1.0), ("a", 10, 10, 2.0), ("b", 30, 30, 3.0))
 

@@ -12,7 +12,7 @@ from tasks.errors import ConfigurationError, DataContractError, StorageError, Wi
 from tasks.features.config import FeatureConfig
 from tasks.features.landing import land_raw_rows
 from tasks.settings import ArtifactStore
-from tests.repository import SmallRepository, days
+from tests.support.data.repository import SmallRepository, days
 
 
 @pytest.fixture

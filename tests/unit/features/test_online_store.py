@@ -24,7 +24,7 @@ from tasks.features.online_store import (
     _seconds,
     _times,
 )
-from tests.feature_views import NOON, make_view, repo_config
+from tests.support.data.feature_views import NOON, make_view, repo_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.errors import FeatureStoreError
 from tasks.features.store import open_store
-from tests.repository import SmallRepository
+from tests.support.data.repository import SmallRepository
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

@@ -19,7 +19,7 @@ from tasks.features.tables import (
     published_path,
 )
 from tasks.settings import ArtifactStore
-from tests.repository import SmallRepository, days, vouched
+from tests.support.data.repository import SmallRepository, days, vouched
 
 
 @pytest.fixture(scope="module")

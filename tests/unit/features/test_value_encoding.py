@@ -23,7 +23,7 @@ from tasks.features.value_encoding import (
     encode_timestamps,
     microseconds,
 )
-from tests.feature_views import COLUMNS, KEYS, SLOW, feasts_rows, make_rows, make_view
+from tests.support.data.feature_views import COLUMNS, KEYS, SLOW, feasts_rows, make_rows, make_view
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

@@ -13,7 +13,7 @@ from tasks.governor.budget import Spent, carried_out_as, why_not_now
 from tasks.governor.config import GovernorConfig
 from tasks.governor.decision import Action
 from tasks.governor.records import Outcome
-from tests.unit.governor.builders import FIRST_DAY
+from tests.support.governor.builders import FIRST_DAY
 
 NOW = FIRST_DAY + timedelta(days=30)
 CONFIG = GovernorConfig(cool_down_hours=6, max_runs_per_week=3, max_run_hours_per_week=2)

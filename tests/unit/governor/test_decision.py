@@ -20,8 +20,8 @@ from tasks.governor.decision import (
     healed,
 )
 from tasks.governor.evidence import Evidence, gather
-from tests.unit.governor import builders
-from tests.unit.governor.builders import comparison, evidence, metric
+from tests.support.governor import builders
+from tests.support.governor.builders import comparison, evidence, metric
 
 CONFIG = GovernorConfig()
 SEVERITY = [Action.NOTHING, Action.RECALIBRATE, Action.RETRAIN]

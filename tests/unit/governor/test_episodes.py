@@ -27,9 +27,9 @@ from tasks.governor.records import (
     StartedAction,
 )
 from tasks.governor.task import decision_rows
-from tests.promises import Promise, proves
-from tests.unit.governor import builders
-from tests.unit.governor.builders import FREE, MODEL, USE_CASE
+from tests.support.governor import builders
+from tests.support.governor.builders import FREE, MODEL, USE_CASE
+from tests.support.suite.promises import Promise, proves
 
 
 class Runs:

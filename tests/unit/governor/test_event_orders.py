@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tasks.governor.decision import Cause
 from tasks.governor.records import Order, StartedAction
-from tests.unit.governor import builders
+from tests.support.governor import builders
 from tests.unit.governor.test_episodes import Governor, Runs
 
 KINDS = {

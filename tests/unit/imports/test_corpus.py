@@ -9,7 +9,7 @@ from tasks.errors import ConfigurationError, DataContractError
 from tasks.imports.config import CorpusConfig
 from tasks.imports.corpus import choose, docstrings, prepare_corpus, read_texts
 from tasks.settings import ArtifactStore
-from tests import encoders
+from tests.support.data import encoders
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tasks.imports.config import CorpusConfig, EncoderConfig
 from tasks.imports.program import export_encoder
 from tasks.imports.weights import FILES, find_files, read_encoder
 from tasks.settings import ArtifactStore, digest_of
-from tests import encoders
+from tests.support.data import encoders
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.platform.clock import Clock
-from tests.clocks import make_clock
-from tests.processes import wait_until
+from tests.support.host.clocks import make_clock
+from tests.support.host.processes import wait_until
 from tests.unit.infra.test_platform_supervision import sleeper, supervised
 
 

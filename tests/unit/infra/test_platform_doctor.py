@@ -35,7 +35,7 @@ from infra.platform.state import PlatformState, write_state
 from infra.platform.status import read_status, table
 from tasks.errors import TransientError
 from tasks.settings import PROJECT_ROOT
-from tests.services import free_port, redis_server
+from tests.support.services.servers import free_port, redis_server
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

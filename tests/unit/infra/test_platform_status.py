@@ -13,7 +13,7 @@ from tasks.leases.book import LeaseBook
 from tasks.leases.config import LeaseRequest
 from tasks.leases.leases import acquire
 from tasks.settings import Settings
-from tests.lease_devices import host
+from tests.support.platform.lease_devices import host
 
 TWO_CORES = LeaseRequest(cores=2)
 

@@ -18,7 +18,8 @@ from flows.client import is_running
 from infra.platform.config import Place
 from infra.platform.state import PlatformState, ServiceState, read_state
 from tasks.settings import PROJECT_ROOT
-from tests.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.platform import supervised as supervised_module
 
 LIMIT_S = 120
 SLEEP = [sys.executable, "-S", "-c", "import sys, time; time.sleep(600)"]
@@ -64,7 +65,7 @@ class Supervised:
 def supervised(home: Path, *children: dict[str, Any]) -> Iterator[Supervised]:
     with (home / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.supervised", str(home), json.dumps(children)],
+            [sys.executable, "-m", supervised_module.__name__, str(home), json.dumps(children)],
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -145,7 +146,8 @@ def living(mark: str) -> list[int]:
     return [
         pid
         for pid in pids_whose_command_holds(mark)
-        if b"guard.py" not in (line := command_line(pid)) and b"tests.supervised" not in line
+        if b"guard.py" not in (line := command_line(pid))
+        and supervised_module.__name__.encode() not in line
     ]
 
 

@@ -15,8 +15,8 @@ from tasks.leases.hardware import GPU, HostDevices, hardware_classes
 from tasks.leases.nvidia import Gpu
 from tasks.leases.process import LEASE_VARIABLE, PROCFS, ProcessName, kin_of_lease, start_of
 from tasks.settings import PROJECT_ROOT
-from tests.lease_devices import host
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
+from tests.support.platform.lease_devices import host
 
 ONE = min(os.sched_getaffinity(0))
 

@@ -16,7 +16,7 @@ from tasks.leases.book import LeaseBook
 from tasks.leases.claims import HELD, Claim, Grant
 from tasks.leases.config import LeaseConfig, LeaseRequest
 from tasks.leases.process import PROCFS, ProcessName, start_of
-from tests.lease_devices import host
+from tests.support.platform.lease_devices import host
 
 TERMS = LeaseConfig(ttl_s=60, grace_s=10, ageing_s=100)
 CORES, GPUS = 4, 2

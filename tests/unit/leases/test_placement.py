@@ -11,7 +11,7 @@ from tasks.leases.cores import CoreLimit, CoreSet
 from tasks.leases.hardware import HostDevices
 from tasks.leases.placement import Taken, due_s, grants_for, place
 from tasks.leases.process import ProcessName
-from tests.lease_devices import gpu, host
+from tests.support.platform.lease_devices import gpu, host
 
 BOOT = "boot"
 AGEING_S = 600.0

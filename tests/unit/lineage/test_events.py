@@ -17,7 +17,7 @@ from tasks.lineage.config import LineageSettings
 from tasks.lineage.events import flow_event, run_id
 from tasks.lineage.steps import Node, Step, conversion_steps, refresh_steps, training_steps
 from tasks.settings import ArtifactStore
-from tests.unit.lineage.examples import (
+from tests.support.reporting.examples import (
     COMMIT,
     PARENT,
     QUERIES,

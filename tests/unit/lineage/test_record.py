@@ -20,7 +20,7 @@ from tasks.lineage.journal import Journal
 from tasks.lineage.record import Recorded, record_events, record_steps
 from tasks.lineage.steps import Step
 from tasks.settings import ArtifactStore
-from tests.unit.lineage.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
+from tests.support.reporting.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tasks.lineage.record import record_events, record_steps
 from tasks.lineage.steps import Node, Step
 from tasks.lineage.trace import tell, trace
 from tasks.settings import ArtifactStore
-from tests.unit.lineage.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
+from tests.support.reporting.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from tasks.errors import DataContractError
 from tasks.predictions.joining import JoinTally, labelled_rows
 from tasks.predictions.labels import import_labels, labels_folder
 from tasks.predictions.reading import LogQuery
-from tests.builders import frame
-from tests.served_rows import MODEL, NOW, batch_of, entity_batch, open_log, served
+from tests.support.data.builders import frame
+from tests.support.serving.served_rows import MODEL, NOW, batch_of, entity_batch, open_log, served
 
 LATER = NOW + timedelta(days=2)
 

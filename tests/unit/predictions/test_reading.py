@@ -32,8 +32,8 @@ from tasks.predictions.reading import (
 from tasks.predictions.schema import log_root, model_folder
 from tasks.predictions.upkeep import keep_up
 from tasks.settings import Settings
-from tests.builders import frame
-from tests.served_rows import MODEL, NOW, batch_of, call, open_log, served
+from tests.support.data.builders import frame
+from tests.support.serving.served_rows import MODEL, NOW, batch_of, call, open_log, served
 
 FRAME = frame(100)
 DAY = timedelta(days=1)

@@ -18,8 +18,8 @@ from tasks.errors import DataContractError
 from tasks.predictions.labels import import_labels
 from tasks.predictions.served_window import count_served, take_served_window
 from tasks.settings import ArtifactStore
-from tests.builders import COLUMNS, dataset, frame, month
-from tests.served_rows import MODEL, batch_of, log_frame, open_log, served
+from tests.support.data.builders import COLUMNS, dataset, frame, month
+from tests.support.serving.served_rows import MODEL, batch_of, log_frame, open_log, served
 
 FRAME = frame(2000)
 WINDOW = month(10)

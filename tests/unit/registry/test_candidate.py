@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.registry.candidate import flatten, pin_tags
 from tasks.settings import ArtifactStore
-from tests.unit.reporting.run_records import run_record
+from tests.support.reporting.run_records import run_record
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

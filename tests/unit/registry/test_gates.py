@@ -17,8 +17,8 @@ from tasks.registry.gates import GATES, Evidence, judge
 from tasks.registry.model_folder import list_variants
 from tasks.registry.records import FileRecord, VersionRecord, describe_model
 from tasks.settings import ArtifactStore
-from tests import builders as shared
-from tests.unit.registry import builders
+from tests.support.data import builders as shared
+from tests.support.registry import builders
 
 OTHER = "f" * 64
 NAN = float("nan")

@@ -26,8 +26,8 @@ from tasks.registry.model_folder import (
     write_variants,
 )
 from tasks.settings import ArtifactStore
-from tests import builders as shared
-from tests.unit.registry import builders
+from tests.support.data import builders as shared
+from tests.support.registry import builders
 
 
 @dataclass(frozen=True)

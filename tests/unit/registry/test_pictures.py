@@ -7,8 +7,8 @@ import pytest
 
 from tasks.registry.pictures import draw_pictures
 from tasks.settings import ArtifactStore
-from tests import builders as shared
-from tests.unit.registry import builders
+from tests.support.data import builders as shared
+from tests.support.registry import builders
 
 
 @pytest.mark.parametrize("is_empty", [False, True])

@@ -19,7 +19,7 @@ from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import REGRESSION_GATES, Evidence, _within, judge
 from tasks.registry.pictures import draw_pictures
 from tasks.settings import ArtifactStore
-from tests.unit.registry.builders import metric, trained_model
+from tests.support.registry.builders import metric, trained_model
 from tests.unit.registry.test_gates import NAN, closed, edited, good
 
 __all__ = ["good"]  # a fixture

@@ -15,7 +15,7 @@ from tasks.release.counts import Stratum, log_ratio_evidence
 from tasks.release.evidence import check_labels, no_labels, observe
 from tasks.release.policy import decide
 from tasks.release.records import Action, Evidence, Period, Release, Shares
-from tests.unit.release.builders import CONFIG, MODEL, START, Rows, release
+from tests.support.release.builders import CONFIG, MODEL, START, Rows, release
 
 NOW = START + timedelta(hours=2)
 SPLIT = release(step=1)

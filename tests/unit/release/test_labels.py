@@ -21,8 +21,8 @@ from tasks.predictions import joining, request_labels
 from tasks.predictions.labels import import_labels, labels_folder
 from tasks.release.evidence import CANDIDATE, SHADOW, STABLE, Observed, observe
 from tasks.release.records import Period, Release, Shares
-from tests.served_rows import MODEL, NOW, entity_batch, open_log, served
-from tests.unit.release.builders import SETTLE, release
+from tests.support.release.builders import SETTLE, release
+from tests.support.serving.served_rows import MODEL, NOW, entity_batch, open_log, served
 
 BEGUN = NOW + SETTLE
 LATER = NOW + timedelta(days=2)

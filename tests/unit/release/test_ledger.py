@@ -17,7 +17,7 @@ from tasks.release.ledger import ReleaseLedger, slots_at_start
 from tasks.release.looking import look
 from tasks.release.records import Action, ByHand, Release, Shares, Verdict
 from tasks.release.traffic import SlotsRefusedError
-from tests.unit.release.builders import (
+from tests.support.release.builders import (
     CONFIG,
     MODEL,
     STEPS,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tasks.release.page import charts, render_page, write_page
 from tasks.release.records import Action, Entry, Period, Shares, Tally
-from tests.unit.release.builders import MODEL, START, evidence, finding, release
+from tests.support.release.builders import MODEL, START, evidence, finding, release
 
 
 def entry(number: int, reason: str = "more are needed") -> Entry:

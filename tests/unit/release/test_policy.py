@@ -9,7 +9,7 @@ from tasks.release.config import ErrorRates, ReleaseConfig, StepConfig
 from tasks.release.policy import decide
 from tasks.release.records import Action, Evidence, Release
 from tasks.release.steps import wanted_traffic
-from tests.unit.release.builders import CONFIG, START, STEPS, evidence, finding, release
+from tests.support.release.builders import CONFIG, START, STEPS, evidence, finding, release
 
 LATER = START + timedelta(minutes=5)
 

@@ -10,8 +10,8 @@ import pytest
 from tasks.errors import ConfigurationError, DataContractError, TransientError
 from tasks.release.records import Shares, Wanted
 from tasks.release.traffic import EdgedTraffic, ServerTraffic, has_server, set_traffic
-from tests.admin_server import AdminServer, admin_server
-from tests.unit.release.builders import MODEL
+from tests.support.release.builders import MODEL
+from tests.support.serving.admin_server import AdminServer, admin_server
 
 
 @dataclass(frozen=True)

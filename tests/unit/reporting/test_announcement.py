@@ -11,7 +11,7 @@ from tasks.reporting.announcement import announcement
 from tasks.reporting.figures import gallery
 from tasks.reporting.files import write_report
 from tasks.settings import ArtifactStore
-from tests.unit.reporting.run_records import hostile_record, run_record
+from tests.support.reporting.run_records import hostile_record, run_record
 
 
 def test_the_announcement_gives_verdicts_figures_and_the_place(tmp_path: Path) -> None:

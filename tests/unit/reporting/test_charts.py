@@ -43,8 +43,8 @@ from tasks.reporting.rankings import (
 )
 from tasks.reporting.svg import as_data_url, label, tag, text_width
 from tasks.settings import ArtifactStore
-from tests.builders import month
-from tests.unit.reporting.run_records import run_record
+from tests.support.data.builders import month
+from tests.support.reporting.run_records import run_record
 
 SVG = "{http://www.w3.org/2000/svg}"
 ANY = st.floats(allow_nan=True, allow_infinity=True)

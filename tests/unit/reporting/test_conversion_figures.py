@@ -13,7 +13,7 @@ from tasks.reporting import conversion
 from tasks.reporting.quantities import MISSING
 from tasks.reporting.trade import Trade, trade_chart
 from tasks.settings import ArtifactStore
-from tests.unit.reporting.run_records import hostile_record, run_record
+from tests.support.reporting.run_records import hostile_record, run_record
 from tests.unit.reporting.test_charts import marks, parsed, texts
 from tests.unit.reporting.test_page import rendered
 

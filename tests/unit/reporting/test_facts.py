@@ -13,7 +13,7 @@ from tasks.contracts.release import Approval
 from tasks.contracts.run import RunRecord
 from tasks.reporting import facts
 from tasks.settings import ArtifactStore
-from tests.unit.reporting.run_records import metrics, run_record
+from tests.support.reporting.run_records import metrics, run_record
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tasks.reporting import files as files_module
 from tasks.reporting.checks import checks, stored_artifacts
 from tasks.reporting.files import write_report
 from tasks.settings import ArtifactStore, digest_of, named_artifacts
-from tests.unit.reporting.run_records import hostile_record, later, run_record
+from tests.support.reporting.run_records import hostile_record, later, run_record
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tasks.contracts.run import RunRecord
 from tasks.reporting.checks import stored_artifacts
 from tasks.reporting.page import prose, render_page
 from tasks.settings import ArtifactStore
-from tests.unit.reporting.run_records import EVIL, hostile_record, run_record
+from tests.support.reporting.run_records import EVIL, hostile_record, run_record
 
 SECTIONS = ["verdict", "figures", "loop", "data", "training", "judging", "conversion", "drift",
             "promotion", "lineage", "provenance"]  # fmt: skip

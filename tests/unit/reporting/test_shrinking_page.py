@@ -15,8 +15,8 @@ from tasks.reporting.shrinking_page import (
     render_shrinking_page,
     write_shrinking_page,
 )
-from tests.builders import splits
-from tests.unit.registry.builders import comparison, metric_set
+from tests.support.data.builders import splits
+from tests.support.registry.builders import comparison, metric_set
 
 
 def ref(number: int) -> ModelVersionRef:

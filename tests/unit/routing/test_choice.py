@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tasks.routing.choice import Place, choose
 from tasks.routing.config import BurstConfig, BurstPool, RoutingConfig, StageRouting
-from tests.promises import Promise, proves
+from tests.support.suite.promises import Promise, proves
 
 NO_BURST = BurstConfig()
 CLOUD = BurstPool(name="cloud-gpu", hardware_class="gpu", region="eu-west", cost_per_hour=3)

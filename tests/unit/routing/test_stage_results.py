@@ -16,7 +16,7 @@ from prefect.states import Completed
 from flows.routing import child_error, on_class
 from flows.stage_results import as_returned, dump_parameters, read_plain, unmarked
 from tasks.errors import DataContractError, StageError, StageLostError
-from tests.routed_flows import LoopConfig, Number, first_flow, second_flow
+from tests.support.platform.routed_flows import LoopConfig, Number, first_flow, second_flow
 
 
 def completed(path: Path, serializer: Any) -> FlowRun:

@@ -13,8 +13,8 @@ from serving.log.prediction_log import PredictionLog
 from serving.parts import CheckedLog
 from tasks.errors import ConfigurationError
 from tasks.predictions.config import PredictionLogConfig
-from tests.builders import frame
-from tests.served_rows import MODEL, SIGNATURE, batch_of, call, signature_of
+from tests.support.data.builders import frame
+from tests.support.serving.served_rows import MODEL, SIGNATURE, batch_of, call, signature_of
 
 FRAME = frame(10)
 

@@ -15,8 +15,8 @@ from tasks.training.data.fitting import fit_labels, label_moments
 from tasks.training.data.preprocess import LabelScale
 from tasks.training.objective import Classification, Regression, objective_of
 from tasks.training.run_directory import TrainingJob
-from tests.builders import COLUMNS, splits
-from tests.unit.training.data.ranks import on_ranks
+from tests.support.data.builders import COLUMNS, splits
+from tests.support.training.reading_ranks import on_ranks
 from tests.unit.training.test_model import preprocessing
 
 SCALE = LabelScale(mean=3300.0, deviation=2000.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.errors import WindowError
 from tasks.training.replay import new_rows_window, numbers_of, replay_probability, replayed
-from tests.builders import month
+from tests.support.data.builders import month
 
 
 def test_new_rows_begin_where_the_champion_ended() -> None:

@@ -21,8 +21,8 @@ from tasks.training.run_directory import (
     TrainingJob,
     exclusive,
 )
-from tests.builders import COLUMNS, splits
-from tests.processes import wait_until
+from tests.support.data.builders import COLUMNS, splits
+from tests.support.host.processes import wait_until
 
 JOB = TrainingJob(
     snapshot_path=Path("data.parquet"), columns=COLUMNS, splits=splits(), config=TrainingConfig()

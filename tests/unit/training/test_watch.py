@@ -11,7 +11,7 @@ from tasks.training.config import TrainingConfig
 from tasks.training.launch.rank_group import RankGroup
 from tasks.training.run_directory import RankProgress, RunDirectory, RunPlan, TrainingJob
 from tasks.training.watch import SETTLE_S, Watch
-from tests.builders import COLUMNS, splits
+from tests.support.data.builders import COLUMNS, splits
 from tests.unit.training.test_run_directory import epoch
 
 

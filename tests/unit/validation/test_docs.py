@@ -13,7 +13,7 @@ from tasks.errors import DataContractError
 from tasks.settings import ArtifactStore
 from tasks.validation.docs import build_site, without_outside
 from tasks.validation.runner import validate_table
-from tests.unit.validation.tables import WEEK, between, people, store_table, suite
+from tests.support.data.tables import WEEK, between, people, store_table, suite
 
 
 def validated(store: ArtifactStore) -> None:

@@ -16,7 +16,7 @@ from tasks.errors import ConfigurationError
 from tasks.validation.expectations import Judged, compile_suite, run_checks
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Rule, Suite
-from tests.unit.validation.tables import WEEK, between, people, suite
+from tests.support.data.tables import WEEK, between, people, suite
 
 
 def judge(frame: pd.DataFrame, checked: Suite) -> list[Judged]:

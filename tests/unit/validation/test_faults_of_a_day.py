@@ -17,7 +17,7 @@ from tasks.validation.expectations import compile_suite
 from tasks.validation.screen import failing
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite, read_suite
-from tests.unit.validation.tables import REPO, year_file
+from tests.support.data.tables import REPO, year_file
 
 pytestmark = pytest.mark.slow
 

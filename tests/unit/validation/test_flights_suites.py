@@ -16,7 +16,7 @@ from tasks.validation.outcome import read_outcome
 from tasks.validation.runner import validate_table
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import FOLDER, Suite, read_suite
-from tests.unit.validation.tables import REPO, WEEK, real_table
+from tests.support.data.tables import REPO, WEEK, real_table
 
 SUITES = sorted(path.stem for path in (REPO / FOLDER).glob("*.yaml"))
 ARROW_DTYPES = {

@@ -18,7 +18,7 @@ from tasks.validation.outcome import read_outcome
 from tasks.validation.profiling import NOT_REVIEWED, bless_table, write_blessed
 from tasks.validation.runner import validate_table
 from tasks.validation.suites import FOLDER, Suite, read_suite, with_blessed
-from tests.unit.validation.tables import REPO, store_table
+from tests.support.data.tables import REPO, store_table
 
 START = datetime(2013, 3, 1, tzinfo=UTC)
 CLEAN = TimeWindow(start=START, end=START + timedelta(days=20))

@@ -22,8 +22,8 @@ from tasks.validation.runner import (
     validate_tables,
 )
 from tasks.validation.suites import Suite
-from tests import builders
-from tests.unit.validation.tables import (
+from tests.support.data import builders
+from tests.support.data.tables import (
     SNAPSHOT_SUITE,
     WEEK,
     between,
@@ -293,7 +293,7 @@ def test_a_run_writes_nothing_outside_the_store(tmp_path: Path) -> None:
     home.mkdir()
     work.mkdir()
     program = (
-        "from tests.unit.validation.tables import people, store_table, suite, WEEK\n"
+        "from tests.support.data.tables import people, store_table, suite, WEEK\n"
         "from tasks.settings import ArtifactStore\n"
         "from tasks.validation.runner import validate_table\n"
         "from pathlib import Path\n"

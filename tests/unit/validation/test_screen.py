@@ -15,7 +15,7 @@ from tasks.validation.expectations import compile_suite, run_checks
 from tasks.validation.screen import can_screen, failing
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Rule
-from tests.unit.validation.tables import WEEK, people, suite
+from tests.support.data.tables import WEEK, people, suite
 
 
 def rule(kind: str, **kwargs: Any) -> Rule:

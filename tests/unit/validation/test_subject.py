@@ -11,7 +11,7 @@ import pytest
 from tasks.errors import ConfigurationError, DataContractError, StorageError
 from tasks.validation.subject import is_of_kind, open_subject
 from tasks.validation.suites import Suite
-from tests.unit.validation.tables import WEEK, people, suite
+from tests.support.data.tables import WEEK, people, suite
 
 
 def faults(folder: Path, frame: pd.DataFrame, checked: Suite | None = None) -> list[str]:

@@ -12,7 +12,7 @@ import yaml
 from tasks.errors import ConfigurationError
 from tasks.settings import content_key
 from tasks.validation.suites import read_suite, read_suites
-from tests.unit.validation.tables import suite
+from tests.support.data.tables import suite
 
 GOOD = """
 suite: people

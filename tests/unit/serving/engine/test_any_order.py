@@ -23,7 +23,7 @@ from serving.errors import (
     OverloadedError,
     ServingError,
 )
-from tests.unit.serving.engine.standins import POISON, Desk, Shelf, two_kinds
+from tests.support.serving.standins import POISON, Desk, Shelf, two_kinds
 
 QUEUE = QueueConfig(requests=4, rows=12, total_requests=7, total_rows=20, shadow_share=0.5)
 VERSIONS = st.sampled_from(["1", "2", "3"])

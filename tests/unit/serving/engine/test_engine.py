@@ -27,7 +27,7 @@ from serving.errors import (
     TooLargeError,
     UnknownModelError,
 )
-from tests.unit.serving.engine.standins import (
+from tests.support.serving.standins import (
     SEQUENCES,
     SIGNATURE,
     Desk,

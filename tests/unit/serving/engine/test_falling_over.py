@@ -14,7 +14,7 @@ from serving.engine.circuit import Circuit
 from serving.engine.config import BatchConfig, HardwareConfig, PlacementConfig
 from serving.engine.placement import Load, place
 from serving.errors import BackendError, NotReadyError
-from tests.unit.serving.engine.standins import SIGNATURE, Shelf, two_kinds, until, version_of
+from tests.support.serving.standins import SIGNATURE, Shelf, two_kinds, until, version_of
 from tests.unit.serving.engine.test_engine import asked, run, serving
 
 CONFIG = PlacementConfig(

@@ -11,8 +11,8 @@ from tasks.errors import RegistryError
 from tasks.registry.mlflow_registry import Registry
 from tasks.registry.records import MANIFEST_FILE
 from tasks.settings import Settings
-from tests.builders import COLUMNS
-from tests.unit.registry.builders import World, draw_nothing
+from tests.support.data.builders import COLUMNS
+from tests.support.registry.builders import World, draw_nothing
 
 
 def test_a_manifest_says_the_service_and_a_changed_one_says_nothing(

@@ -20,8 +20,8 @@ from serving.http.listeners import bound_socket, public_listener
 from serving.http.open_guard import OpenGuard
 from serving.http.public import PublicPages
 from serving.interfaces import Action, Done, Headers, Principal
-from tests.inline_engine import InlineEngine
-from tests.serving_clients import raw, request
+from tests.support.serving.inline_engine import InlineEngine
+from tests.support.serving.serving_clients import raw, request
 
 SERVED = Served("sums", "1", "onnx-fp32", "stable", "cpu", "openvino-int8")
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

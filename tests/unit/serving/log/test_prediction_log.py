@@ -26,8 +26,8 @@ from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.masking import mask_key_file
 from tasks.predictions.reading import LogQuery, read_table
 from tasks.predictions.schema import FIXED, log_root, model_folder
-from tests.builders import COLUMNS, frame
-from tests.served_rows import (
+from tests.support.data.builders import COLUMNS, frame
+from tests.support.serving.served_rows import (
     MODEL,
     NOW,
     SIGNATURE,

@@ -15,7 +15,7 @@ from serving.protocol.answers import MOST_MESSAGE, bounded
 from serving.protocol.keys import read_columns
 from serving.protocol.messages import InferRequest, InputParameters, InputTensor
 from serving.protocol.plans import ModelPlan
-from tests.inline_engine import SIGNATURE
+from tests.support.serving.inline_engine import SIGNATURE
 
 
 def request(shape: list[int], values: int, **other: Any) -> Any:

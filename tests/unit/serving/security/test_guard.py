@@ -23,8 +23,8 @@ from serving.security.config import SecurityConfig
 from serving.security.guard import SecurityGuard
 from serving.security.keys import create_key, revoke_key
 from tasks.errors import ConfigurationError
-from tests.processes import wait_until
-from tests.signing import AUDIENCE, Signer, published, signed_with_public_key
+from tests.support.host.processes import wait_until
+from tests.support.services.signing import AUDIENCE, Signer, published, signed_with_public_key
 
 ISSUER = "https://issuer.test"
 ADDRESS = "192.0.2.7"

@@ -17,7 +17,7 @@ from serving.interfaces import Principal
 from serving.security.config import SecurityConfig
 from serving.security.guard import SecurityGuard
 from serving.security.keys import create_key
-from tests.signing import AUDIENCE, Signer
+from tests.support.services.signing import AUDIENCE, Signer
 
 ISSUER = "https://issuer.test"
 SIGNER = Signer(ISSUER)

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.errors import BadRequestError, OverloadedError, UnknownModelError
 from serving.seeing.counting import BOUNDS_S, Counting, Times, percentile_s
 from serving.seeing.metrics import Metrics, Source
-from tests.unit.serving.seeing.builders import MODEL, STATES, batch, call
+from tests.support.serving.builders import MODEL, STATES, batch, call
 
 SERVED = {
     "model": MODEL,

@@ -14,7 +14,7 @@ import pytest
 from serving.errors import BadRequestError, OverloadedError
 from serving.seeing.config import LogConfig
 from serving.seeing.logs import AccessLog, Log, configure_logging, without_tokens
-from tests.unit.serving.seeing.builders import batch, call
+from tests.support.serving.builders import batch, call
 
 logger = logging.getLogger("serving.trial")
 

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from serving.errors import OverloadedError
 from serving.seeing.config import TraceConfig
 from serving.seeing.tracing import Tracing, read_traceparent
-from tests.unit.serving.seeing.builders import MODEL, TRACE, batch, call
+from tests.support.serving.builders import MODEL, TRACE, batch, call
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 
 from tasks.errors import ArtifactError
 from tasks.training.checkpoints.manifest import MANIFEST_NAME, CheckpointRef
-from tests.unit.training.checkpoints.states import (
+from tests.support.training.states import (
     flip_a_bit,
     folder_of,
     parts_of,

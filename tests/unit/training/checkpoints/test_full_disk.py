@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.settings import PROJECT_ROOT
-from tests.promises import Promise, proves
+from tests.support.suite.promises import Promise, proves
 
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
 
@@ -28,7 +28,7 @@ def can_mount() -> bool:
 def test_a_disk_that_fills_up_costs_only_the_checkpoint_that_did_not_fit(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("a disk of 4 MiB needs root and a mount namespace")
-    program = [sys.executable, "-m", "tests.unit.training.checkpoints.full_disk", str(tmp_path)]
+    program = [sys.executable, "-m", "tests.support.training.full_disk", str(tmp_path)]
     done = subprocess.run(
         [*NAMESPACE, *program], cwd=PROJECT_ROOT, capture_output=True, text=True, check=False
     )

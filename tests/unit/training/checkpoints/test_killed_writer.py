@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.writer_kills import kill_and_look
+from tests.support.training.writer_kills import kill_and_look
 
 
 def test_kill_9_at_any_moment_leaves_the_newest_whole_checkpoint(tmp_path: Path) -> None:

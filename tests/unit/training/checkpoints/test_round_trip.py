@@ -20,7 +20,7 @@ from tasks.training.checkpoints.state import (
     put_together,
     take_apart,
 )
-from tests.unit.training.checkpoints.states import assert_equal, store_in_memory
+from tests.support.training.states import assert_equal, store_in_memory
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/"), max_size=12)
 PLAIN = st.one_of(

@@ -19,8 +19,8 @@ from tasks.training.checkpoints.manifest import MANIFEST_NAME, CheckpointRef
 from tasks.training.checkpoints.s3_place import S3Place
 from tasks.training.checkpoints.store import CheckpointStore, open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tests.services import s3_server
-from tests.unit.training.checkpoints.states import SHARD_BYTES, assert_equal, state_after
+from tests.support.services.servers import s3_server
+from tests.support.training.states import SHARD_BYTES, assert_equal, state_after
 
 KEY = "test"
 

@@ -17,7 +17,7 @@ from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.manifest import CheckpointRef, Section
 from tasks.training.checkpoints.state import TensorRows, take_apart
 from tasks.training.checkpoints.store import CheckpointStore, open_store
-from tests.unit.training.checkpoints.states import (
+from tests.support.training.states import (
     assert_equal,
     flip_a_bit,
     parts_of,

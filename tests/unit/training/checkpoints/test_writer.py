@@ -16,8 +16,8 @@ from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.places import LocalPlace
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tests.processes import wait_until
-from tests.unit.training.checkpoints.states import (
+from tests.support.host.processes import wait_until
+from tests.support.training.states import (
     SHARD_BYTES,
     assert_equal,
     state_after,

@@ -15,7 +15,7 @@ from tasks.contracts.data import DatasetSchema
 from tasks.errors import DataContractError
 from tasks.training.data.decode import BLOCKS_PER_SHARD, SnapshotFile, deal_blocks
 from tasks.training.data.store import MemoryStore
-from tests.builders import COLUMNS, YEAR, frame, month
+from tests.support.data.builders import COLUMNS, YEAR, frame, month
 
 NUM_SHARDS = 4
 LATE_RATE = COLUMNS.numeric.index("late_rate_24h")

@@ -15,8 +15,8 @@ from tasks.training.data.opening import free_memory_bytes, open_sources
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.data.source import Sources
 from tasks.training.run_directory import TrainingJob
-from tests.builders import COLUMNS, frame, splits
-from tests.unit.training.data.ranks import ThreadExchange, on_ranks
+from tests.support.data.builders import COLUMNS, frame, splits
+from tests.support.training.reading_ranks import ThreadExchange, on_ranks
 
 NUM_SHARDS = 4
 

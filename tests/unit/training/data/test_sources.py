@@ -20,7 +20,7 @@ from tasks.training.data.store import FileStore, MemoryStore
 from tasks.training.data.stream import StreamedRows
 from tasks.training.schedule import StepPlan
 from tasks.training.strategies.base import Batch
-from tests.builders import COLUMNS, YEAR, frame
+from tests.support.data.builders import COLUMNS, YEAR, frame
 
 NUM_SHARDS = 5
 PLAN = StepPlan(rows_per_shard=8, num_steps=16)

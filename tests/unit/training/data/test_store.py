@@ -13,7 +13,7 @@ import pytest
 from tasks.errors import StorageError, TransientError
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.store import FileStore, MemoryStore
-from tests.builders import COLUMNS, YEAR, frame, month
+from tests.support.data.builders import COLUMNS, YEAR, frame, month
 
 NUM_SHARDS = 4
 

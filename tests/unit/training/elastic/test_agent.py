@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.training.elastic import agent
-from tests.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds, wait_until
 
 SLEEPER = "import sys, time; sys.stdout.write('up\\n'); sys.stdout.flush(); time.sleep(600)"
 ECHO = "import sys; [(sys.stdout.write(line), sys.stdout.flush()) for line in sys.stdin]"

@@ -10,7 +10,7 @@ from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.members import Member
 from tasks.training.elastic.messages import Failed
 from tasks.training.elastic.process import ElasticSpec, Lines, RankProcess, ssh_command
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
 
 REMOTE = ElasticConfig.model_validate(
     {

@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from tasks.training.launch import guard
-from tests.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds, wait_until
 
 
 def guarded(*command: str, grace_s: float = 5) -> list[str]:

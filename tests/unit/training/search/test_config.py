@@ -9,7 +9,7 @@ from tasks.errors import ConfigurationError, TrainingError
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import check_space, configured, grid_point, told
-from tests.unit.training.search.trials import BASE, SPACE, search
+from tests.support.training.trials import BASE, SPACE, search
 
 
 def space_of(**fields: Any) -> SearchConfig:

@@ -21,8 +21,8 @@ from tasks.settings import PROJECT_ROOT
 from tasks.training.config import TrainingConfig
 from tasks.training.search.driver import check_any_succeeded
 from tasks.training.search.storage import StudyStorage
-from tests.services import postgres_server
-from tests.unit.training.search.trials import (
+from tests.support.services.servers import postgres_server
+from tests.support.training.trials import (
     SPACE,
     Trainer,
     auc_of,
@@ -340,7 +340,7 @@ def test_a_trial_reports_an_epoch_once(tmp_path: Path) -> None:
 def test_an_interrupted_search_ends_at_once_and_leaves_its_trial_begun(tmp_path: Path) -> None:
     program = (
         "import signal, sys, time; from pathlib import Path\n"
-        "from tests.unit.training.search.trials import Trainer, run_search, search\n"
+        "from tests.support.training.trials import Trainer, run_search, search\n"
         # A shell starts what runs in its background with this signal ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def stumble(config, epoch):\n"

@@ -13,9 +13,9 @@ from tasks.training.launch.config import LaunchConfig
 from tasks.training.shrinking.config import ShrinkingConfig
 from tasks.training.shrinking.planning import plan_student
 from tasks.training.shrinking.student import StudentPlan, chosen
-from tests.builders import dataset
-from tests.unit.registry.builders import trained_model
-from tests.unit.training.shrinking.parents import LARGE, large_network, parent
+from tests.support.data.builders import dataset
+from tests.support.registry.builders import trained_model
+from tests.support.training.parents import LARGE, large_network, parent
 
 PRESENT = TrainingConfig(
     launch=LaunchConfig(ranks=3), hidden_sizes=(999,), seed=77, progress_timeout_s=11

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tasks.training.strategies.blocks import blocks_of, checkpoint_activations
-from tests.distributed.strategy_cases import SmallNetwork, global_batch
+from tests.support.ranks.strategy_cases import SmallNetwork, global_batch
 
 
 def test_blocks_are_the_members_of_lists_and_the_other_parts_with_parameters() -> None:

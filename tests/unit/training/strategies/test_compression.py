@@ -16,7 +16,7 @@ from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.flat_gradients import GradientSum
 from tasks.training.strategies.power_sgd import LowRank, PowerSgdSum
 from tasks.training.strategies.top_k import TopKSum
-from tests.unit.training.strategies.thread_ranks import ThreadExchange, gradients_of, on_threads
+from tests.support.training.thread_ranks import ThreadExchange, gradients_of, on_threads
 
 SHAPES = {"matrix": (12, 9), "bias": (12,), "cube": (4, 3, 5), "scalar": ()}
 NUM_VALUES = sum(math.prod(shape) for shape in SHAPES.values())

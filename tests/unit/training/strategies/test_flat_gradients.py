@@ -6,7 +6,7 @@ from torch import nn
 
 from tasks.errors import TrainingError
 from tasks.training.strategies.flat_gradients import FlatGradients, ring_bytes
-from tests.distributed.strategy_cases import SmallNetwork, global_batch
+from tests.support.ranks.strategy_cases import SmallNetwork, global_batch
 
 
 def test_backward_writes_all_gradients_into_one_tensor() -> None:

@@ -15,7 +15,7 @@ from tasks.training.strategies.build import strategy_kind
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.horovod import HorovodStrategy
 from tasks.training.strategies.local_sgd import LocalSgd
-from tests.unit.training.strategies.thread_ranks import ThreadExchange, on_threads
+from tests.support.training.thread_ranks import ThreadExchange, on_threads
 
 RATE = 0.1
 ROWS = 12

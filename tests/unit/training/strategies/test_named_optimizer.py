@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tasks.training.strategies.named_optimizer import NamedOptimizer
-from tests.distributed.strategy_cases import SmallNetwork, adamw, global_batch
+from tests.support.ranks.strategy_cases import SmallNetwork, adamw, global_batch
 
 
 def trained(network: nn.Module, optimizer: NamedOptimizer, steps: int) -> None:

@@ -18,7 +18,7 @@ from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.data_parallel import DataParallel
 from tasks.training.strategies.pipeline_parallel import Judged, PipelineParallel, filled_up
 from tasks.training.strategies.tensor_parallel import CutDropout, TensorParallel
-from tests.unit.training.strategies.thread_ranks import ThreadExchange, on_threads
+from tests.support.training.thread_ranks import ThreadExchange, on_threads
 
 EDGES = np.linspace(-1, 1, 5).astype(np.float32)
 INPUTS = (torch.tensor([[0, 2], [3, 1], [1, 0]]), torch.randn(3, 2))

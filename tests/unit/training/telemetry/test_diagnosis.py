@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tasks.contracts.telemetry import Diagnosis, Finding
 from tasks.training.telemetry.diagnosis import LARGEST_BATCH, diagnose
 from tasks.training.telemetry.trace import ExchangeStages, ProfileSummary
-from tests.unit.training.telemetry.ranks import HOST, JOB, rank
+from tests.support.training.timed_ranks import HOST, JOB, rank
 
 
 def only(diagnosis: Diagnosis) -> Finding:

@@ -20,7 +20,7 @@ from tasks.training.telemetry.step_clock import (
     quantile,
     read_clock,
 )
-from tests.processes import wait_until
+from tests.support.host.processes import wait_until
 
 NEVER_S = 3600.0
 

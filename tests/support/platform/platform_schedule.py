@@ -1,0 +1,37 @@
+"""Deploys pools and a flow that runs each minute.
+
+Run by the platform in place of `infra.deploying`, as a module.
+
+Like the project's sweeps it has one run at a time, and drops what is late.
+"""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.client.schemas.schedules import CronSchedule
+
+from tests.support.platform import platform_pools
+
+
+@flow(name="each-minute")
+def each_minute_flow() -> None:
+    """Do nothing, and be seen."""
+
+
+def main() -> None:
+    platform_pools.main()
+    deployment = each_minute_flow.to_deployment(
+        name="cpu",
+        work_pool_name="cpu",
+        schedule=CronSchedule(cron="* * * * *"),
+        concurrency_limit=ConcurrencyLimitConfig(
+            limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
+        ),
+    )
+    deployment.entrypoint = "tests.support.platform.platform_schedule.each_minute_flow"
+    deployment.apply()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""One rank that puts strategies through their paces: `python -m ... FOLDER DEVICE CASE...`.
+
+Many checks in one process, since a rank takes seconds to start. What rank 0 and the others saw is
+written to FOLDER for the tests to judge.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.errors import TrainingError
+from tasks.training.checkpoints.ranks import save_by_ranks
+from tasks.training.strategies.base import Batch, Exchange, State, Strategy
+from tasks.training.strategies.build import build_strategy, join
+from tests.support.ranks.strategy_cases import (
+    CASES,
+    HALF,
+    LEARNING_RATE,
+    MORE,
+    NUM_STEPS,
+    Case,
+    adamw,
+    global_batch,
+    network_of,
+    row_losses,
+    share_of,
+    strategy_config,
+)
+from tests.support.training.states import assert_equal, store_in
+
+
+def main(folder: Path, device: str, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    exchanges = {
+        "horovod": join(strategy_config(), device),
+        "torch": join(strategy_config(name="ddp"), device),
+    }
+    if device == "cuda":
+        torch.cuda.set_device(exchanges["torch"].local_rank)
+    ranks = Ranks(folder, exchanges, torch.device(device))
+    for name in names:
+        ranks.run(CASES[name])
+    ranks.interchange([CASES[name] for name in names if CASES[name].exchanges_states])
+    ranks.check_exchanges()
+    ranks.break_gradients(["horovod", "ddp", "fsdp"])
+    ranks.overflow(["horovod, fp16", "ddp, fp16", "fsdp, fp16"])
+    ranks.close()
+
+
+class Ranks:
+    """The checks of one rank; all ranks call the same ones."""
+
+    def __init__(self, folder: Path, exchanges: dict[str, Exchange], device: torch.device) -> None:
+        self._folder = folder
+        self._device = device
+        self._exchanges = exchanges
+        self._seen: dict[str, Any] = {}
+        self._size = exchanges["torch"].size
+
+    def _build(self, case: Case, seed: int) -> Strategy:
+        config = case.config_on(self._size)
+        exchange = self._exchanges[config.engine]
+        network = network_of(case, seed + exchange.rank)
+        return build_strategy(config, exchange, network, row_losses, adamw, self._device)
+
+    def _train(self, strategy: Strategy, steps: range) -> list[float]:
+        """The losses of some steps, over all ranks and rows."""
+        curve = []
+        for step in steps:
+            batch = global_batch(step)
+            share = share_of(batch, step, strategy.data_rank, strategy.data_size)
+            own = strategy.train_step(share, batch.num_rows, LEARNING_RATE).item()
+            total = self._exchanges["torch"].sum(np.array([own]))[0]
+            copies = self._size // strategy.data_size
+            curve.append(float(total) / copies / batch.num_rows)
+        return curve
+
+    def run(self, case: Case) -> None:
+        """All steps, with a state taken in the middle."""
+        if self._size not in case.sizes:
+            return
+        strategy = self._build(case, seed=1)
+        curve = self._train(strategy, range(HALF))
+        if case.exchanges_states:
+            self._save(f"{case.name}-half", strategy.state())
+        curve += self._train(strategy, range(HALF, NUM_STEPS))
+        self._save(f"{case.name}-end", strategy.state())
+        if strategy.is_cut:
+            self._check_parts(case, strategy)
+        batch = global_batch(0)
+        self._seen[case.name] = {
+            "curve": curve,
+            "checksum": strategy.checksum(),
+            "outputs": strategy.evaluate(batch.inputs).tolist(),
+            "skipped": getattr(strategy, "num_skipped_steps", 0),
+            "wire_bytes": strategy.wire_bytes,
+        }
+
+    def _check_parts(self, case: Case, strategy: Strategy) -> None:
+        """What the ranks write of a checkpoint, each its own, makes the whole state."""
+        exchange = self._exchanges[case.config_on(self._size).engine]
+        store = store_in(self._folder / f"{case.name} own")
+        ref = save_by_ranks(store, exchange, 0, 1, strategy.own_state(), num_kept=1)
+        assert_equal(store.load(ref), strategy.state())
+
+    def interchange(self, cases: list[Case]) -> None:
+        """Go on from every state that is there, of any strategy and world size."""
+        for case in (case for case in cases if self._size in case.sizes):
+            for path in sorted(self._folder.glob("*-half.of-*.pt")):
+                strategy = self._build(case, seed=99)
+                strategy.load(torch.load(path, weights_only=True))
+                curve = self._train(strategy, MORE)
+                self._seen[f"{case.name} from {path.stem}"] = curve
+
+    def check_exchanges(self) -> None:
+        """Each collective, on both engines."""
+        for engine, exchange in self._exchanges.items():
+            self._seen[f"exchange {engine}"] = exchange_answers(exchange)
+
+    def break_gradients(self, names: list[str]) -> None:
+        """A value of the last rank's rows is infinite; then no step may change a weight."""
+        for name in names:
+            strategy = self._build(CASES[name], seed=1)
+            before = strategy.checksum()
+            batch = global_batch(0)
+            share = share_of(batch, 0, strategy.data_rank, strategy.data_size)
+            if strategy.data_rank == strategy.data_size - 1:
+                share = broken(batch)
+            try:
+                strategy.train_step(share, batch.num_rows, LEARNING_RATE)
+                said = "nothing"
+            except TrainingError as exc:
+                said = str(exc)
+            kept = strategy.checksum() == before
+            self._seen[f"{name} broken"] = {"said": said, "kept": kept}
+
+    def overflow(self, names: list[str]) -> None:
+        """Rows of the last rank whose gradient is beyond fp16 until the scale has fallen."""
+        for name in names:
+            strategy = self._build(CASES[name], seed=1)
+            skipped = []
+            for _ in range(8):
+                batch = global_batch(0)
+                share = share_of(batch, 0, strategy.data_rank, strategy.data_size)
+                if strategy.data_rank == strategy.data_size - 1:
+                    positions, numbers = share.inputs
+                    share = Batch((positions, numbers * 30), share.labels)
+                    if not share.num_rows:
+                        share = batch
+                strategy.train_step(share, 1, LEARNING_RATE)
+                skipped.append(strategy.num_skipped_steps)  # type: ignore[attr-defined]
+            self._seen[f"{name} overflow"] = {
+                "skipped": skipped,
+                "checksum": strategy.checksum(),
+                "scale": strategy.state()["strategy"]["loss_scale"],
+            }
+
+    def _save(self, name: str, state: State) -> None:
+        """Rank 0's word; every rank has the same."""
+        if self._exchanges["torch"].rank == 0:
+            torch.save(state, self._folder / f"{name}.of-{self._size}.pt")
+
+    def close(self) -> None:
+        rank = self._exchanges["torch"].rank
+        path = self._folder / f"seen-{rank}-of-{self._size}.json"
+        path.write_text(json.dumps(self._seen))
+        for exchange in self._exchanges.values():
+            exchange.shut_down()
+
+
+def broken(batch: Batch) -> Batch:
+    """Rows one of which holds a number that the network cannot bear."""
+    positions, numbers = (part.clone() for part in batch.inputs)
+    numbers[3, 0] = float("inf")
+    return Batch((positions, numbers), batch.labels)
+
+
+def exchange_answers(exchange: Exchange) -> dict[str, Any]:
+    """What each collective gives this rank."""
+    rank, size = exchange.rank, exchange.size
+    tensor = torch.full((3,), float(rank + 1))
+    exchange.sum_(tensor)
+    first, second = torch.ones(4) * rank, torch.ones(5)
+    waits = [exchange.begin_sum_(first, "first"), exchange.begin_sum_(second, "second")]
+    for wait in waits:
+        wait()
+    kinds = [
+        torch.full((2,), float(rank)),
+        torch.tensor(rank == 0),
+        torch.tensor([[rank]], dtype=torch.int64),
+        torch.full((3,), rank, dtype=torch.bfloat16),
+        torch.full((2, 2), float(rank)).t(),
+    ]
+    exchange.broadcast_(kinds)
+    last = [max(size - 1, 0)]
+    lonely = exchange.group(last) if size > 1 else None
+    return {
+        "sum_": tensor.tolist(),
+        "begun": [first.tolist(), second.tolist()],
+        "sum": exchange.sum(np.array([rank, 1.5])).tolist(),
+        "minimum": exchange.minimum(5 - rank),
+        "from_rank_0": exchange.from_rank_0(rank + 7),
+        "rows": exchange.gather_rows(np.full((rank, 2), rank, dtype=np.float32)).tolist(),
+        "values": exchange.gather_values({"rank": rank, "text": "x" * rank}),
+        "broadcast": [kind.float().tolist() for kind in kinds],
+        "group": None if lonely is None else [lonely.rank, lonely.size, *group_sum(lonely)],
+        "local": [exchange.local_rank, exchange.local_size],
+    }
+
+
+def group_sum(exchange: Exchange) -> list[float]:
+    value = torch.ones(2)
+    exchange.sum_(value)
+    exchange.broadcast_([value])
+    return [float(part) for part in value]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -1,0 +1,249 @@
+"""Small values of the other rooms, as the registry gets them; any bytes serve as a program."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import (
+    CurvePoint,
+    EvaluationReport,
+    Metric,
+    MetricSet,
+    PairedComparison,
+    SliceMetrics,
+)
+from tasks.contracts.release import ModelVariant, PromotionDecision
+from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.registry.candidate import register_candidate
+from tasks.registry.config import PromotionConfig, RegistryConfig
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.promotion import promote
+from tasks.registry.variants import attach_variants
+from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tests.support.data import builders
+
+CONFIG = RegistryConfig(model_name="flight-delay", experiment="training")
+
+
+def metric(value: float, spread: float = 0.01) -> Metric:
+    return Metric(value=value, low=value - spread, high=value + spread)
+
+
+def metric_set(auc: float = 0.75, error: float = 0.01, num_rows: int = 4000) -> MetricSet:
+    return MetricSet(
+        num_rows=num_rows,
+        base_rate=0.2,
+        auc=metric(auc),
+        pr_auc=metric(0.48),
+        brier=metric(0.13),
+        log_loss=metric(0.42),
+        calibration_error=metric(error, 0.002),
+    )
+
+
+def comparison(against: str, difference: float, spread: float = 0.001) -> PairedComparison:
+    return PairedComparison(
+        against=against,
+        auc_difference=metric(difference, spread),
+        brier_difference=metric(-difference / 10, spread),
+    )
+
+
+def trained_model(store: ArtifactStore, dataset: ValidatedDataset, seed: int = 0) -> TrainedModel:
+    key = content_key("model", seed, dataset)
+
+    def build(folder: StagedFolder) -> TrainedModel:
+        (folder.path / "program.pt2").write_bytes(b"program %d " % seed * 500)
+        (folder.path / "checkpoint.pt").write_bytes(b"checkpoint %d " % seed * 500)
+        (folder.path / "ranks.log").write_text("rank 0: done\n")
+        return TrainedModel(
+            program=folder.artifact("program.pt2"),
+            checkpoint=folder.artifact("checkpoint.pt"),
+            log=folder.artifact("ranks.log"),
+            columns=dataset.snapshot.columns,
+            config={"num_ranks": 2, "optimizer": {"name": "adamw", "betas": [0.9, 0.99]}},
+            snapshot_sha256=dataset.snapshot.data.sha256,
+            splits=builders.splits(),
+            epochs=tuple(epoch(number) for number in range(4)),
+            best_epoch=2,
+            num_ranks=2,
+            strategy="horovod",
+            num_parameters=1234,
+            seconds=3.5,
+        )
+
+    return store.build_once("models", key, TrainedModel, build)
+
+
+def epoch(number: int) -> EpochMetrics:
+    return EpochMetrics(
+        epoch=number,
+        train_loss=0.6 - 0.05 * number,
+        validation_loss=0.61 - 0.04 * number,
+        validation_auc=0.70 + 0.01 * number,
+        learning_rate=1e-3,
+        seconds=0.8,
+        rows_per_s=50_000,
+    )
+
+
+def evaluation(
+    store: ArtifactStore,
+    trained: TrainedModel,
+    auc: float = 0.75,
+    error: float = 0.01,
+    against: tuple[PairedComparison, ...] = (),
+) -> EvaluationReport:
+    key = content_key("evaluation", trained, auc, error, list(against))
+
+    def build(folder: StagedFolder) -> EvaluationReport:
+        (folder.path / "predictions.parquet").write_bytes(b"predictions" + key.encode())
+        steps = [i / 20 for i in range(21)]
+        return EvaluationReport(
+            model_sha256=trained.program.sha256,
+            snapshot_sha256=trained.snapshot_sha256,
+            window=trained.splits.test,
+            overall=metric_set(auc, error),
+            slices=(
+                SliceMetrics(column="carrier", value="AA", metrics=metric_set(auc)),
+                SliceMetrics(column="carrier", value="EV", metrics=metric_set(auc - 0.05)),
+            ),
+            skipped_slices=("carrier=OO: 32 rows",),
+            yardstick=metric_set(0.749),
+            yardstick_name="gradient boosting",
+            comparisons=(comparison("yardstick", auc - 0.749), *against),
+            predictions=folder.artifact("predictions.parquet"),
+            roc=tuple(CurvePoint(x=x, y=x**0.4) for x in steps),
+            precision_recall=tuple(CurvePoint(x=x, y=1 - 0.8 * x) for x in steps),
+            calibration=tuple(
+                CurvePoint(x=x * 0.8, y=x * 0.78, weight=20 * (1 - x)) for x in steps
+            ),
+        )
+
+    return store.build_once("evaluations", key, EvaluationReport, build)
+
+
+def variants(
+    store: ArtifactStore, program_sha256: str, content: str = "graph"
+) -> tuple[ModelVariant, ...]:
+    """One kept ONNX variant with two files and one dropped INT8 variant."""
+    key = content_key("variants", program_sha256, content)
+
+    def build(folder: StagedFolder) -> ModelVariant:
+        files = folder.path / "onnx-fp32"
+        (files / "weights").mkdir(parents=True)
+        (files / "model.onnx").write_text(f"{content} of {program_sha256}")
+        (files / "weights" / "0.bin").write_bytes(b"\0" * 2048)
+        artifact = folder.artifact("onnx-fp32")
+        return ModelVariant(
+            name="onnx-fp32",
+            format="onnx",
+            precision="fp32",
+            hardware_class="cpu",
+            files=artifact,
+            source_sha256=program_sha256,
+            parity_max=2e-6,
+            parity_mean=1e-7,
+            auc_change=metric(0.0, 1e-6),
+            latencies=(),
+            num_bytes=artifact.num_bytes,
+            load_ms=12.5,
+            kept=True,
+            reason="three times as fast as PyTorch eager",
+            settings={"opset": "18"},
+        )
+
+    kept = store.build_once("variants", key, ModelVariant, build)
+    dropped = kept.model_copy(
+        update={
+            "name": "openvino-int8",
+            "precision": "int8",
+            "files": None,
+            "kept": False,
+            "reason": "loses 0.004 AUC, bound 0.002",
+        }
+    )
+    return kept, dropped
+
+
+def draw_nothing(trained: TrainedModel, evaluation: EvaluationReport, folder: Path) -> None:
+    """Stands in for the drawing of pictures, three quarters of the time of registering."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(frozen=True)
+class World:
+    """One installation with a validated dataset."""
+
+    location: RegistryLocation
+    store: ArtifactStore
+    dataset: ValidatedDataset
+
+    @classmethod
+    def at(cls, home: Path) -> World:
+        store = ArtifactStore(home / "artifacts")
+        location = RegistryLocation(
+            uri=f"sqlite:///{home / 'mlflow' / 'mlflow.db'}", artifacts=home / "mlflow" / "files"
+        )
+        return cls(location, store, builders.dataset(store, builders.frame(300)))
+
+    @property
+    def database(self) -> Path:
+        path = self.location.database_path
+        assert path is not None
+        return path
+
+    def with_database_of(self, template: Path) -> World:
+        """Save the second that the schema migrations take."""
+        self.database.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(template, self.database)
+        return self
+
+    def model(self, seed: int = 0) -> TrainedModel:
+        return trained_model(self.store, self.dataset, seed)
+
+    def register(
+        self, seed: int = 0, auc: float = 0.75, against: tuple[PairedComparison, ...] = ()
+    ) -> tuple[ModelVersionRef, EvaluationReport]:
+        report = evaluation(self.store, self.model(seed), auc, against=against)
+        return self.register_judged(seed, report), report
+
+    def register_judged(self, seed: int, report: EvaluationReport) -> ModelVersionRef:
+        return register_candidate(
+            self.model(seed), report, self.dataset, CONFIG, self.location, self.store, "abc1234"
+        )
+
+    def promote(
+        self,
+        ref: ModelVersionRef,
+        report: EvaluationReport,
+        made: tuple[ModelVariant, ...],
+        config: PromotionConfig | None = None,
+    ) -> PromotionDecision:
+        return promote(
+            ref,
+            report,
+            self.dataset,
+            made,
+            config or PromotionConfig(),
+            self.location,
+            self.store,
+            now=datetime(2014, 2, 1, tzinfo=UTC),
+        )
+
+    def promoted(
+        self, seed: int = 0, against: tuple[PairedComparison, ...] = ()
+    ) -> PromotionDecision:
+        """Register, attach and try to promote the model of one seed."""
+        ref, report = self.register(seed, against=against)
+        return self.promote(ref, report, self.attach(ref))
+
+    def attach(self, ref: ModelVersionRef, content: str = "graph") -> tuple[ModelVariant, ...]:
+        made = variants(self.store, ref.program_sha256, content)
+        attach_variants(ref, made, self.location, self.store)
+        return made

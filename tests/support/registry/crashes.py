@@ -1,0 +1,84 @@
+"""What the crash tests run in processes of their own: one call, killed at a named step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import NoReturn
+
+from tasks.registry import model_folder, pictures, promotion, variants
+from tasks.registry.mlflow_registry import Registry
+from tests.support.registry import builders
+
+# Step of a call: the function that the process dies in, instead of running it.
+REGISTER_STEPS: dict[str, tuple[object, str]] = {
+    "run without anything": (Registry, "log"),
+    "run without pictures": (pictures, "draw_pictures"),
+    "program without checkpoint": (model_folder, "_record"),
+    "files without manifest": (model_folder, "_write_value"),
+    "files without version": (Registry, "add_version"),
+    "version, run not finished": (Registry, "finish_run"),
+    "version without alias": (Registry, "set_alias"),
+}
+ATTACH_STEPS: dict[str, tuple[object, str]] = {
+    "folder not renamed": (Path, "rename"),
+    "folders without list": (model_folder, "_write_value"),
+    "list without tags": (Registry, "set_tags"),
+    "old folders not removed": (variants, "remove_unlisted"),
+}
+PROMOTE_STEPS: dict[str, tuple[object, str]] = {
+    "nothing recorded": (Registry, "run_folder"),
+    "decision without tags": (Registry, "set_tags"),
+    "decision without alias": (Registry, "set_alias"),
+}
+
+
+def world_at(home: Path) -> builders.World:
+    pictures.draw_pictures = builders.draw_nothing
+    return builders.World.at(home)
+
+
+def die(*args: object, **kwargs: object) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
+
+
+def register_and_die(home: Path, step: str) -> None:
+    world = world_at(home)
+    setattr(*REGISTER_STEPS[step], die)
+    world.register()
+
+
+def attach_and_die(home: Path, step: str, content: str) -> None:
+    world = world_at(home)
+    ref, _ = world.register()
+    made = builders.variants(world.store, ref.program_sha256, content)
+    setattr(*ATTACH_STEPS[step], die)
+    variants.attach_variants(ref, made, world.location, world.store)
+
+
+def promote_and_die(home: Path, step: str) -> None:
+    world = world_at(home)
+    ref, report = world.register()
+    made = world.attach(ref)
+    setattr(*PROMOTE_STEPS[step], die)
+    world.promote(ref, report, made)
+
+
+def move_and_die(home: Path) -> None:
+    """Promote, and die when the alias has moved and nobody has been told."""
+    world = world_at(home)
+    ref, report = world.register()
+    made = world.attach(ref)
+    promotion._log = die
+    world.promote(ref, report, made)
+
+
+def register_together(home: Path, seed: int, start: Barrier) -> None:
+    """Register one model that the other process registers too, and one of its own."""
+    world = world_at(home)
+    start.wait(timeout=60)
+    world.register(seed=0)
+    world.register(seed=seed)

@@ -1,0 +1,475 @@
+"""A whole installation that releases: registry, serving process, Envoy before it, clients.
+
+Nothing stands in for anything: versions are registered and converted, `python -m serving` serves
+them behind `python -m infra.edge run`, clients send tokens over TLS, and what is decided reads the
+log that the serving process writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from numpy.typing import NDArray
+
+from flows.config import PipelineConfig, read_pipeline_config
+from flows.release_ports import LoggedLabels, RegistryChampions, release_config, traffic_of
+from infra.edge.admin import Admin
+from infra.edge.config import read_plan
+from infra.edge.prepare import prepare
+from serving.assembly import read_addresses
+from tasks.contracts.base import ModelVersionRef
+from tasks.conversion.config import ConversionConfig
+from tasks.predictions.labels import import_labels
+from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
+from tasks.registry.standing import note_promotion
+from tasks.release.acting import Releasing
+from tasks.release.ledger import ReleaseLedger
+from tasks.release.looking import Look, look
+from tasks.release.records import Action, Release
+from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
+from tests.support.conversion.programs import SmallNetwork
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import free_port
+from tests.support.services.signing import AUDIENCE, Signer
+from tests.support.serving.served import FLIGHTS, ServedHome, flight_rows
+
+START_LIMIT_S = 180.0
+LIMIT_S = 120.0
+PLENTY = {"per_s": 1e6, "burst": 1_000_000}
+ISSUER = "https://issuer.test"
+FORM = ConversionConfig(targets=("onnx-fp32",), batch_sizes=(1,), measure_memory=False)
+NUM_ROWS = 200
+RELEASE: dict[str, Any] = {
+    "steps": [
+        {
+            "name": "shadow",
+            "candidate_percent": 0,
+            "mirror_percent": 100,
+            "min_requests": 200,
+            "min_minutes": 0,
+        },
+        {"name": "fifth", "candidate_percent": 20, "min_requests": 60, "min_minutes": 0},
+        {"name": "half", "candidate_percent": 50, "min_requests": 100, "min_minutes": 0},
+        {"name": "all", "candidate_percent": 100, "min_requests": 100, "min_minutes": 0},
+    ],
+    "settle_s": 0.5,
+    "max_score_shift": 1.0,
+}
+"""Steps that pass in seconds; the bounds are the defaults, except that scores decide nothing: they
+would now and then be faster than labels."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of a client and its answer; status 0 where there was none."""
+
+    subject: str
+    row: int
+    sent_s: float
+    received_s: float
+    status: int
+    version: str = ""
+    slot: str = ""
+    request_id: str = ""
+    score: float = float("nan")
+
+
+@dataclass
+class Whole:
+    """One installation with all its processes."""
+
+    home: Path
+    repo: Path
+    served: ServedHome
+    signer: Signer
+    ports: dict[str, int]
+    server: subprocess.Popen[bytes] | None = None
+    edge: subprocess.Popen[bytes] | None = None
+    refs: dict[str, ModelVersionRef] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        """Of this installation."""
+        return Settings.from_environment(self.environment)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its commands."""
+        known = {k: v for k, v in os.environ.items() if k != "FALAJ_DATABASE_URL"}
+        return known | {"FALAJ_HOME": str(self.home), "FALAJ_FEATURE_REPO": str(self.repo)}
+
+    @property
+    def config(self) -> PipelineConfig:
+        """The use case, its steps quick."""
+        return read_pipeline_config(self.repo)
+
+    @property
+    def releasing(self) -> Releasing:
+        """What a release is carried out with: the real ports."""
+        settings = self.settings
+        ledger = ReleaseLedger(settings.operation_url)
+        return Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
+
+    @property
+    def release(self) -> Release:
+        """The newest one."""
+        found = self.releasing.ledger.last_release(FLIGHTS)
+        assert found is not None
+        return found
+
+    @property
+    def slots(self) -> dict[str, str | None]:
+        """Of the serving process."""
+        return dict(traffic_of(self.settings).slots(FLIGHTS))
+
+    @property
+    def champion(self) -> str | None:
+        """Number that the alias names."""
+        return RegistryChampions(self.settings).champion(FLIGHTS)
+
+    @property
+    def authority(self) -> Path:
+        """Vouches for the edge."""
+        return self.home / "edge" / "certificates" / "public-authority.pem"
+
+    def add(self, network: SmallNetwork) -> str:
+        """Register and convert a version; its number."""
+        ref = self.served.add_flights(network=network)
+        self.served.convert(ref, FORM)
+        self.refs[str(ref.version)] = ref
+        return str(ref.version)
+
+    def promote(self, number: str) -> None:
+        """What a promotion does to the registry."""
+        registry = Registry(self.served.location)
+        reigning = registry.by_alias(FLIGHTS, CHAMPION)
+        version = registry.confirmed(self.refs[number])
+        registry.set_tags(version, {PREVIOUS_TAG: str(reigning.number) if reigning else "none"})
+        note_promotion(registry, version, datetime.now(UTC))
+        registry.set_alias(version, CHAMPION)
+
+    def begin(self, number: str) -> Release:
+        """Promote a version and begin its release."""
+        self.promote(number)
+        return self.releasing.begin(FLIGHTS, release_config(self.config), "a test")
+
+    def look(self) -> Look:
+        """One look at the open release."""
+        labels = LoggedLabels(self.home, self.config.clock)
+        return look(self.releasing, self.release, labels, self.home, datetime.now(UTC))
+
+    def look_until(self, step: str = "") -> list[Look]:
+        """Look until the release is in a step, or has ended; all that was seen."""
+        seen: list[Look] = []
+        deadline = time.monotonic() + LIMIT_S
+        while (now := self.release).is_open and now.current.name != step:
+            assert time.monotonic() < deadline, seen[-1].verdict
+            time.sleep(0.2)
+            seen.append(self.look())
+        return seen
+
+    def command(self, *words: str) -> str:
+        """Run `python -m flows` with these words; what it says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "flows", *words],
+            cwd=PROJECT_ROOT, env=self.environment, capture_output=True, text=True,
+            timeout=START_LIMIT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def num_loads(self, number: str) -> int:
+        """How often serving processes have loaded a version."""
+        said = (self.home / "serving.log").read_text(errors="replace")
+        return said.count(f"{FLIGHTS} version {number}: onnx-fp32 serves")
+
+    def decided_at(self) -> float:
+        """When the newest release was rolled back, seconds since 1970."""
+        entries = self.releasing.ledger.entries(self.release.release_id)
+        return next(e.at.timestamp() for e in entries if e.action is Action.ROLL_BACK)
+
+    def label(self, asked: Sequence[Asked], chances: NDArray[np.float64], seed: int = 3) -> int:
+        """Import a label for each answered request, drawn by the chance of its row."""
+        drawn = np.random.default_rng(seed)
+        answered = [one for one in asked if one.status == 200]
+        names = [one.request_id for one in answered]
+        labels = [int(drawn.random() < chances[one.row]) for one in answered]
+        file = self.home / "labels.parquet"
+        pq.write_table(pa.table({"request_id": names, "label": labels}), file)
+        return import_labels(self.home, FLIGHTS, file, datetime.now(UTC)).rows
+
+    def scores(self, number: str) -> NDArray[np.float64]:
+        """What a version's program answers to the rows of the clients."""
+        return np.asarray(self.served.expected(self.refs[number], client_rows()), float)
+
+    def start_server(self) -> None:
+        """Start the serving process, and wait until it answers."""
+        line = [sys.executable, "-m", "serving", "--home", str(self.home), "--admin-port", "0"]
+        line += ["--http-port", str(self.ports["http"]), "--grpc-port", str(self.ports["grpc"])]
+        log = self.home / "serving.log"
+        with log.open("ab") as output:
+            self.server = process = subprocess.Popen(
+                line, cwd=PROJECT_ROOT, env=self.environment, stdout=output, stderr=output
+            )
+
+        def is_there() -> bool:
+            assert process.poll() is None, log.read_text()[-3000:]
+            told = read_addresses(self.home)
+            return bool(told) and told.get("pid") == process.pid
+
+        wait_until(is_there, "the serving process is ready", START_LIMIT_S)
+
+    def start_edge(self) -> None:
+        """Start Envoy, and wait until it has found the server well."""
+        line = [sys.executable, "-m", "infra.edge", "--home", str(self.home), "run"]
+        with (self.home / "envoy.log").open("ab") as output:
+            self.edge = process = subprocess.Popen(
+                line, cwd=PROJECT_ROOT, stdout=output, stderr=output
+            )
+
+        def is_up() -> bool:
+            assert process.poll() is None, (self.home / "envoy.log").read_text()[-3000:]
+            return self.is_reached()
+
+        wait_until(is_up, "Envoy is up", START_LIMIT_S)
+
+    def is_reached(self) -> bool:
+        """Whether Envoy answers, and has found the server well."""
+        admin = Admin(self.home / "edge")
+        if not admin.is_ready():
+            return False
+        found = admin.stats(r"cluster\.http-(stable|candidate)\.membership_healthy")
+        return bool(found) and all(found.values())
+
+    def kill_server(self) -> None:
+        """As a machine without memory does."""
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait()
+
+    def kill_edge(self) -> None:
+        """Kill Envoy itself; what had started it ends by that."""
+        assert self.edge is not None
+        (envoy,) = psutil.Process(self.edge.pid).children()
+        envoy.send_signal(signal.SIGKILL)
+        self.edge.wait(LIMIT_S)
+
+    def stop(self) -> None:
+        """End all."""
+        for process in (self.edge, self.server):
+            if process is not None and process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+                process.kill()
+                process.wait()
+
+
+def client_rows() -> dict[str, Any]:
+    """Rows that the clients ask for; JSON has no number that is none."""
+    rows = flight_rows(NUM_ROWS)
+    return {name: np.nan_to_num(values, nan=8.0) for name, values in rows.items()}
+
+
+@contextmanager
+def whole_installation(folder: Path, networks: Sequence[SmallNetwork]) -> Iterator[Whole]:
+    """Register versions, promote the first one, and start all processes."""
+    home, repo = folder / "home", folder / "feature_repo"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PROJECT_ROOT / DEFAULT_FEATURE_REPO, repo, ignore=ignored)
+    ports = {name: free_port() for name in ("listen", "http", "grpc")}
+    whole = Whole(home, repo, ServedHome.at(home), Signer(ISSUER), ports)
+    _write_settings(whole)
+    for network in networks:
+        whole.add(network)
+    whole.promote("1")
+    try:
+        prepare(read_plan(home))
+        whole.start_server()
+        whole.start_edge()
+        yield whole
+    finally:
+        whole.stop()
+
+
+def _write_settings(whole: Whole) -> None:
+    home, ports = whole.home, whole.ports
+    for name in ("edge", "serving"):
+        (home / name).mkdir(parents=True)
+    (home / "serving" / "keys.json").write_text(whole.signer.keys())
+    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": "keys.json"}
+    security = {"issuers": [issuer], "limits": {"client": PLENTY}}
+    edge = {
+        "models": {FLIGHTS: {}},
+        "listen": f"127.0.0.1:{ports['listen']}",
+        "http": [f"127.0.0.1:{ports['http']}"],
+        "grpc": [f"127.0.0.1:{ports['grpc']}"],
+        "limit": PLENTY,
+        "address_limit": PLENTY,
+        "workers": 1,
+    }
+    serving = {
+        "models": [{"name": FLIGHTS, "on_move": "offer"}],
+        "security": {"edge": True},
+        "log": {"flush_s": 0.2},
+        "poll_s": 0.3,
+    }
+    (home / "serving" / "security.yaml").write_text(yaml.safe_dump(security))
+    (home / "edge" / "edge.yaml").write_text(yaml.safe_dump(edge))
+    (whole.repo / "serving.yaml").write_text(yaml.safe_dump(serving))
+    file = whole.repo / "use_case.yaml"
+    described = yaml.safe_load(file.read_text()) | {"release": RELEASE}
+    file.write_text(yaml.safe_dump(described))
+
+
+class Load:
+    """Clients, each with a name and a connection of its own, that ask without end."""
+
+    def __init__(self, whole: Whole, num_clients: int = 40, per_s: float = 250.0) -> None:
+        self.asked: list[Asked] = []
+        self._whole, self._num, self._pause_s = whole, num_clients, num_clients / per_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        rows = client_rows()
+        kinds = {"int32": "INT32", "float32": "FP32"}
+        self._bodies = [
+            json.dumps(
+                {
+                    "inputs": [
+                        {
+                            "name": name,
+                            "datatype": kinds[str(values.dtype)],
+                            "shape": [1, values.shape[1]],
+                            "data": values[row].tolist(),
+                        }
+                        for name, values in rows.items()
+                    ]
+                }
+            ).encode()
+            for row in range(NUM_ROWS)
+        ]
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        self.wait_for(self._num)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(60)
+
+    @property
+    def subjects(self) -> list[str]:
+        """Names of the clients."""
+        return sorted({one.subject for one in self.asked})
+
+    def since(self, moment: float) -> list[Asked]:
+        """What was sent since."""
+        return [one for one in self.asked if one.sent_s >= moment]
+
+    def versions_since(self, moment: float) -> dict[str, set[str]]:
+        """Versions that have answered each client since."""
+        found: dict[str, set[str]] = {}
+        for one in self.since(moment):
+            if one.status == 200:
+                found.setdefault(one.subject, set()).add(one.version)
+        return found
+
+    def last_of(self, version: str) -> float:
+        """When a version answered last."""
+        return max(one.received_s for one in self.asked if one.version == version)
+
+    def wait_for(self, number: int) -> None:
+        """Wait for so many further answers."""
+        wanted = len(self.asked) + number
+        wait_until(lambda: len(self.asked) >= wanted, f"{number} answers", LIMIT_S)
+
+    async def _run(self) -> None:
+        context = ssl.create_default_context(cafile=str(self._whole.authority))
+        await asyncio.gather(*(self._client(n, context) for n in range(self._num)))
+
+    async def _client(self, number: int, context: ssl.SSLContext) -> None:
+        subject = f"client-{number}"
+        token = self._whole.signer.token(f"infer:{FLIGHTS}", sub=subject)
+        head = (
+            f"POST /v2/models/{FLIGHTS}/infer HTTP/1.1\r\nhost: localhost\r\n"
+            f"authorization: Bearer {token}\r\ncontent-type: application/json\r\n"
+        ).encode()
+        drawn = np.random.default_rng(number)
+        port = self._whole.ports["listen"]
+        connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        await asyncio.sleep(self._pause_s * number / self._num)
+        while not self._stopping.is_set():
+            row, sent = int(drawn.integers(NUM_ROWS)), time.time()
+            body = self._bodies[row]
+            try:
+                if connection is None:
+                    connection = await asyncio.open_connection(
+                        "127.0.0.1", port, ssl=context, server_hostname="localhost"
+                    )
+                    sent = time.time()
+                reader, writer = connection
+                writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+                told, content = await _answer(reader)
+            except (OSError, EOFError, ssl.SSLError):
+                self.asked.append(Asked(subject, row, sent, time.time(), 0))
+                connection = None
+                await asyncio.sleep(0.1)
+                continue
+            self.asked.append(_asked(subject, row, sent, told, content))
+            await asyncio.sleep(max(0.0, sent + self._pause_s - time.time()))
+        if connection is not None:
+            connection[1].close()
+            with suppress(OSError, ssl.SSLError):
+                await connection[1].wait_closed()
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[dict[str, str], bytes]:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {"status": lines[0].split()[1]}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    if headers.get("transfer-encoding") == "chunked":
+        content = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            content += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+        return headers, content
+    return headers, await reader.readexactly(int(headers["content-length"]))
+
+
+def _asked(subject: str, row: int, sent: float, told: dict[str, str], content: bytes) -> Asked:
+    status = int(told["status"])
+    score = json.loads(content)["outputs"][0]["data"][0] if status == 200 else float("nan")
+    return Asked(
+        subject,
+        row,
+        sent,
+        time.time(),
+        status,
+        told.get("x-falaj-version", ""),
+        told.get("x-falaj-slot", ""),
+        told.get("x-request-id", ""),
+        score,
+    )

@@ -1,0 +1,81 @@
+"""A whole run whose snapshot pins the tables of its refresh, and its steps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tasks.contracts.data import TablePin
+from tasks.contracts.release import TrainingResult
+from tasks.contracts.run import RunRecord
+from tasks.lineage.config import LineageSettings
+from tasks.lineage.events import FlowRun, step_events
+from tasks.lineage.steps import Query, Step, conversion_steps, refresh_steps, training_steps
+from tasks.settings import ArtifactStore
+from tests.support.reporting.run_records import run_record
+
+STARTED = datetime(2026, 1, 14, 6, 15, tzinfo=UTC)
+PARENT = FlowRun(
+    "11111111-1111-4111-8111-111111111111",
+    "training",
+    FlowRun("22222222-2222-4222-8222-222222222222", "pipeline"),
+)
+COMMIT = "8970679c4d1b2a7790f3a1f6f7e0c5b1d2e3f4a5"
+ENTITIES = Query("SELECT * FROM flights", ("flights",))
+QUERIES = {
+    "carrier_stats": Query("SELECT carrier FROM flights", ("flights",)),
+    "origin_stats": Query("SELECT origin FROM flights JOIN weather USING (origin)",
+                          ("flights", "weather")),
+}  # fmt: skip
+
+
+def linked_record(store: ArtifactStore) -> RunRecord:
+    """The record of the reporting tests, its parts bound to each other as a real run binds them."""
+    record = run_record(store)
+    refresh, snapshot = record.refresh, record.dataset.snapshot
+    assert snapshot.pins is not None
+    tables = tuple(
+        TablePin(
+            name=ref.name, group=group, sha256=ref.artifact.sha256, num_rows=ref.num_rows
+        )
+        for group, refs in (("raw", refresh.tables.raw), ("features", refresh.tables.tables))
+        for ref in refs
+    )  # fmt: skip
+    pins = snapshot.pins.model_copy(update={"tables": tables})
+    pinned = snapshot.model_copy(update={"pins": pins})
+    views = tuple(
+        view.model_copy(update={"version": pin.version, "definition": pin.definition,
+                                "table": pin.table})
+        for view in refresh.views
+        for pin in [pins.views[view.name]]
+    )  # fmt: skip
+    return record.model_copy(
+        update={
+            "refresh": refresh.model_copy(update={"views": views}),
+            "dataset": record.dataset.model_copy(update={"snapshot": pinned}),
+        }
+    )
+
+
+def steps_of(record: RunRecord) -> list[Step]:
+    """Steps of the three flows that make things."""
+    trained = TrainingResult(
+        dataset=record.dataset,
+        model=record.model,
+        evaluation=record.evaluation,
+        version=record.version,
+    )
+    return [
+        *refresh_steps(record.refresh, QUERIES),
+        *training_steps(trained, ENTITIES),
+        *conversion_steps(record.version, record.dataset, record.variants),
+    ]
+
+
+def events_of(steps: list[Step], settings: LineageSettings, store: ArtifactStore) -> list[Any]:
+    """START and COMPLETE of every step."""
+    return [
+        event
+        for step in steps
+        for event in step_events(step, PARENT, STARTED, settings, store, COMMIT)
+    ]

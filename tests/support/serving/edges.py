@@ -1,0 +1,223 @@
+"""A real Envoy before a small v2 server, with issuers and clients, for tests."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from infra.edge.admin import Admin
+from infra.edge.config import EdgePlan, read_plan
+from infra.edge.prepare import prepare
+from infra.edge.traffic import EdgeTraffic
+from serving.security.certificates import Pair, ensure_authority, ensure_certificate
+from serving.security.config import read_security
+from serving.security.keys import create_key
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import free_port
+from tests.support.services.signing import AUDIENCE, Signer, published
+from tests.support.serving.v2_app import Upstream
+
+MODEL, OTHERS = "flight-delay", "acme-churn"
+BODY_LIMIT = 64 * 1024
+LIMIT_BURST = 60
+INFER = f"/v2/models/{MODEL}/infer"
+START_LIMIT_S = 120
+
+
+@dataclass
+class Edge:
+    """What a test talks to."""
+
+    home: Path
+    port: int
+    upstream: Upstream
+    signer: Signer
+    tenants: Signer
+    client_certificate: Pair
+    collected: list[bytes]
+    traffic: EdgeTraffic
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    clients: list[httpx.Client] = field(default_factory=list)
+
+    @property
+    def plan(self) -> EdgePlan:
+        return read_plan(self.home)
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(self.plan.place.folder)
+
+    @property
+    def api_keys(self) -> Path:
+        return self.home / "serving" / "keys.json"
+
+    @property
+    def authority(self) -> Path:
+        return self.plan.place.certificates / "public-authority.pem"
+
+    def client(self, certificate: Pair | None = None, **options: Any) -> httpx.Client:
+        context = ssl.create_default_context(cafile=str(self.authority))
+        if certificate is not None:
+            context.load_cert_chain(certificate.certificate, certificate.key)
+        made = httpx.Client(
+            base_url=f"https://localhost:{self.port}", verify=context, timeout=30, **options
+        )
+        self.clients.append(made)
+        return made
+
+    def bearer(self, subject: str = "somebody", *roles: str, **claims: Any) -> dict[str, str]:
+        roles = roles or (f"infer:{MODEL}", "read:*")
+        return {"authorization": f"Bearer {self.signer.token(*roles, sub=subject, **claims)}"}
+
+    def key(self, subject: str, *grants: str) -> tuple[str, str]:
+        """A new API key and its id."""
+        text, made = create_key(self.api_keys, subject, grants or (f"infer:{MODEL}",))
+        return text, made.id
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "infra.edge", "--home", str(self.home), "run"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_until(self._is_up, "Envoy is up", START_LIMIT_S)
+
+    def stop(self, kill: bool = False) -> None:
+        if self.process is not None:
+            (self.process.kill if kill else self.process.terminate)()
+            self.process.wait(60)
+            self.process = None
+
+    def is_healthy(self) -> bool:
+        found = self.admin.stats(r"cluster\.http-stable\.membership_healthy")
+        return bool(found) and all(found.values())
+
+    def _is_up(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        return self.admin.is_ready() and self.is_healthy()
+
+
+@contextmanager
+def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
+    """Start all; `settings` go into edge.yaml."""
+    home = folder / "home"
+    signer, tenants = Signer("https://issuer.test"), Signer("https://tenants.test")
+    with ExitStack() as stack:
+        keys_url = stack.enter_context(published(signer))
+        collected: list[bytes] = []
+        collector = stack.enter_context(_collector(collected))
+        authority = ensure_authority(folder / "clients", "clients")
+        pair = ensure_certificate(folder / "clients", "batch", authority, ["batch"], "client")
+        ports = {name: free_port() for name in ("listen", "http", "grpc")}
+        (home / "edge").mkdir(parents=True)
+        (home / "serving").mkdir()
+        tenant_keys = home / "serving" / "tenants.json"
+        tenant_keys.write_text(tenants.keys())
+        security = {
+            "issuers": [
+                {
+                    "issuer": signer.issuer,
+                    "audience": AUDIENCE,
+                    "keys": keys_url,
+                    "refresh_s": 1,
+                    "min_refresh_s": 0.2,
+                },
+                {
+                    "issuer": tenants.issuer,
+                    "audience": AUDIENCE,
+                    "keys": str(tenant_keys),
+                    "tenant_claim": "tenant",
+                },
+            ],
+            "api_keys": str(home / "serving" / "keys.json"),
+            "certificates": {"CN=batch": [f"infer:{MODEL}"]},
+            "grants": {"analyst": [f"infer:{MODEL}", "read:*"]},
+            "owners": {OTHERS: "acme"},
+            "sizes": {"max_body_bytes": BODY_LIMIT},
+            "limits": {
+                "client": {"per_s": 1e6, "burst": 1_000_000},
+                "failures": {"per_s": 1e6, "burst": 1_000_000},  # tests look until a key is taken
+            },
+        }
+        edge = {
+            "models": {
+                MODEL: {"experiments": [{"header": "x-try", "value": "new", "slot": "candidate"}]},
+                OTHERS: {},
+            },
+            "listen": f"127.0.0.1:{ports['listen']}",
+            "http": [f"127.0.0.1:{ports['http']}"],
+            "grpc": [f"127.0.0.1:{ports['grpc']}"],
+            "client_ca": str(authority.certificate),
+            "limit": {"per_s": 0.1, "burst": LIMIT_BURST},
+            "address_limit": {"per_s": 1e6, "burst": 1_000_000},
+            "traces": collector,
+            "workers": 1,
+        } | settings
+        (home / "edge" / "edge.yaml").write_text(yaml.safe_dump(edge))
+        (home / "serving" / "security.yaml").write_text(yaml.safe_dump(security))
+        plan = read_plan(home)
+        prepare(plan)
+        upstream = Upstream(
+            ports["http"], ports["grpc"], read_security(plan.place.server_security_file)
+        )
+        upstream.start()
+        stack.callback(upstream.stop)
+        found = Edge(
+            home,
+            ports["listen"],
+            upstream,
+            signer,
+            tenants,
+            pair,
+            collected,
+            EdgeTraffic(home, limit_s=60),
+            folder / "envoy.log",
+        )
+        stack.callback(lambda: [client.close() for client in found.clients])
+        stack.callback(found.stop)
+        found.start()
+        yield found
+
+
+@contextmanager
+def _collector(into: list[bytes]) -> Iterator[str]:
+    """Takes spans by OTLP over HTTP."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            while size := int(self.rfile.readline(), 16):  # Envoy sends it in chunks
+                into.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            return
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1/traces"
+        finally:
+            server.shutdown()
+            thread.join()

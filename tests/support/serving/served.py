@@ -1,0 +1,132 @@
+"""Registered versions with variants, small enough to make in a second, for whatever serves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.conversion import ConversionRows, ImportedProgram
+from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.families.tabular_rows import tabular_inputs
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.runtimes import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.interface import Runtime
+from tasks.registry.config import RegistryConfig
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.imports import register_import
+from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.registry.programs import fetch_program
+from tasks.registry.variants import attach_variants
+from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tests.support.conversion.programs import SmallNetwork, built, exported, kept
+from tests.support.data import encoders
+from tests.support.data.builders import COLUMNS, frame
+
+FLIGHTS, ENCODER = "flight-delay", "encoder"
+QUICK = ConversionConfig(
+    targets=("onnx-fp32", "openvino-fp32"), batch_sizes=(1,), timing_rounds=6, measure_memory=False
+)
+
+
+@dataclass(frozen=True)
+class ServedHome:
+    """An installation with registered versions."""
+
+    home: Path
+    location: RegistryLocation
+    store: ArtifactStore
+
+    @classmethod
+    def at(cls, home: Path) -> ServedHome:
+        location = RegistryLocation(
+            uri=f"sqlite:///{home / 'mlflow' / 'mlflow.db'}",
+            artifacts=home / "mlflow" / "artifacts",
+        )
+        return cls(home, location, ArtifactStore(home / "artifacts"))
+
+    def add_flights(
+        self, seed: int = 0, network: nn.Module | None = None, name: str = FLIGHTS
+    ) -> ModelVersionRef:
+        """A program that takes a table, without variants."""
+        content = exported(network or SmallNetwork(seed))
+
+        def build(folder: StagedFolder) -> ImportedProgram:
+            (folder.path / "model.pt2").write_bytes(content)
+            program = folder.artifact("model.pt2")
+            registered = RegisteredProgram(
+                version=ModelVersionRef(
+                    name=name, version=1, run_id="0" * 32, program_sha256=program.sha256,
+                    snapshot_sha256="a" * 64,
+                ),
+                program=program,
+                columns=COLUMNS,
+            )  # fmt: skip
+            return ImportedProgram(
+                program=program,
+                family="tabular",
+                signature=registered.signature,
+                columns=COLUMNS,
+                origin={"package": "tests", "version": str(seed)},
+                files={"model.pt2": program.sha256},
+                origin_sha256=program.sha256,
+            )
+
+        imported = self.store.build_once(
+            "programs", content_key(content.hex()), ImportedProgram, build
+        )
+        return self._register(imported, name)
+
+    def add_encoder(self, seed: int = 0) -> ModelVersionRef:
+        """A program that takes sequences of any length and gives embeddings, without variants."""
+        imported = encoders.program(self.store, self.home / f"encoder-{seed}", seed)
+        return self._register(imported, ENCODER)
+
+    def convert(
+        self, ref: ModelVersionRef, config: ConversionConfig = QUICK
+    ) -> tuple[ModelVariant, ...]:
+        """Build the targets of a version and file them with it, unjudged."""
+        program = self.program(ref)
+        rows: ConversionRows = encoders.prepared(self.store)
+        forms = built(program, rows, config, self.store)
+        made = tuple(kept(one, program) for one in forms if one.name in config.targets)
+        self.attach(ref, made)
+        return made
+
+    def attach(self, ref: ModelVersionRef, variants: tuple[ModelVariant, ...]) -> None:
+        """File variants with a version."""
+        attach_variants(ref, variants, self.location, self.store)
+
+    def promote(self, ref: ModelVersionRef) -> None:
+        """Let the alias that serving follows name a version."""
+        registry = Registry(self.location)
+        registry.set_alias(registry.confirmed(ref), CHAMPION)
+
+    def folder(self, ref: ModelVersionRef) -> Path:
+        """Files of a version."""
+        return Registry(self.location).confirmed(ref).folder
+
+    def program(self, ref: ModelVersionRef) -> RegisteredProgram:
+        """A version's program."""
+        return fetch_program(ref.name, ref.version, self.location, self.store)
+
+    def expected(self, ref: ModelVersionRef, inputs: ModelInputs) -> NDArray[np.float32]:
+        """What the registered program answers."""
+        program = self.program(ref)
+        with torch_threads_restored():
+            path = self.store.path(program.program)
+            return load_pytorch(path, program.signature, Runtime())(inputs)
+
+    def _register(self, imported: ImportedProgram, name: str) -> ModelVersionRef:
+        config = RegistryConfig(model_name=name, experiment="imports")
+        return register_import(imported, config, self.location, self.store, "abc1234")
+
+
+def flight_rows(num_rows: int, seed: int = 5) -> ModelInputs:
+    """Typical rows of the table that `add_flights` programs take."""
+    return tabular_inputs(*COLUMNS.model_inputs(frame(num_rows, seed=seed)))

@@ -1,0 +1,170 @@
+"""A serving process of the tests and raw sockets to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from serving.assembly import ADDRESS_FILE
+from serving.http.admin import TOKEN_FILE
+from tasks.settings import PROJECT_ROOT
+from tests.support.serving.inline_engine import write_model
+
+START_S = 120.0
+INFER = "/v2/models/sums/infer"
+
+
+@dataclass
+class Process:
+    """A serving process that answers."""
+
+    home: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+    addresses: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def port(self) -> int:
+        return int(self.addresses["http"].rpartition(":")[2])
+
+    @property
+    def admin_port(self) -> int:
+        return int(self.addresses["admin"].rpartition(":")[2])
+
+    @property
+    def token(self) -> str:
+        return (self.home / TOKEN_FILE).read_text().strip()
+
+    def ask(
+        self, method: str, path: str, body: Any = None, admin: bool = False, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        told = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        connection = HTTPConnection(
+            "127.0.0.1", self.admin_port if admin else self.port, timeout=60
+        )
+        try:
+            connection.request(method, path, body, told)
+            answer: HTTPResponse = connection.getresponse()
+            return answer.status, {n.lower(): v for n, v in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def socket(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def request(rows: int = 1, number: float = 1.5, request_id: str = "") -> dict[str, Any]:
+    """Each row's score is 3 + number + 5."""
+    told: dict[str, Any] = {
+        "inputs": [
+            {"name": "categorical", "datatype": "INT32", "shape": [rows, 2], "data": [1, 2] * rows},
+            {
+                "name": "numeric",
+                "datatype": "FP32",
+                "shape": [rows, 3],
+                "data": [number, 2, 3] * rows,
+            },
+        ]
+    }
+    return {**told, "id": request_id} if request_id else told
+
+
+def raw(body: dict[str, Any] | bytes, *headers: str, path: str = INFER) -> bytes:
+    """A request as it goes over the wire."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(content)}",
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+def read_answers(connection: socket.socket, count: int) -> list[tuple[int, bytes]]:
+    """So many answers, as status and body; fewer where the server closed."""
+    found: list[tuple[int, bytes]] = []
+    data = b""
+    while len(found) < count:
+        head, split, rest = data.partition(b"\r\n\r\n")
+        length = 0
+        if split:
+            fields = dict(
+                line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line
+            )
+            length = int(fields.get(b"content-length", b"0"))
+        if split and len(rest) >= length:
+            found.append((int(head.split(b" ")[1]), rest[:length]))
+            data = rest[length:]
+            continue
+        received = connection.recv(65_536)
+        if not received:
+            return found
+        data += received
+    return found
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str, yaml: str = "", **environment: str) -> Iterator[Process]:
+    """A process on a state folder of its own, from when it answers; killed at the end."""
+    repo, home = folder / "repo", folder / "home"
+    repo.mkdir(parents=True, exist_ok=True)
+    (repo / "use_case.yaml").write_text("name: sums\nregistry: {model_name: sums}\n")
+    (repo / "serving.yaml").write_text(yaml or "{}")
+    model = folder / "model.onnx"
+    if not model.exists():
+        write_model(model)
+    env = {
+        **os.environ,
+        "FALAJ_HOME": str(home),
+        "FALAJ_FEATURE_REPO": str(repo),
+        "FALAJ_TEST_MODEL": str(model),
+        "PYTHONWARNINGS": "error",
+        **environment,
+    }
+    ports = [word for name in ("http", "grpc", "admin") for word in (f"--{name}-port", "0")]
+    log = folder / "log.txt"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.serving.serving_process", *ports, *arguments],
+            cwd=PROJECT_ROOT,
+            env=env,
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while not (home / ADDRESS_FILE).exists():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        told = json.loads((home / ADDRESS_FILE).read_text())
+        yield Process(home, process, log, told)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(true: Any, what: str) -> None:
+    """Poll until a thing is so."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.02)

@@ -1,0 +1,75 @@
+"""A serving process with the small engine of the tests; run as a module, with its arguments.
+
+`FALAJ_TEST_MODEL` is the ONNX file; `FALAJ_TEST_DELAY_S` makes every answer so much later;
+`FALAJ_TEST_EMPTY` starts with nothing registered until that file is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from serving.__main__ import main
+from serving.assembly import Parts, PartsOf
+from serving.calls import Slot, num_rows_of
+from serving.config import ServingConfig
+from serving.errors import BadRequestError, FeaturesRefusedError
+from serving.interfaces import VersionState
+from tasks.settings import Settings
+from tests.support.serving.inline_engine import InlineEngine, session_of
+
+
+class LateEngine(InlineEngine):
+    """Finds its model once a file is gone."""
+
+    empty: Path
+
+    async def load(self, model: str, version: str | None = None) -> VersionState:
+        self.registered = set() if self.empty.exists() else {"1", "2"}
+        return await super().load(model, version)
+
+
+class TableReader:
+    """Features of three aircraft; the fourth has none."""
+
+    def __init__(self) -> None:
+        self.rows = {"N1": (1.0, 2.0, 3.0), "N2": (4.0, 5.0, 6.0), "N3": (7.0, 8.0, 9.0)}
+
+    def keys_of(self, model: str) -> frozenset[str] | None:
+        return frozenset({"tailnum", "day"})
+
+    async def resolve(self, model, entities, signature, version=None, slot="stable"):  # type: ignore[no-untyped-def]
+        import numpy as np
+
+        if set(entities) != {"tailnum", "day"}:
+            raise BadRequestError(f"expected tailnum and day, seen {sorted(entities)}")
+        unknown = [name for name in entities["tailnum"] if name not in self.rows]
+        if unknown:
+            raise FeaturesRefusedError(f"nothing is known of {unknown}")
+        numeric = np.array([self.rows[name] for name in entities["tailnum"]], np.float32)
+        days = np.array(entities["day"], np.int32)
+        inputs = {"categorical": np.stack([days, days], axis=1), "numeric": numeric}
+        return inputs, {"rows": num_rows_of(inputs)}
+
+    def report(self, features):  # type: ignore[no-untyped-def]
+        return features
+
+
+def parts_of(settings: Settings) -> PartsOf:
+    def made(config: ServingConfig, home: Path) -> Parts:
+        stable: str | None = None if "FALAJ_TEST_EMPTY" in os.environ else "1"
+        engine = LateEngine(session_of(Path(os.environ["FALAJ_TEST_MODEL"])), version=stable)
+        engine.empty = Path(os.environ.get("FALAJ_TEST_EMPTY", "/nonexistent"))
+        engine.delay_s = float(os.environ.get("FALAJ_TEST_DELAY_S", "0"))
+        slots: tuple[Slot, ...] = ("candidate", "shadow")
+        for slot in slots:
+            engine.slots[slot] = None
+        pages = {"/metrics": lambda: ("text/plain", b"calls %d\n" % len(engine.answered))}
+        return Parts(engine, entities=TableReader(), pages=pages)
+
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], parts_of))

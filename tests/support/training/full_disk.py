@@ -1,0 +1,49 @@
+"""Fill a small disk with checkpoints: `python -m ... FOLDER`, in a mount namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tasks.errors import StorageError
+from tasks.training.checkpoints.config import CheckpointConfig
+from tasks.training.checkpoints.manifest import MANIFEST_NAME
+from tasks.training.checkpoints.writer import CheckpointWriter
+from tests.support.training.checkpoint_writer import state_of, store_at
+
+DISK = "size=4m"
+
+
+def main(folder: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", folder], check=True)
+    store = store_at([folder])
+    refused, epoch = "", 0
+    while not refused:
+        epoch += 1
+        try:
+            with CheckpointWriter(
+                store, CheckpointConfig(num_kept=100, asynchronous=True)
+            ) as writer:
+                writer.save(epoch, 0, state_of(epoch))
+        except StorageError as exc:
+            refused = str(exc)
+    newest = store.newest()
+    assert newest
+    left = {path.name for path in Path(folder).iterdir()}
+    whole = {path.parent.name for path in Path(folder).glob(f"*/{MANIFEST_NAME}")}
+    store.prune(1)
+    store.save(epoch, 0, state_of(epoch))  # there is space again
+    seen = {
+        "refused": refused,
+        "epoch": epoch,
+        "newest": newest.epoch,
+        "loaded": store.load(newest)["history"][0],
+        "leftovers": sorted(left - whole),
+    }
+    sys.stdout.write(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

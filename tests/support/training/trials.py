@@ -1,0 +1,112 @@
+"""Searches without a network: what a trial learns is a formula of its point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.contracts.base import Artifact
+from tasks.contracts.training import EpochMetrics, StudyRecord, TrainedModel
+from tasks.training.config import TrainingConfig
+from tasks.training.search.config import SearchConfig
+from tasks.training.search.driver import Driver
+from tasks.training.search.storage import StudyStorage
+from tasks.training.search.study import Proposal, Study
+from tasks.training.search.trial import Launch, TrialOrder, run_trial
+from tests.support.data.builders import COLUMNS, splits
+
+BASE = TrainingConfig(max_epochs=8)
+SPACE: dict[str, Any] = {
+    "learning_rate": {"kind": "float", "low": 1e-4, "high": 1e-1, "log": True},
+    "dropout": {"kind": "float", "low": 0.0, "high": 0.6},
+    "num_bins": {"kind": "int", "low": 4, "high": 16, "step": 4},
+    "hidden_sizes": {"kind": "choices", "values": [[32], [64, 32]]},
+}
+
+
+def search(**changes: Any) -> SearchConfig:
+    return SearchConfig.model_validate({"name": "small", "space": SPACE, **changes})
+
+
+def auc_of(config: TrainingConfig, epoch: int) -> float:
+    """Best where the rate is near 0.01 and the dropout near 0.2; rises with the epochs."""
+    distance = abs(math.log10(config.learning_rate) + 2) + 2 * abs(config.dropout - 0.2)
+    return 0.8 - 0.08 * distance - 0.1 / (epoch + 1)
+
+
+def metrics(epoch: int, auc: float) -> EpochMetrics:
+    return EpochMetrics(
+        epoch=epoch,
+        train_loss=0.5,
+        validation_loss=0.5,
+        validation_auc=auc,
+        learning_rate=0.01,
+        seconds=1.0,
+        rows_per_s=1000.0,
+    )
+
+
+def model(config: TrainingConfig, epochs: tuple[EpochMetrics, ...]) -> TrainedModel:
+    nothing = Artifact(uri="artifact:models/0/x", sha256="0" * 64, num_bytes=0)
+    return TrainedModel(
+        program=nothing,
+        checkpoint=nothing,
+        log=nothing,
+        columns=COLUMNS,
+        config=config.model_dump(mode="json"),
+        snapshot_sha256="0" * 64,
+        splits=splits(),
+        epochs=epochs,
+        best_epoch=len(epochs) - 1,
+        num_ranks=1,
+        strategy="horovod",
+        num_parameters=1,
+        seconds=float(len(epochs)),
+    )
+
+
+@dataclass
+class Trainer:
+    """Stands in for the launcher; `stumble` may raise at any epoch."""
+
+    stumble: Callable[[TrainingConfig, int], None] = lambda config, epoch: None
+    trained: list[TrainingConfig] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+
+    def __call__(
+        self, config: TrainingConfig, work: Path, report: Callable[[EpochMetrics], None]
+    ) -> TrainedModel:
+        self.trained.append(config)
+        self.folders.append(work)
+        work.mkdir(parents=True, exist_ok=True)
+        done = tuple(metrics(e, auc_of(config, e)) for e in range(config.max_epochs))
+        for epoch in done:
+            self.stumble(config, epoch.epoch)
+            report(epoch)
+        return model(config, done)
+
+
+def open_study(
+    folder: Path, config: SearchConfig, name: str = "small-1", storage: StudyStorage | None = None
+) -> Study:
+    where = storage or StudyStorage.of("", folder / "search", {})
+    return Study(name, where, config, BASE.max_epochs)
+
+
+def run_search(
+    folder: Path, config: SearchConfig, launch: Launch, storage: StudyStorage | None = None
+) -> StudyRecord:
+    """Drive a study to its end, everything under `folder`."""
+    study = open_study(folder, config, storage=storage)
+
+    def run(proposal: Proposal) -> None:
+        order = TrialOrder.of(study.name, proposal, BASE, config)
+        # A thread reaches the database on its own; one after the other they may share the study.
+        own = open_study(folder, config, storage=storage) if config.parallel_trials > 1 else study
+        run_trial(order, own, folder / "work", launch)
+
+    reason = Driver(study, config, run, lambda _: None).drive()
+    return study.record("test", reason)

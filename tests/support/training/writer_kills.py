@@ -1,0 +1,95 @@
+"""Kill a writer of checkpoints at random moments, and look at what it leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from tasks.settings import PROJECT_ROOT
+from tests.support.training.checkpoint_writer import state_of, store_at
+from tests.support.training.states import assert_equal
+
+
+class KilledWriter:
+    """Starts children that write checkpoints into one place, and kills them."""
+
+    def __init__(self, place: list[str]) -> None:
+        self._place = place
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.training.checkpoint_writer"],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._hear("ready")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        self._process.stdout.close()
+
+    def _hear(self, expected: str) -> int:
+        assert self._process.stdout
+        word, _, number = self._process.stdout.readline().strip().partition(" ")
+        assert word == expected
+        return int(number or 0)
+
+    def write_and_be_killed(self, first: int, num_whole: int, further_s: float) -> int:
+        """Write from epoch `first` on, and die a while after some are whole.
+
+        Returns:
+            The last epoch that was said to be whole.
+        """
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{first} {' '.join(self._place)}\n")
+        self._process.stdin.flush()
+        child = self._hear("child")
+        told = first - 1
+        for _ in range(num_whole):
+            told = self._hear("wrote")
+        time.sleep(further_s)  # to somewhere in the middle of a write
+        os.kill(child, signal.SIGKILL)
+        for line in self._process.stdout:
+            word, number = line.split()
+            if word == "ended":
+                assert int(number) == -signal.SIGKILL
+                return told
+            told = int(number)
+        raise AssertionError("the writer is gone")
+
+
+def kill_and_look(place: list[str], num_kills: int, seed: int) -> None:
+    """Kill a writer so many times; what it leaves is always whole, and never older than it said."""
+    draw, epoch = random.Random(seed), 0
+    with KilledWriter(place) as writer:
+        for kill in range(num_kills):
+            first = epoch + 1
+            told = writer.write_and_be_killed(first, draw.randrange(3), draw.uniform(0, 0.15))
+            store = store_at(place)
+            newest = store.newest()
+            if newest is None:
+                assert told == 0, f"kill {kill}: epoch {told} was whole, now there is none"
+                continue
+            assert newest.epoch >= max(told, epoch), f"kill {kill}: {newest} is older than {told}"
+            assert_equal(store.load(newest), state_of(newest.epoch))
+            epoch = newest.epoch
+    assert epoch > 0
