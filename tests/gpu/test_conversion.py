@@ -30,10 +30,10 @@ from tasks.conversion.targets.registry import TARGET
 from tasks.conversion.tensorrt_runtime import FACTS_FILE
 from tasks.errors import ConversionError
 from tasks.settings import ArtifactStore
+from tests.support.conversion.cases import Case, case, edges, quick, typical
 from tests.support.conversion.programs import SmallNetwork, build_one, built, exported, registered
 from tests.support.data import encoders
 from tests.support.data.builders import dataset, splits
-from tests.unit.conversion.conftest import Case, case, edges, quick, typical
 
 __all__ = ["case", "edges", "quick", "typical"]  # fixtures
 pytestmark = [

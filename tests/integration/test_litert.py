@@ -27,9 +27,9 @@ from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import target_of
 from tasks.errors import ConversionError
 from tasks.settings import ArtifactStore, tool_python
+from tests.support.conversion.cases import Case, case, edges, quick, typical
 from tests.support.conversion.programs import Elementwise, build_one, exported, registered
 from tests.support.data import encoders
-from tests.unit.conversion.conftest import Case, case, edges, quick, typical
 
 __all__ = ["case", "edges", "quick", "typical"]  # fixtures
 LITERT = target_of("litert-fp32")

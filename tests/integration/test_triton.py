@@ -22,11 +22,11 @@ from tasks.conversion.triton.repository import write_repository
 from tasks.imports.config import CorpusConfig
 from tasks.imports.corpus import prepare_corpus, tokenize
 from tasks.settings import ArtifactStore
+from tests.support.conversion.cases import Case, case, quick
 from tests.support.conversion.programs import build_one, kept
 from tests.support.data import encoders
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.services.triton_server import needs_triton, serving
-from tests.unit.conversion.conftest import Case, case, quick
 
 __all__ = ["case", "quick"]  # fixtures
 # Triton's Python backend stalls at times, for half a second; nobody is to be refused for that.

@@ -1,54 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tasks.contracts.conversion import SnapshotRows
-from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.tabular_rows import edge_rows, tabular_inputs
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.runtimes import LoadedModel, load_pytorch, torch_threads_restored
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import TARGET
+from tasks.conversion.runtimes import torch_threads_restored
 from tasks.settings import ArtifactStore
-from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.conversion.cases import case, edges, quick, typical
 from tests.support.conversion.text_cases import TextCase, text_case
-from tests.support.data.builders import COLUMNS, dataset, frame, splits
 
-
-@dataclass(frozen=True)
-class Case:
-    """One small program with everything it is converted and judged with."""
-
-    store: ArtifactStore
-    dataset: ValidatedDataset
-    program: RegisteredProgram
-    config: ConversionConfig
-    onnx: BuiltVariant
-    openvino: BuiltVariant
-    int8: BuiltVariant
-
-    @property
-    def built(self) -> tuple[BuiltVariant, ...]:
-        return self.onnx, self.openvino, self.int8
-
-    @property
-    def rows(self) -> SnapshotRows:
-        return SnapshotRows(dataset=self.dataset, splits=splits())
-
-    def load(self, variant: BuiltVariant) -> LoadedModel:
-        assert variant.files is not None
-        folder = self.store.path(variant.files)
-        return TARGET[variant.name].load(folder, self.program.signature, Runtime())
-
-    def load_source(self) -> LoadedModel:
-        path = self.store.path(self.program.program)
-        return load_pytorch(path, self.program.signature, Runtime())
+__all__ = ["case", "edges", "quick", "typical"]  # fixtures
 
 
 @pytest.fixture(autouse=True)
@@ -58,40 +21,9 @@ def _threads_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def quick() -> ConversionConfig:
-    return ConversionConfig(
-        batch_sizes=(1, 8),
-        timing_rounds=6,
-        round_ms=0.5,
-        auc_replicates=50,
-        measure_memory=False,
-    )
-
-
-@pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> Case:
-    """All three forms of one small program: built once, several tests look at them."""
-    store = ArtifactStore(tmp_path_factory.mktemp("conversion") / "artifacts")
-    rows = dataset(store)
-    program = registered(store, rows, exported(SmallNetwork()))
-    onnx, openvino, int8 = built(program, rows, quick, store)
-    return Case(store, rows, program, quick, onnx, openvino, int8)
-
-
-@pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> TextCase:
     """All forms of a small encoder."""
     return text_case(ArtifactStore(tmp_path_factory.mktemp("texts") / "artifacts"), quick)
-
-
-@pytest.fixture
-def typical() -> ModelInputs:
-    return tabular_inputs(*COLUMNS.model_inputs(frame(1500, seed=5)))
-
-
-@pytest.fixture
-def edges(typical: ModelInputs) -> ModelInputs:
-    return edge_rows(typical, 1024, seed=0)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from tasks.conversion.targets.registry import TARGETS, with_sources
 from tasks.conversion.variants import build_variant
 from tasks.errors import ConversionError, DataContractError, StorageError
 from tasks.settings import ArtifactStore, StagedFolder
+from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import (
     ClashingNames,
@@ -37,7 +38,6 @@ from tests.support.conversion.programs import (
 from tests.support.conversion.text_cases import TextCase
 from tests.support.data.builders import dataset
 from tests.support.host.disks import SmallDisk, small_disk
-from tests.unit.conversion.conftest import Case
 
 ALL = tuple(target.name for target in TARGETS if target.equipment is no_equipment)
 

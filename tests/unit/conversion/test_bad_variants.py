@@ -22,12 +22,12 @@ from tasks.conversion.families.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.onnx_quantization import _Reader
+from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import Decided, build_one, exported, registered
 from tests.support.conversion.text_cases import TextCase
 from tests.support.data.builders import COLUMNS
 from tests.support.suite.promises import Promise, proves
-from tests.unit.conversion.conftest import Case
 
 Edit = Callable[[onnx.ModelProto], None]
 

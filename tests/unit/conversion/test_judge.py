@@ -17,6 +17,7 @@ from tasks.conversion.parity import ScoreGap
 from tasks.conversion.races import EAGER, NOTHING, Measurements, decide
 from tasks.conversion.targets.registry import TARGET
 from tasks.errors import ConfigurationError, DataContractError
+from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import passed_off
 from tests.support.conversion.programs import (
     NotANumber,
@@ -30,7 +31,6 @@ from tests.support.conversion.programs import (
 )
 from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
 from tests.support.suite.promises import Promise, proves
-from tests.unit.conversion.conftest import Case
 
 CONFIG = ConversionConfig(batch_sizes=(1, 1024))
 TOLD = WORDING["classification"]

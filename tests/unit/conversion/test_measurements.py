@@ -19,7 +19,7 @@ from tasks.conversion.runtimes import load_pytorch, torch_threads_restored
 from tasks.conversion.steadiness import CALL_SIZES, rearrange, steadiness_failure
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.throughput import ROUNDS, measure_throughput, usable_cores
-from tests.unit.conversion.conftest import Case
+from tests.support.conversion.cases import Case
 
 BOUND = QualityBound(max_gap=0.04, mean_gap=0.004, quality_drop=0.1)
 TOLD = WORDING["classification"]

@@ -16,6 +16,7 @@ from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.stamps import schema_digest
 from tasks.errors import StorageError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import (
     ClashingNames,
     Elementwise,
@@ -26,7 +27,6 @@ from tests.support.conversion.programs import (
     registered,
 )
 from tests.support.data.builders import dataset
-from tests.unit.conversion.conftest import Case
 
 
 def _model(case: Case) -> onnx.ModelProto:

@@ -21,9 +21,9 @@ from tasks.conversion.onnx_halving import halve, with_overflows
 from tasks.conversion.onnx_quantization import quantize_onnx
 from tasks.errors import ConversionError
 from tasks.settings import ArtifactStore
+from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one
 from tests.support.data.builders import dataset, frame, month
-from tests.unit.conversion.conftest import Case
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.openvino_export import read_ir, save_ir
 from tasks.errors import StorageError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import Elementwise, built, exported, registered
 from tests.support.data.builders import dataset
-from tests.unit.conversion.conftest import Case
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.openvino_export import read_ir
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
+from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one
-from tests.unit.conversion.conftest import Case
 
 
 def _built(case: Case, name: str) -> BuiltVariant:

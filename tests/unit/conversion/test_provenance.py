@@ -27,11 +27,11 @@ from tasks.conversion.targets.interface import Runtime, Target
 from tasks.conversion.targets.registry import TARGET, TARGETS
 from tasks.errors import ArtifactError, ConversionError
 from tasks.settings import digest_of
+from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import Change, changed
 from tests.support.conversion.programs import SmallNetwork, build_one, exported, registered
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.suite.promises import Promise, proves
-from tests.unit.conversion.conftest import Case
 
 PLAIN = Target("plain-fp32", "plain", "fp32", ("cpu",), lambda *_: {}, lambda *_: None)  # type: ignore[arg-type, return-value]
 

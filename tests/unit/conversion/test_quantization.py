@@ -13,9 +13,9 @@ from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.openvino_export import read_ir
 from tasks.errors import ArtifactError
 from tasks.settings import ArtifactStore
+from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one
 from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
-from tests.unit.conversion.conftest import Case
 
 
 def _calibrated(case: Case, rows: ValidatedDataset, config: ConversionConfig | None = None) -> Case:

@@ -17,8 +17,8 @@ from tasks.conversion.targets.registry import PRECISIONS, TARGET, TARGETS, targe
 from tasks.conversion.variants import library_versions
 from tasks.errors import ConfigurationError
 from tasks.settings import PROJECT_ROOT
+from tests.support.conversion.cases import Case
 from tests.support.data.builders import dataset, splits
-from tests.unit.conversion.conftest import Case
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 

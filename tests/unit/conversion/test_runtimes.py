@@ -19,8 +19,8 @@ from tasks.conversion.runtimes import (
 )
 from tasks.conversion.targets.interface import Load, Runtime
 from tasks.errors import ConversionError, DataContractError
+from tests.support.conversion.cases import Case
 from tests.support.data.builders import COLUMNS
-from tests.unit.conversion.conftest import Case
 
 
 @pytest.fixture(params=["pytorch", "onnx", "openvino"])

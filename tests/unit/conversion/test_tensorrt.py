@@ -15,8 +15,8 @@ from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.tensorrt_engine import ShapeRange, shape_ranges
 from tasks.conversion.tensorrt_runtime import FACTS_FILE, equipment, load_engine
 from tasks.errors import ConversionError
+from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import built
-from tests.unit.conversion.conftest import Case
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
 TEXTS = Signature(

@@ -18,9 +18,9 @@ from tasks.conversion.triton.model import Step, Tensor, TritonModel, as_text
 from tasks.conversion.triton.repository import most_rows, with_repository, write_repository
 from tasks.errors import ArtifactError, ConversionError
 from tasks.settings import ArtifactStore
+from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one, kept
 from tests.support.data import encoders
-from tests.unit.conversion.conftest import Case
 
 VERSION = 3
 NUMBERS = Tensor("numeric", "TYPE_FP32", (5,))
