@@ -14,8 +14,8 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.features.store import open_store
-from tests.integration.test_loop import Loop, loop_repository
 from tests.support.data.repository import SmallRepository, days
+from tests.support.platform.loops import Loop, loop_repository
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]

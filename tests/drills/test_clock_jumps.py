@@ -17,11 +17,11 @@ from tasks.governor.config import GovernorConfig
 from tasks.governor.evidence import Evidence
 from tasks.governor.ledger import Ledger
 from tasks.settings import PROJECT_ROOT
-from tests.integration.test_platform import Platform
 from tests.support.governor import builders
 from tests.support.host.clocks import Clock, make_clock
 from tests.support.host.processes import wait_patiently, wait_until
 from tests.support.platform import platform_schedule
+from tests.support.platform.commands import Platform
 from tests.support.platform.lease_farm import farm, lines_of
 from tests.support.platform.whole_platform import SERVING_PORTS
 from tests.support.services.servers import free_port

@@ -12,11 +12,10 @@ import pytest
 
 from tasks.contracts.base import Artifact
 from tasks.settings import URI_SCHEME, ArtifactStore
-from tests.integration.test_embedded import processes_of
-from tests.integration.test_loop import Loop, loop_repository
-from tests.integration.test_platform import LIMIT_S, Platform
 from tests.support.host.disks import small_disk
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import processes_of, wait_until
+from tests.support.platform.commands import LIMIT_S, Platform
+from tests.support.platform.loops import Loop, loop_repository
 from tests.support.services.servers import free_port
 from tests.support.suite.promises import Promise, proves
 

@@ -11,8 +11,8 @@ from prefect.client.orchestration import get_client
 
 from flows.config import read_pipeline_config
 from tasks.contracts.run import RunRecord
-from tests.integration.test_loop import Loop, loop_repository
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
+from tests.support.platform.loops import Loop, loop_repository
 from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
 from tests.support.suite.promises import Promise, proves
 

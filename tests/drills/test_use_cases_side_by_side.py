@@ -36,11 +36,11 @@ from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import Decision, Outcome
 from tasks.governor.task import store_verdict
 from tasks.settings import PROJECT_ROOT, Settings, digest_of
-from tests.integration.test_loop import loop_repository
 from tests.support.data.use_cases import small_traffic, third_use_case
 from tests.support.governor import builders
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import is_final, wait_for_run
+from tests.support.platform.loops import loop_repository
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 from tests.support.suite.promises import Promise, proves
 

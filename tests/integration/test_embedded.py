@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from flows import embedded
 from flows.embedded import disk_with_space, only_run
 from tasks.errors import ConfigurationError, StorageError, TransientError, WindowError
 from tasks.settings import PROJECT_ROOT
+from tests.support.host.processes import processes_of
 
 SECRET = "marker-of-a-secret-90ce"
 RUN_A_FLOW = """
@@ -58,19 +58,6 @@ def start(home: Path, then: str) -> subprocess.Popen[str]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
-
-
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Processes that name the state folder on their command line or in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            told = [*process.cmdline(), *process.environ().values()]
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if any(str(home) in word for word in told) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
 
 
 @pytest.mark.timeout(300)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_embedded import processes_of
-from tests.integration.test_loop import Loop, loop_repository
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import processes_of, wait_until
+from tests.support.platform.loops import Loop, loop_repository
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 

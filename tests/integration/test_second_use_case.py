@@ -18,8 +18,8 @@ from tasks.evaluation.slices import judge_slices
 from tasks.registry.gates import Evidence, judge
 from tasks.registry.records import VersionRecord
 from tasks.settings import PROJECT_ROOT, ArtifactStore
-from tests.integration.test_embedded import processes_of
 from tests.support.data.use_cases import TRAFFIC, small_traffic
+from tests.support.host.processes import processes_of
 
 pytestmark = pytest.mark.timeout(900)
 

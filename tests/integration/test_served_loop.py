@@ -26,9 +26,9 @@ from serving.assembly import read_addresses
 from serving.config import SERVING_FILE
 from serving.http.admin import TOKEN_FILE
 from tasks.settings import PROJECT_ROOT
-from tests.integration.test_loop import NUM_DAYS, Loop, loop_repository
 from tests.support.data.repository import days
 from tests.support.host.processes import wait_until
+from tests.support.platform.loops import NUM_DAYS, Loop, loop_repository
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 MODEL = "flight-delay"

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 
 def pids_whose_command_holds(text: str) -> list[int]:
     """Process ids of living processes whose command line holds `text`."""
@@ -38,3 +40,16 @@ def wait_until(
 def wait_patiently(condition: Callable[[], object], what: str) -> None:
     """Wait for what takes minutes on a busy machine, without making it busier."""
     wait_until(condition, what, limit_s=3600, pause_s=1)
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Processes that name the state folder on their command line or in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = [*process.cmdline(), *process.environ().values()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if any(str(home) in word for word in told) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found

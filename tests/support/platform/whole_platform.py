@@ -30,9 +30,9 @@ from infra.platform.config import Place
 from infra.platform.state import read_endpoint, supervisor_pid
 from infra.platform.status import read_status
 from tasks.settings import PROJECT_ROOT
-from tests.integration.test_loop import loop_repository
 from tests.support.data.repository import SmallRepository
 from tests.support.host.processes import wait_until
+from tests.support.platform.loops import loop_repository
 from tests.support.services.servers import free_port
 
 RUN = "PREFECT__FLOW_RUN_ID"

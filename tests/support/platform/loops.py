@@ -1,0 +1,99 @@
+"""Whole loops from the command line, each on a repository and a state folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.contracts.base import Artifact
+from tasks.contracts.run import RunRecord
+from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tests.support.data.repository import SmallRepository, days
+
+NUM_DAYS = 31
+
+
+def loop_repository(folder: Path) -> SmallRepository:
+    """A repository of one month with a small model; gates as wide as so little data needs."""
+    repository = SmallRepository(folder, NUM_DAYS)
+    file = repository.path / "use_case.yaml"
+    described = yaml.safe_load(file.read_text())
+    train, validation, test = days(1, 13), days(14, 8), days(22, 9)
+    described |= {
+        "window": days(0, NUM_DAYS).model_dump(mode="json"),
+        "splits": {
+            "train": train.model_dump(mode="json"),
+            "validation": validation.model_dump(mode="json"),
+            "test": test.model_dump(mode="json"),
+        },
+        "current": test.model_dump(mode="json"),
+        "recalibration": {"holdout_days": 9},
+        "training": {"max_epochs": 6, "hidden_sizes": [32], "num_bins": 8},
+        "shrinking": {"method": "pruning-distillation", "pruned_share": 0.5, "max_epochs": 4},
+        "promotion": {
+            "min_auc": 0.55,
+            "max_plausible_auc": 0.85,
+            "yardstick_margin": 0.2,
+            "max_calibration_error": 0.3,
+            "min_slice_auc": 0.2,
+        },
+    }
+    file.write_text(yaml.safe_dump(described))
+    return repository
+
+
+@dataclass
+class Loop:
+    """One state folder and what its last run left there."""
+
+    home: Path
+    repository: SmallRepository
+
+    def command(self, *words: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "flows"),
+            *("--home", str(self.home), "--repo", str(self.repository.path)),
+            *words,
+        ]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        return subprocess.Popen(
+            self.command(*words),
+            cwd=PROJECT_ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *words: str, limit_s: float = 600) -> tuple[int, str]:
+        with self.start(*words) as process:
+            said, _ = process.communicate(timeout=limit_s)
+        return process.returncode, said
+
+    @property
+    def store(self) -> ArtifactStore:
+        return ArtifactStore(self.home / "artifacts")
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(
+            (self.home / "reports" / "latest" / "report.json").read_text()
+        )
+        return content
+
+    @property
+    def record(self) -> RunRecord:
+        return RunRecord.model_validate({k: self.facts[k] for k in RunRecord.model_fields})
+
+    def path(self, artifact: Artifact) -> Path:
+        return self.store.path(artifact)
