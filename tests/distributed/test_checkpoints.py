@@ -18,11 +18,19 @@ from tasks.contracts.training import EpochMetrics
 from tasks.errors import StorageError, TransientError
 from tasks.settings import ArtifactStore
 from tasks.training.checkpoints.access import FILE_NAME
-from tests.distributed.test_failures import finished_epochs, log_of, pid_of_rank
 from tests.support.host.processes import pids_whose_command_holds
 from tests.support.ranks.checkpoint_ranks import NUM_KEPT, cut_tensor, whole_tensors
 from tests.support.ranks.rank_programs import run_on_ranks
-from tests.support.ranks.runs import CONFIG, config, losses, on_ranks, train
+from tests.support.ranks.runs import (
+    CONFIG,
+    config,
+    finished_epochs,
+    log_of,
+    losses,
+    on_ranks,
+    pid_of_rank,
+    train,
+)
 from tests.support.services.servers import s3_server
 from tests.support.training.states import assert_equal, store_in
 

@@ -7,33 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.training import StartingPoint, TrainedModel
 from tasks.errors import WindowError
 from tasks.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.launcher import launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
-from tests.support.ranks.runs import NUM_ROWS, config, on_ranks, train
+from tests.support.ranks.runs import NUM_ROWS, config, on_ranks, start_of, train
 
 pytestmark = pytest.mark.slow
 
 ONE_RANK = on_ranks(1)
-
-
-def start_of(model: TrainedModel) -> StartingPoint:
-    return StartingPoint(
-        version=ModelVersionRef(
-            name="late",
-            version=1,
-            run_id="r1",
-            program_sha256=model.program.sha256,
-            snapshot_sha256=model.snapshot_sha256,
-        ),
-        checkpoint=model.checkpoint,
-        columns=model.columns,
-        trained_on=model.splits.train,
-    )
 
 
 @pytest.fixture(scope="module")

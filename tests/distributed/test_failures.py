@@ -10,45 +10,25 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.contracts.training import EpochMetrics
 from tasks.errors import DataContractError, StorageError, TransientError
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.data.builders import COLUMNS, dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
-from tests.support.ranks.runs import CONFIG, NUM_ROWS, config, losses, on_ranks, run_ranks, train
+from tests.support.ranks.runs import (
+    CONFIG,
+    NUM_ROWS,
+    assert_no_kept_epoch_is_repeated,
+    config,
+    log_of,
+    losses,
+    on_ranks,
+    pid_of_rank,
+    run_ranks,
+    train,
+)
 
 GONE_WITHIN_S = 10
-
-
-def pid_of_rank(rank: int, folder: Path) -> int:
-    for pid in pids_whose_command_holds(str(folder)):
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if f"HOROVOD_RANK={rank}\0".encode() in environment and b"guard.py" not in command:
-            return pid
-    raise AssertionError(f"no rank {rank} runs in {folder}")
-
-
-def finished_epochs(log: str) -> list[int]:
-    return [int(number) for number in re.findall(r"rank 0 \| DEBUG epoch (\d+): train", log)]
-
-
-def assert_no_kept_epoch_is_repeated(log: str) -> None:
-    """An epoch that ended is on disk or it is computed again; what is on disk is not repeated.
-
-    Ranks whose driver was killed may write one more epoch before their guards stop them, and
-    no driver is left to put its line into the log: the log may end before what was kept.
-    """
-    first, second = log.split("--- attempt at")[1:]
-    resumed = re.search(r"resumed after epoch (\d+) of an earlier attempt", second)
-    assert resumed is not None
-    kept = int(resumed[1])
-    assert finished_epochs(first) == list(range(len(finished_epochs(first))))
-    assert finished_epochs(second) == list(range(kept + 1, CONFIG.max_epochs))
-
-
-def log_of(model: TrainedModel, folder: Path) -> str:
-    return ArtifactStore(folder / "store").path(model.log).read_text()
 
 
 def test_a_killed_rank_is_transient_and_the_next_attempt_resumes(tmp_path: Path) -> None:

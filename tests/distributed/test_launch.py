@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +18,11 @@ import pytest
 from tasks.settings import PROJECT_ROOT
 from tasks.training.launch.guard import descendants
 from tasks.training.launch.nursery import Nursery
-from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tests.support.host.processes import wait_until
-from tests.support.ranks.described_rank import WAYS_FILE
+from tests.support.ranks.rank_programs import GONE_WITHIN_S, RANK_MODULE, group, run_to_the_end
 
-RANK_MODULE = "tests.support.ranks.described_rank"
 SECRET = "marker-of-a-secret-8e1f02"
 READY_WITHIN_S = 120
-GONE_WITHIN_S = 20
-
-
-@contextmanager
-def group(
-    folder: Path, nursery: Nursery | None, *ways: str, threads: int = 1
-) -> Iterator[RankGroup]:
-    """Ranks that end in the given ways."""
-    folder.mkdir()
-    (folder / WAYS_FILE).write_text(json.dumps(ways))
-    lock = os.open(folder, os.O_RDONLY)
-    spec = RankSpec(
-        module=RANK_MODULE,
-        run_path=folder,
-        num_ranks=len(ways),
-        threads=threads,
-        stall_warning_s=60,
-        stall_shutdown_s=120,
-        lock_descriptor=lock,
-        store_file=folder / "meeting",
-    )
-    try:
-        with RankGroup(spec, nursery) as ranks:
-            yield ranks
-    finally:
-        os.close(lock)
-
-
-def run_to_the_end(ranks: RankGroup) -> list[tuple[int, str]]:
-    """Lines of all ranks."""
-    lines = []
-    while ranks.has_output:
-        lines += ranks.read_lines(0.2)
-    return lines
 
 
 def pids(folder: Path, num_ranks: int) -> list[int]:
@@ -242,7 +205,7 @@ def test_kill_9_of_the_driver_or_of_the_first_guard_leaves_no_process(
     tmp_path: Path, victim: str
 ) -> None:
     driver = subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.test_launch", str(tmp_path)], cwd=PROJECT_ROOT
+        [sys.executable, "-m", "tests.support.ranks.rank_programs", str(tmp_path)], cwd=PROJECT_ROOT
     )
     try:
         ranks = pids(tmp_path / "run", 2)
@@ -254,16 +217,3 @@ def test_kill_9_of_the_driver_or_of_the_first_guard_leaves_no_process(
     finally:
         driver.kill()
         driver.wait()
-
-
-def be_driver(folder: Path) -> None:
-    """Run ranks that would stay for ever."""
-    with (
-        Nursery([RANK_MODULE], folder) as nursery,
-        group(folder / "run", nursery, "sleep", "sleep") as ranks,
-    ):
-        run_to_the_end(ranks)
-
-
-if __name__ == "__main__":
-    be_driver(Path(sys.argv[1]))

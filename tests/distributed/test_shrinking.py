@@ -20,10 +20,18 @@ from tasks.training.launcher import OnEpoch, launch_training
 from tasks.training.shrinking.config import ShrinkingConfig
 from tasks.training.shrinking.planning import plan_student
 from tasks.training.shrinking.student import StudentPlan
-from tests.distributed.test_continuing import start_of
-from tests.distributed.test_failures import assert_no_kept_epoch_is_repeated, log_of, pid_of_rank
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
-from tests.support.ranks.runs import NUM_ROWS, config, losses, on_ranks, train
+from tests.support.ranks.runs import (
+    NUM_ROWS,
+    assert_no_kept_epoch_is_repeated,
+    config,
+    log_of,
+    losses,
+    on_ranks,
+    pid_of_rank,
+    start_of,
+    train,
+)
 
 pytestmark = pytest.mark.slow
 

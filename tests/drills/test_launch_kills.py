@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from tasks.settings import PROJECT_ROOT
-from tests.distributed.test_launch import GONE_WITHIN_S
 from tests.support.host.processes import wait_until
+from tests.support.ranks.rank_programs import GONE_WITHIN_S
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
@@ -43,7 +43,7 @@ def kill_one_at_a_random_moment(folder: Path, rng: random.Random) -> str:
     """Start a job, kill one of its processes; returns which, once nothing of the job is left."""
     with (folder / "log").open("w") as log:
         started = subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.test_launch", str(folder)],
+            [sys.executable, "-m", "tests.support.ranks.rank_programs", str(folder)],
             cwd=PROJECT_ROOT,
             stdout=log,
             stderr=log,

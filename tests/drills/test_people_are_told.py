@@ -24,10 +24,10 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from flows.embedded import send_what_is_left
 from flows.feature_refresh import announce_staleness
 from flows.promotion import announce_refusal
-from tests.integration.test_notifications import refused
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import deploy
 from tests.support.platform.deploys import on_server, part_of_the_file, plan_of, redeploy
+from tests.support.release.builders import refused
 from tests.support.services.listeners import mail_listener, webhook_listener
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 from tests.support.suite.promises import Promise, proves

@@ -19,10 +19,10 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.trial import trial_flow
 from tasks.settings import PROJECT_ROOT, Settings
-from tests.integration.test_search import NUM_ROWS, search_under_test, trained_once, use_case
 from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.suite.promises import Promise, proves
+from tests.support.training.searches import NUM_ROWS, search_under_test, trained_once, use_case
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]
 

@@ -18,8 +18,8 @@ from tasks.monitoring.task import monitor_features
 from tasks.settings import Settings
 from tasks.validation.runner import validate_table
 from tasks.validation.task import publish_data_docs
+from tests.support.data.stations import CONFIG, KEYS, LATER, after, tables
 from tests.support.data.tables import WEEK, people, store_table, suite
-from tests.unit.monitoring.test_monitor import CONFIG, KEYS, LATER, after, tables
 
 
 @pytest.fixture(scope="module")

@@ -37,12 +37,10 @@ from infra.deploying.notifications import (
     WORKER_OFFLINE,
     Notification,
 )
-from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.release import GateResult, PromotionDecision
+from tests.support.release.builders import WORSE, refused
 from tests.support.services.prefect_platform import PrefectApi
 
 LIMIT_S = 120
-WORSE = "AUC minus that of version 2 is -0.01 <b>"
 MODEL = {"prefect.resource.id": "falaj.model.delay", "prefect.resource.name": "delay"}
 
 
@@ -175,17 +173,6 @@ def test_a_refused_promotion_is_told_gate_by_gate(inbox: Inbox) -> None:
     assert "auc-floor" not in text
     assert "Version 2 stays the champion." in text
     assert "Run: promote-delay-v3" in text
-
-
-def refused() -> PromotionDecision:
-    ref = ModelVersionRef(
-        name="delay", version=3, run_id="r", program_sha256="0" * 64, snapshot_sha256="1" * 64
-    )
-    gates = (
-        GateResult(name="auc-floor", passed=True, evidence="AUC 0.75"),
-        GateResult(name="champion", passed=False, evidence=WORSE),
-    )
-    return PromotionDecision(candidate=ref, previous_champion=2, gates=gates, promoted=False)
 
 
 @pytest.mark.parametrize(

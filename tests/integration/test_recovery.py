@@ -22,10 +22,16 @@ from flows.whereabouts import BOOT, HOST, PID, STARTED
 from tasks.errors import ConfigurationError
 from tasks.recovery.config import RecoveryConfig
 from tasks.recovery.processes import boot_id, started_at
-from tests.integration.test_routing import journal, start
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
-from tests.support.platform.routed_flows import LoopConfig, first_flow, loop_flow, second_flow
+from tests.support.platform.routed_flows import (
+    LoopConfig,
+    first_flow,
+    journal,
+    loop_flow,
+    second_flow,
+    start,
+)
 from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.timeout(900)

@@ -39,12 +39,19 @@ from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tests.support.data import builders as data
 from tests.support.registry import builders
 from tests.support.registry.builders import World, comparison
-from tests.support.release.builders import MODEL, STEPS, FakeChampions, FakeTraffic, Rows
+from tests.support.release.builders import (
+    MODEL,
+    STEPS,
+    FakeChampions,
+    FakeEdge,
+    FakeTraffic,
+    Rows,
+    Told,
+)
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.services.servers import postgres_server
 from tests.support.serving.admin_server import AdminServer, admin_server
 from tests.support.serving.served_rows import entity_batch, open_log, served
-from tests.unit.release.test_traffic import FakeEdge, Told
 
 LIMIT_S = 120
 

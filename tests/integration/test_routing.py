@@ -19,8 +19,10 @@ from tests.support.platform.routed_flows import (
     LoopConfig,
     LoopResult,
     first_flow,
+    journal,
     loop_flow,
     second_flow,
+    start,
 )
 from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
 from tests.support.suite.promises import Promise, proves
@@ -49,18 +51,6 @@ def workers(prefect_api: PrefectApi) -> Iterator[None]:  # noqa: F811
 def client(workers: None) -> Iterator[SyncPrefectClient]:
     with get_client(sync_client=True) as client:
         yield client
-
-
-def start(client: SyncPrefectClient, config: LoopConfig) -> UUID:
-    deployment = client.read_deployment_by_name("routed-loop/coordinator")
-    run = client.create_flow_run_from_deployment(
-        deployment.id, parameters={"config": config.model_dump(mode="json")}
-    )
-    return run.id
-
-
-def journal(folder: Path) -> list[str]:
-    return [line.split()[0] for line in (folder / "journal").read_text().splitlines()]
 
 
 def set_state(client: SyncPrefectClient, run: UUID, **state: object) -> None:

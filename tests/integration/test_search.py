@@ -8,59 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.config import PipelineConfig
-from flows.search import run_trials, with_best_trial
-from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.training import StudyRecord
+from flows.search import with_best_trial
 from tasks.registry.connection import RegistryLocation, load_mlflow
-from tasks.registry.task import end_study
-from tasks.reporting.task import publish_search
 from tasks.settings import PROJECT_ROOT, Settings
 from tasks.training.launcher import launch_training
-from tests.support.data.builders import YEAR, dataset, frame, month, splits
+from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.training.searches import NUM_ROWS, search_under_test, trained_once, use_case
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
-
-NUM_ROWS = 1600
-TRAINING = {
-    "num_shards": 4,
-    "global_batch_size": 64,
-    "max_epochs": 3,
-    "hidden_sizes": [8],
-    "num_bins": 4,
-    "min_category_rows": 5,
-}
-SEARCH = {
-    "name": "tiny",
-    "num_trials": 3,
-    "space": {
-        "learning_rate": {"kind": "float", "low": 1e-3, "high": 1e-1, "log": True},
-        "hidden_sizes": {"kind": "choices", "values": [[8], [16]]},
-    },
-    "pruner": {"rule": "median", "startup_trials": 1, "warmup_epochs": 1},
-}
-
-
-def use_case(**search: Any) -> PipelineConfig:
-    """The use case of the repository with the windows and the small training of the builders."""
-    use_case = PROJECT_ROOT / "feature_repo" / "flights" / "use_case.yaml"
-    described = yaml.safe_load(use_case.read_text())
-    described |= {
-        "window": YEAR.model_dump(mode="json"),
-        "splits": splits().model_dump(mode="json"),
-        "current": month(9).model_dump(mode="json"),
-        "training": TRAINING,
-        "search": SEARCH | search,
-    }
-    return PipelineConfig.model_validate(described)
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +33,6 @@ def prefect_api() -> Iterator[None]:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
     return Settings.from_environment()
-
-
-@flow(name="search-under-test", persist_result=False)
-def search_under_test(data: ValidatedDataset, config: PipelineConfig) -> StudyRecord:
-    study = run_trials(data, config)
-    end_study(study, config.registry)
-    publish_search(study)
-    return study
-
-
-def trained_once(settings: Settings) -> int:
-    return len([p for p in (settings.store.root / "models").iterdir() if p.name[0] != "."])
 
 
 def test_trials_are_trained_kept_in_mlflow_and_drawn(prefect_api: None, settings: Settings) -> None:
@@ -140,7 +88,7 @@ def test_a_search_that_is_killed_goes_on_where_it_was(
     (tmp_path / "data.json").write_text(data.model_dump_json())
     (tmp_path / "config.json").write_text(config.model_dump_json())
     trials = settings.home / "training" / "trials"
-    command = [sys.executable, "-m", "tests.integration.test_search", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.support.training.searches", str(tmp_path)]
     with subprocess.Popen(command, cwd=PROJECT_ROOT, env=_environment()) as search:
         # The first trial is done and the second one has a checkpoint.
         wait_until(
@@ -168,11 +116,3 @@ def _environment() -> dict[str, str]:
     from prefect.settings import PREFECT_API_URL
 
     return {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    search_under_test(
-        ValidatedDataset.model_validate_json((folder / "data.json").read_text()),
-        PipelineConfig.model_validate_json((folder / "config.json").read_text()),
-    )

@@ -111,7 +111,11 @@ def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
     store: ArtifactStore, tmp_path: Path
 ) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from tests.unit.test_settings import *\n"
+        "import sys, time; from pathlib import Path\n"
+        "from tasks.contracts.base import Artifact, Contract\n"
+        "from tasks.settings import ArtifactStore\n"
+        "class Note(Contract):\n"
+        "    text: Artifact; number: int\n"
         "def build(folder):\n"
         "    (folder.path / 'half').write_text('x'); Path(sys.argv[2]).touch(); time.sleep(60)\n"
         "ArtifactStore(Path(sys.argv[1])).build_once('notes', 'k', Note, build)\n"

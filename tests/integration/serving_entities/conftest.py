@@ -4,60 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from serving.entities.origin import ModelOrigin
-from serving.interfaces import VersionState
-from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureSnapshot, FeatureTables
-from tasks.settings import Settings
-from tests.support.data.installation import Installation
-from tests.support.data.repository import MIDNIGHT, SmallRepository, days
-from tests.support.services.servers import RedisServer, redis_server
-
-WATERMARK = MIDNIGHT + timedelta(days=2, hours=13)
-"""A full hour: its weather is known an hour later, its outcomes five minutes later."""
-MODEL = "flight-delay"
-
-
-@dataclass
-class Serving:
-    """An installation whose features are online, and one model that was trained on them."""
-
-    installation: Installation
-    tables: FeatureTables
-    snapshot: FeatureSnapshot
-    server: RedisServer | None = None
-
-    @property
-    def settings(self) -> Settings:
-        return Settings(home=self.installation.home, feature_repo=self.installation.repository.path)
-
-    @property
-    def origin(self) -> ModelOrigin:
-        return ModelOrigin.model_validate(self.snapshot.model_dump())
-
-    def origins(self, model: str, version: str) -> ModelOrigin:
-        assert model == MODEL
-        return self.origin
-
-    def states(self) -> list[VersionState]:
-        return [VersionState(MODEL, "1", "READY", slots=("stable",))]
-
-    def rows(self) -> pd.DataFrame:
-        """Rows of the snapshot in the minutes after the watermark."""
-        rows = self.installation.rows(self.snapshot)
-        moments = rows["event_timestamp"]
-        return rows[(moments >= WATERMARK) & (moments < WATERMARK + timedelta(minutes=5))]
-
-
-def online_at(installation: Installation, tables: FeatureTables, end: datetime) -> None:
-    installation.materialize(tables, TimeWindow(start=MIDNIGHT, end=end))
+from tests.support.serving.entity_stores import Serving, made
 
 
 class Stores:
@@ -92,25 +43,3 @@ def on_sqlite(stores: Stores) -> Serving:
 @pytest.fixture
 def on_redis(stores: Stores) -> Serving:
     return stores.of("redis")
-
-
-def made(kind: str, folder: Path, stack: ExitStack) -> Serving:
-    folder.mkdir()
-    repository = SmallRepository(folder, num_days=3)
-    installation = Installation(folder / "home", repository)
-    server = None
-    if kind == "redis":
-        server = stack.enter_context(redis_server(folder))
-        use_redis(repository.path, server)
-    tables = installation.refresh(days(0, 3))
-    online_at(installation, tables, WATERMARK)
-    installation.publish(tables)
-    return Serving(installation, tables, installation.snapshot(tables, days(2, 1)), server)
-
-
-def use_redis(repo: Path, server: RedisServer) -> None:
-    file = repo / "feature_store.yaml"
-    head, rest = file.read_text().split("online_store:\n")
-    rest = rest[rest.index("batch_engine:") :]
-    online = f"online_store:\n  type: redis\n  connection_string: {server.connection_string}\n"
-    file.write_text(head + online + rest)

@@ -21,8 +21,7 @@ from tasks.contracts.data import DatasetSchema
 from tasks.features.config import OnlineConfig
 from tasks.features.store import apply_definitions, open_store
 from tasks.features.versions import drop_service_version
-from tests.integration.serving_entities.conftest import MODEL, WATERMARK, Serving, made
-from tests.integration.serving_entities.test_resolving import request_of
+from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, request_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 

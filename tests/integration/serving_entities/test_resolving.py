@@ -24,20 +24,17 @@ from serving.errors import (
 )
 from tasks.contracts.conversion import tabular_signature
 from tasks.features.config import OnlineConfig, ViewPolicy
-from tests.integration.serving_entities.conftest import MODEL, WATERMARK, Serving
+from tests.support.serving.entity_stores import (
+    KEYS,
+    MODEL,
+    SCHEDULE,
+    WATERMARK,
+    Serving,
+    request_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 Found = TypeVar("Found")
-KEYS = ("carrier", "origin", "dest", "tailnum")
-SCHEDULE = (
-    "weekday",
-    "departure_hour",
-    "minute_of_day",
-    "scheduled_minutes",
-    "arrival_minute_of_day",
-    "distance",
-    "departures_in_hour",
-)
 
 
 def ask(
@@ -61,10 +58,6 @@ def ask(
             await reader.stop()
 
     return asyncio.run(asked())
-
-
-def request_of(rows: pd.DataFrame) -> dict[str, list[Any]]:
-    return {name: rows[name].tolist() for name in (*KEYS, *SCHEDULE)}
 
 
 def resolve(

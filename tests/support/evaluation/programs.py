@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import Yardstick
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
+from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.data.builders import COLUMNS, splits
+
+QUICK = EvaluationConfig(
+    slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20, replicates=100
+)
+QUICK_YARDSTICK = YardstickConfig(max_iterations=40, min_leaf_rows=20)
 
 
 class LateRate(nn.Module):
@@ -101,3 +110,14 @@ def trained_model(program: Artifact, dataset: ValidatedDataset) -> TrainedModel:
         num_parameters=1,
         seconds=1.0,
     )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A candidate, a champion and a yardstick on one small snapshot."""
+
+    store: ArtifactStore
+    dataset: ValidatedDataset
+    candidate: TrainedModel
+    champion: RegisteredProgram
+    yardstick: Yardstick

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from uuid import UUID
 
 from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient
 from pydantic import BaseModel, ConfigDict
 
 from flows.stages import Stages
@@ -90,3 +92,15 @@ def loop_flow(config: LoopConfig) -> LoopResult:
     first = stages.run("training", first_flow, config.number, config)
     second = stages.run("conversion", second_flow, first, config)
     return LoopResult(first=first, second=second, stages=tuple(stages.times))
+
+
+def start(client: SyncPrefectClient, config: LoopConfig) -> UUID:
+    deployment = client.read_deployment_by_name("routed-loop/coordinator")
+    run = client.create_flow_run_from_deployment(
+        deployment.id, parameters={"config": config.model_dump(mode="json")}
+    )
+    return run.id
+
+
+def journal(folder: Path) -> list[str]:
+    return [line.split()[0] for line in (folder / "journal").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A supervisor of small children, for tests, run as a module with arguments HOME CHILDREN.
+"""A supervisor of small children, in a process of its own: this module, with HOME CHILDREN.
 
 CHILDREN is JSON: a list of fields of `Service`, "probe" being a file that must exist. The first
 group to be stopped is all whose name begins with "worker".
@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from infra.platform.children import Child, Service
 from infra.platform.config import Place, PlatformConfig
-from infra.platform.state import CutRun, only_supervisor
+from infra.platform.state import CutRun, PlatformState, ServiceState, only_supervisor, read_state
 from infra.platform.supervisor import Supervisor
+from tasks.settings import PROJECT_ROOT
+from tests.support.host.processes import wait_until
+
+LIMIT_S = 120
+SLEEP = [sys.executable, "-S", "-c", "import sys, time; time.sleep(600)"]
 
 
 def make_child(place: Place, described: dict[str, Any]) -> Child:
@@ -55,6 +63,62 @@ def main(home: str, described: str) -> None:
             forget_plans=forget_plans,
             rotate_every_s=1,
         ).run()
+
+
+def sleeper(mark: object) -> list[str]:
+    """A command that sleeps, with `mark` on its command line."""
+    return [*SLEEP, str(mark)]
+
+
+class Supervised:
+    """A supervisor in a process of its own."""
+
+    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+        self.place, self.process = Place(home), process
+
+    def state(self) -> PlatformState | None:
+        return read_state(self.place)
+
+    def child(self, name: str) -> ServiceState:
+        state = self.state()
+        found = state.service(name) if state else None
+        assert found, state
+        return found
+
+    def until(self, what: Callable[[PlatformState], object], said: str) -> None:
+        def holds() -> object:
+            assert self.process.poll() is None, f"the supervisor has ended: {self.said()}"
+            state = self.state()
+            return state and what(state)
+
+        wait_until(holds, said, LIMIT_S)
+
+    def until_up(self) -> None:
+        self.until(lambda state: state.phase == "up", "all up")
+
+    def said(self) -> str:
+        return (self.place.home / "supervisor.log").read_text(errors="replace")
+
+
+@contextmanager
+def supervised(home: Path, *children: dict[str, Any]) -> Iterator[Supervised]:
+    with (home / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(home), json.dumps(children)],
+            cwd=PROJECT_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield Supervised(home, process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(LIMIT_S)
+        finally:
+            process.kill()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,24 @@
-"""Start a program on several local ranks that may talk by Horovod and by torch.distributed."""
+"""Start a program on several local ranks that may talk by Horovod and by torch.distributed.
+
+As a program, with a folder, it is a driver of ranks that would stay for ever.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.settings import PROJECT_ROOT
 from tasks.training.launch import guard
+from tasks.training.launch.nursery import Nursery
+from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 from tasks.training.strategies.torch_environment import local_torch_variables
 
@@ -19,6 +27,8 @@ STALL_WARNING_S = 20
 STALL_SHUTDOWN_S = 60
 LIMIT_S = 280.0
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+RANK_MODULE = "tests.support.ranks.described_rank"
+GONE_WITHIN_S = 20
 
 
 def run_on_ranks(
@@ -84,3 +94,51 @@ def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> list[int | N
             return codes
         time.sleep(0.05)
     return [process.poll() for process in ranks]
+
+
+@contextmanager
+def group(
+    folder: Path, nursery: Nursery | None, *ways: str, threads: int = 1
+) -> Iterator[RankGroup]:
+    """Ranks that end in the given ways."""
+    from tests.support.ranks.described_rank import WAYS_FILE  # with Horovod, which not all have
+
+    folder.mkdir()
+    (folder / WAYS_FILE).write_text(json.dumps(ways))
+    lock = os.open(folder, os.O_RDONLY)
+    spec = RankSpec(
+        module=RANK_MODULE,
+        run_path=folder,
+        num_ranks=len(ways),
+        threads=threads,
+        stall_warning_s=60,
+        stall_shutdown_s=120,
+        lock_descriptor=lock,
+        store_file=folder / "meeting",
+    )
+    try:
+        with RankGroup(spec, nursery) as ranks:
+            yield ranks
+    finally:
+        os.close(lock)
+
+
+def run_to_the_end(ranks: RankGroup) -> list[tuple[int, str]]:
+    """Lines of all ranks."""
+    lines = []
+    while ranks.has_output:
+        lines += ranks.read_lines(0.2)
+    return lines
+
+
+def be_driver(folder: Path) -> None:
+    """Run ranks that would stay for ever."""
+    with (
+        Nursery([RANK_MODULE], folder) as nursery,
+        group(folder / "run", nursery, "sleep", "sleep") as ranks,
+    ):
+        run_to_the_end(ranks)
+
+
+if __name__ == "__main__":
+    be_driver(Path(sys.argv[1]))

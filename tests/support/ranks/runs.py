@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
-from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
 from tasks.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.config import LaunchConfig
 from tasks.training.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job
 from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tests.support.data.builders import dataset, frame, splits
+from tests.support.host.processes import pids_whose_command_holds
 
 NUM_ROWS = 1600
 CONFIG = TrainingConfig(
@@ -76,6 +79,52 @@ def main(folder: str) -> None:
         sys.stdout.flush()
 
     train(Path(folder), on_epoch=say)
+
+
+def start_of(model: TrainedModel) -> StartingPoint:
+    return StartingPoint(
+        version=ModelVersionRef(
+            name="late",
+            version=1,
+            run_id="r1",
+            program_sha256=model.program.sha256,
+            snapshot_sha256=model.snapshot_sha256,
+        ),
+        checkpoint=model.checkpoint,
+        columns=model.columns,
+        trained_on=model.splits.train,
+    )
+
+
+def pid_of_rank(rank: int, folder: Path) -> int:
+    for pid in pids_whose_command_holds(str(folder)):
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if f"HOROVOD_RANK={rank}\0".encode() in environment and b"guard.py" not in command:
+            return pid
+    raise AssertionError(f"no rank {rank} runs in {folder}")
+
+
+def finished_epochs(log: str) -> list[int]:
+    return [int(number) for number in re.findall(r"rank 0 \| DEBUG epoch (\d+): train", log)]
+
+
+def assert_no_kept_epoch_is_repeated(log: str) -> None:
+    """An epoch that ended is on disk or it is computed again; what is on disk is not repeated.
+
+    Ranks whose driver was killed may write one more epoch before their guards stop them, and
+    no driver is left to put its line into the log: the log may end before what was kept.
+    """
+    first, second = log.split("--- attempt at")[1:]
+    resumed = re.search(r"resumed after epoch (\d+) of an earlier attempt", second)
+    assert resumed is not None
+    kept = int(resumed[1])
+    assert finished_epochs(first) == list(range(len(finished_epochs(first))))
+    assert finished_epochs(second) == list(range(kept + 1, CONFIG.max_epochs))
+
+
+def log_of(model: TrainedModel, folder: Path) -> str:
+    return ArtifactStore(folder / "store").path(model.log).read_text()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.release import GateResult, PromotionDecision
 from tasks.errors import RegistryError
 from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.evidence import no_labels
@@ -28,6 +30,7 @@ STEPS = (
     StepConfig(name="all", candidate_percent=100, min_minutes=1),
 )
 CONFIG = ReleaseConfig(steps=STEPS, sticky=False)
+WORSE = "AUC minus that of version 2 is -0.01 <b>"
 
 
 def release(
@@ -231,3 +234,32 @@ class FakeChampions:
         self.now, self.restored = self.before, True
         self.taken_back.append(reason)
         return self.before
+
+
+@dataclass(frozen=True)
+class Told:
+    candidate: float = 0.0
+    mirror: float = 0.0
+    sticky: bool = True
+
+
+@dataclass
+class FakeEdge:
+    told: list[Told] = field(default_factory=lambda: [Told()])
+
+    def set_shares(self, model: str, *, candidate: float, mirror: float, sticky: bool) -> None:
+        self.told.append(Told(candidate, mirror, sticky))
+
+    def shares(self, model: str) -> Told:
+        return self.told[-1]
+
+
+def refused() -> PromotionDecision:
+    ref = ModelVersionRef(
+        name="delay", version=3, run_id="r", program_sha256="0" * 64, snapshot_sha256="1" * 64
+    )
+    gates = (
+        GateResult(name="auc-floor", passed=True, evidence="AUC 0.75"),
+        GateResult(name="champion", passed=False, evidence=WORSE),
+    )
+    return PromotionDecision(candidate=ref, previous_champion=2, gates=gates, promoted=False)

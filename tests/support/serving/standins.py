@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -204,3 +206,27 @@ async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
 
 
 STABLE: Slot = "stable"
+
+
+@asynccontextmanager
+async def serving(
+    shelf: Shelf, config: EngineConfig | None = None, witness: Witness | None = None
+) -> AsyncIterator[Desk]:
+    engine = ModelEngine(config or configured(), shelf, [witness] if witness else [])
+    await engine.start()
+    try:
+        yield Desk(engine)
+    finally:
+        for behaviour in shelf.behaviours.values():
+            behaviour.gate.set()
+        await engine.stop()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+async def asked(desk: Desk, **changes: object) -> Any:
+    call = desk.ask(**changes)  # type: ignore[arg-type]
+    await desk.settled()
+    return call

@@ -1,18 +1,28 @@
-"""Ranks as threads of one process, for tests of what ranks agree on."""
+"""Ranks as threads of one process that open and read a snapshot, and what they agree on."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tasks.training.config import TrainingConfig
+from tasks.training.data.config import ReadingConfig
+from tasks.training.data.opening import open_sources
+from tasks.training.data.source import Sources
+from tasks.training.run_directory import TrainingJob
+from tests.support.data.builders import COLUMNS, frame, splits
+
 Result = TypeVar("Result")
 WAIT_S = 60.0
+NUM_SHARDS = 4
 
 
 class ThreadExchange:
@@ -77,3 +87,37 @@ def on_ranks(size: int, work: Callable[[ThreadExchange], Result]) -> list[Result
         if failure is not None and not isinstance(failure, threading.BrokenBarrierError):
             raise failure
     return [future.result() for future in futures]
+
+
+def job(
+    folder: Path,
+    rows: pd.DataFrame | None = None,
+    num_shards: int = NUM_SHARDS,
+    **reading: object,
+) -> TrainingJob:
+    path = folder / "data.parquet"
+    if rows is not None or not path.exists():
+        data = frame(1600) if rows is None else rows
+        data.to_parquet(path, row_group_size=100, index=False)
+    config = TrainingConfig(
+        num_shards=num_shards,
+        global_batch_size=8 * num_shards,
+        min_category_rows=5,
+        num_bins=4,
+        reading=ReadingConfig.model_validate(reading),
+    )
+    return TrainingJob(snapshot_path=path, columns=COLUMNS, splits=splits(), config=config)
+
+
+def opened(work: TrainingJob, folder: Path, size: int, ranks_per_replica: int = 1) -> list[Sources]:
+    def open_rank(exchange: ThreadExchange) -> Sources:
+        return open_sources(
+            work,
+            exchange,  # type: ignore[arg-type]
+            rank=exchange.rank // ranks_per_replica,
+            size=size // ranks_per_replica,
+            folder=folder / "rows",
+            on_progress=lambda: None,
+        )
+
+    return on_ranks(size, open_rank)

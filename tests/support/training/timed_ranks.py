@@ -1,6 +1,8 @@
-"""Ranks with known shares of their time, shared by the tests of this folder."""
+"""Ranks with known shares of their time, and counters of energy as a host shows them."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from tasks.contracts.telemetry import HostTelemetry, PhaseTime, RankTelemetry
 from tasks.training.telemetry.diagnosis import JobFacts
@@ -15,6 +17,7 @@ HOST = HostTelemetry(
 JOB = JobFacts(
     num_ranks=2, threads_per_rank=1, global_batch_size=2048, num_shards=8, num_cores=2
 )  # fmt: skip
+RANGE_UJ = 262_143_328_850
 
 
 def rank(
@@ -42,3 +45,12 @@ def rank(
         "disk_read_bytes": 0, "disk_written_bytes": 0,
     }  # fmt: skip
     return RankTelemetry.model_validate({**values, **changes})
+
+
+def zone(root: Path, name: str, label: str, energy_uj: int, range_uj: int = RANGE_UJ) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    (folder / "name").write_text(f"{label}\n")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return folder

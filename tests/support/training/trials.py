@@ -110,3 +110,15 @@ def run_search(
 
     reason = Driver(study, config, run, lambda _: None).drive()
     return study.record("test", reason)
+
+
+def epoch(number: int) -> EpochMetrics:
+    return EpochMetrics(
+        epoch=number,
+        train_loss=0.5,
+        validation_loss=0.6,
+        validation_auc=0.7,
+        learning_rate=0.001,
+        seconds=1.5,
+        rows_per_s=1e4,
+    )

@@ -13,8 +13,14 @@ from tasks.errors import DataContractError
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.yardstick import score_yardstick
 from tests.support.data import builders
-from tests.support.evaluation.programs import NotANumber, stored_program, trained_model
-from tests.unit.evaluation.conftest import QUICK, QUICK_YARDSTICK, Case
+from tests.support.evaluation.programs import (
+    QUICK,
+    QUICK_YARDSTICK,
+    Case,
+    NotANumber,
+    stored_program,
+    trained_model,
+)
 
 
 def judged(case: Case, *, alone: bool = False) -> EvaluationReport:

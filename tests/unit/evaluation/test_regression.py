@@ -28,8 +28,13 @@ from tasks.evaluation.task import judgement, metric_rows, slice_rows
 from tasks.evaluation.yardstick import score_yardstick
 from tasks.settings import ArtifactStore
 from tests.support.data import builders
-from tests.support.evaluation.programs import LateRate, stored_program, trained_model
-from tests.unit.evaluation.conftest import QUICK, QUICK_YARDSTICK
+from tests.support.evaluation.programs import (
+    QUICK,
+    QUICK_YARDSTICK,
+    LateRate,
+    stored_program,
+    trained_model,
+)
 
 COLUMNS = builders.COLUMNS.model_copy(
     update={"task": "regression", "unit": "minutes", "baseline": "temp"}

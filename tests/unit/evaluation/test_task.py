@@ -5,7 +5,7 @@ import sys
 
 from tasks.evaluation.judge import judge_model
 from tasks.evaluation.task import judgement, metric_rows, slice_rows
-from tests.unit.evaluation.conftest import QUICK, Case
+from tests.support.evaluation.programs import QUICK, Case
 
 
 def test_the_tasks_are_cheap_to_import() -> None:

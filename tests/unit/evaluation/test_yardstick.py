@@ -13,7 +13,7 @@ from tasks.evaluation.yardstick import CategoryEncoding, read_scores, score_yard
 from tasks.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
-from tests.unit.evaluation.conftest import QUICK_YARDSTICK, Case
+from tests.support.evaluation.programs import QUICK_YARDSTICK, Case
 
 
 @pytest.fixture

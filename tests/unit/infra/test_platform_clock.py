@@ -10,7 +10,7 @@ import pytest
 from infra.platform.clock import Clock
 from tests.support.host.clocks import make_clock
 from tests.support.host.processes import wait_until
-from tests.unit.infra.test_platform_supervision import sleeper, supervised
+from tests.support.platform.supervised import sleeper, supervised
 
 
 def test_a_clock_that_is_set_back_is_told_of_once() -> None:

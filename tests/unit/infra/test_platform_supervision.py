@@ -2,84 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.client import is_running
 from infra.platform.config import Place
-from infra.platform.state import PlatformState, ServiceState, read_state
-from tasks.settings import PROJECT_ROOT
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
+from tests.support.platform.supervised import LIMIT_S, sleeper, supervised
 
-LIMIT_S = 120
-SLEEP = [sys.executable, "-S", "-c", "import sys, time; time.sleep(600)"]
 SCRIPT = [sys.executable, "-S", "-c"]
-
-
-def sleeper(mark: object) -> list[str]:
-    """A command that sleeps, with `mark` on its command line."""
-    return [*SLEEP, str(mark)]
-
-
-class Supervised:
-    """A supervisor in a process of its own."""
-
-    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
-        self.place, self.process = Place(home), process
-
-    def state(self) -> PlatformState | None:
-        return read_state(self.place)
-
-    def child(self, name: str) -> ServiceState:
-        state = self.state()
-        found = state.service(name) if state else None
-        assert found, state
-        return found
-
-    def until(self, what: Callable[[PlatformState], object], said: str) -> None:
-        def holds() -> object:
-            assert self.process.poll() is None, f"the supervisor has ended: {self.said()}"
-            state = self.state()
-            return state and what(state)
-
-        wait_until(holds, said, LIMIT_S)
-
-    def until_up(self) -> None:
-        self.until(lambda state: state.phase == "up", "all up")
-
-    def said(self) -> str:
-        return (self.place.home / "supervisor.log").read_text(errors="replace")
-
-
-@contextmanager
-def supervised(home: Path, *children: dict[str, Any]) -> Iterator[Supervised]:
-    with (home / "supervisor.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", supervised_module.__name__, str(home), json.dumps(children)],
-            cwd=PROJECT_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        yield Supervised(home, process)
-    finally:
-        process.terminate()
-        try:
-            process.wait(LIMIT_S)
-        finally:
-            process.kill()
 
 
 def test_a_child_that_ends_is_started_again_with_a_growing_delay(tmp_path: Path) -> None:

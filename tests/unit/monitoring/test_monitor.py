@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureMonitoring, FeatureTables, TableRef
+from tasks.contracts.data import FeatureMonitoring
 from tasks.errors import DataContractError
 from tasks.monitoring.alerts import read_alerts
 from tasks.monitoring.config import MonitoringConfig
@@ -19,45 +17,8 @@ from tasks.monitoring.drift import baseline_noise, ks, psi
 from tasks.monitoring.history import days_kept, read_feature
 from tasks.monitoring.kept import monitor_once
 from tasks.monitoring.monitor import monitor_tables
-from tasks.settings import ArtifactStore, StagedFolder, content_key
-
-START = datetime(2013, 1, 1, 5, tzinfo=UTC)
-BASELINE = TimeWindow(start=START, end=START + timedelta(days=42))
-LATER = TimeWindow(start=BASELINE.end, end=BASELINE.end + timedelta(days=28))
-CONFIG = MonitoringConfig(baseline=BASELINE)
-KEYS = {"stations": ("station",)}
-Change = Callable[[pd.DataFrame], pd.DataFrame]
-
-
-def rows() -> pd.DataFrame:
-    """Ten weeks of six stations, hourly: a normal, a mostly-zero, a text feature."""
-    rng = np.random.default_rng(7)
-    hours = pd.date_range(START, LATER.end, freq="h", inclusive="left")
-    times = np.repeat(hours, 6)
-    size = len(times)
-    moments = pd.Series(times).astype("datetime64[us, UTC]")
-    return pd.DataFrame(
-        {
-            "station": np.tile([f"s{n}" for n in range(6)], len(hours)),
-            "event_timestamp": moments,
-            "created": moments + timedelta(minutes=5),
-            "level": rng.normal(50, 10, size).astype(np.float32),
-            "rain": np.where(rng.random(size) < 0.9, 0, rng.gamma(2, 1, size)).astype(np.float32),
-            "state": rng.choice(["dry", "wet"], size),
-        }
-    )
-
-
-def tables(store: ArtifactStore, change: Change = lambda data: data) -> FeatureTables:
-    data = change(rows())
-
-    def build(folder: StagedFolder) -> FeatureTables:
-        (folder.path / "stations").mkdir()
-        data.to_parquet(folder.path / "stations" / "201301.parquet", index=False)
-        table = TableRef(name="stations", artifact=folder.artifact("stations"), num_rows=len(data))
-        return FeatureTables(version="a" * 32, raw=(), tables=(table,), sources={})
-
-    return store.build_once("tables", content_key(data.to_json()), FeatureTables, build)
+from tasks.settings import ArtifactStore
+from tests.support.data.stations import CONFIG, KEYS, LATER, Change, after, tables
 
 
 @pytest.fixture
@@ -69,10 +30,6 @@ def monitored(
     tmp_path: Path, store: ArtifactStore, change: Change, config: MonitoringConfig = CONFIG
 ) -> FeatureMonitoring:
     return monitor_tables(tables(store, change), LATER, KEYS, config, tmp_path / "home", store)
-
-
-def after(day: int) -> datetime:
-    return LATER.start + timedelta(days=day)
 
 
 def test_clean_weeks_give_statistics_and_no_alert(tmp_path: Path, store: ArtifactStore) -> None:

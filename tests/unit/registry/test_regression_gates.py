@@ -20,7 +20,7 @@ from tasks.registry.gates import REGRESSION_GATES, Evidence, _within, judge
 from tasks.registry.pictures import draw_pictures
 from tasks.settings import ArtifactStore
 from tests.support.registry.builders import metric, trained_model
-from tests.unit.registry.test_gates import NAN, closed, edited, good
+from tests.support.registry.evidence import NAN, closed, edited, good
 
 __all__ = ["good"]  # a fixture
 CONFIG = PromotionConfig(min_r2=0.8, max_plausible_r2=0.99, min_skill=0.1, max_bias=0.1)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -10,26 +9,8 @@ import pytest
 from tasks.errors import ConfigurationError, DataContractError, TransientError
 from tasks.release.records import Shares, Wanted
 from tasks.release.traffic import EdgedTraffic, ServerTraffic, has_server, set_traffic
-from tests.support.release.builders import MODEL
+from tests.support.release.builders import MODEL, FakeEdge, Told
 from tests.support.serving.admin_server import AdminServer, admin_server
-
-
-@dataclass(frozen=True)
-class Told:
-    candidate: float = 0.0
-    mirror: float = 0.0
-    sticky: bool = True
-
-
-@dataclass
-class FakeEdge:
-    told: list[Told] = field(default_factory=lambda: [Told()])
-
-    def set_shares(self, model: str, *, candidate: float, mirror: float, sticky: bool) -> None:
-        self.told.append(Told(candidate, mirror, sticky))
-
-    def shares(self, model: str) -> Told:
-        return self.told[-1]
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredP
 from tasks.contracts.run import RunRecord
 from tasks.reporting.monitoring import feature_multiples, view_multiples
 from tasks.settings import ArtifactStore
+from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record, window
-from tests.unit.reporting.test_page import rendered
 
 YEAR = window(1, 12)
 

@@ -3,54 +3,17 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from tasks.contracts.run import RunRecord
-from tasks.reporting.checks import stored_artifacts
-from tasks.reporting.page import prose, render_page
+from tasks.reporting.page import prose
 from tasks.settings import ArtifactStore
+from tests.support.reporting.pages import DATA_DOCS, rendered
 from tests.support.reporting.run_records import EVIL, hostile_record, run_record
 
 SECTIONS = ["verdict", "figures", "loop", "data", "training", "judging", "conversion", "drift",
             "promotion", "lineage", "provenance"]  # fmt: skip
-DATA_DOCS = "../../data_docs/current/index.html"
-"""The one link that leaves the page: to the pages beside it in the state folder."""
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Tags, attributes and text of a page; fails where tags do not close in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self._open: list[str] = []
-        self.feed(text)
-        assert not self._open, f"never closed: {self._open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self._open or self._open[-1] != "style":
-            self.words += data
-
-
-def rendered(record: RunRecord, store: ArtifactStore) -> tuple[str, Page]:
-    text = render_page(record, stored_artifacts(record, store), DATA_DOCS)
-    return text, Page(text)
 
 
 @pytest.fixture

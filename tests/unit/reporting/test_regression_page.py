@@ -19,9 +19,9 @@ from tasks.contracts.run import RunRecord
 from tasks.reporting import facts, figures, judgement
 from tasks.reporting.search_page import render_search_page
 from tasks.settings import ArtifactStore
+from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import run_record
-from tests.unit.reporting.test_page import rendered
-from tests.unit.reporting.test_search_page import study, trial
+from tests.support.reporting.studies import study, trial
 
 NAN = float("nan")
 

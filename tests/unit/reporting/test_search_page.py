@@ -3,72 +3,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
+from tasks.contracts.training import SearchedField, StudyRecord
 from tasks.reporting.search_charts import FieldScale, spoken
 from tasks.reporting.search_page import gallery, render_search_page, write_search_page
 from tasks.reporting.svg import as_data_url
-
-FIELDS = (
-    SearchedField(name="learning_rate", low=1e-4, high=1e-1, log=True),
-    SearchedField(name="dropout", low=0.0, high=0.5),
-    SearchedField(name="hidden_sizes", choices=("[32]", "[64, 32]")),
-)
-
-
-def trial(number: int, state: str = "complete", auc: float | None = 0.7, **changes: Any) -> Any:
-    curve = [] if auc is None else [auc - 0.02, auc]
-    return TrialRecord.model_validate(
-        {
-            "number": number,
-            "state": state,
-            "point": {
-                "learning_rate": 10 ** (-4 + number % 4),
-                "dropout": 0.05 * (number % 10),
-                "hidden_sizes": FIELDS[2].choices[number % 2],
-            },
-            "auc": auc,
-            "epochs": [
-                EpochMetrics.model_construct(
-                    epoch=epoch,
-                    train_loss=0.5,
-                    validation_loss=0.5,
-                    validation_auc=value,
-                    learning_rate=0.01,
-                    seconds=1.0,
-                    rows_per_s=100.0,
-                )
-                for epoch, value in enumerate(curve)
-            ],
-            "seconds": 2.0,
-            **changes,
-        }
-    )
-
-
-def study(*trials: TrialRecord, **changes: Any) -> StudyRecord:
-    complete = [t for t in trials if t.state == "complete" and t.auc is not None]
-    best = max(complete, key=lambda t: t.auc or 0, default=None)
-    return StudyRecord.model_validate(
-        {
-            "study": "search-0123456789ab",
-            "use_case": "flights",
-            "fields": FIELDS,
-            "trials": trials,
-            "best": best.number if best else None,
-            "importance": {"learning_rate": 0.7, "dropout": 0.2, "hidden_sizes": 0.1},
-            "sampler": "tpe",
-            "pruner": "median",
-            "storage": "sqlite",
-            "max_epochs": 2,
-            "ended_because": "num_trials=4 trials are done",
-            **changes,
-        }
-    )
+from tests.support.reporting.studies import FIELDS, study, trial
 
 
 def whole() -> StudyRecord:

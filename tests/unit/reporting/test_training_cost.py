@@ -21,8 +21,8 @@ from tasks.contracts.telemetry import (
 )
 from tasks.reporting.training_cost import MOST_RANKS, cost_told, money, phases_chart, shown_ranks
 from tasks.settings import ArtifactStore
+from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
-from tests.unit.reporting.test_page import rendered
 
 SECONDS = {"compute": 30.0, "data": 3.0, "exchange": 12.0, "validate": 5.0, "other": 0.0}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts.training import EpochMetrics
 from tasks.errors import StorageError, TransientError
 from tasks.training import run_directory
 from tasks.training.config import TrainingConfig
@@ -23,22 +22,11 @@ from tasks.training.run_directory import (
 )
 from tests.support.data.builders import COLUMNS, splits
 from tests.support.host.processes import wait_until
+from tests.support.training.trials import epoch
 
 JOB = TrainingJob(
     snapshot_path=Path("data.parquet"), columns=COLUMNS, splits=splits(), config=TrainingConfig()
 )
-
-
-def epoch(number: int) -> EpochMetrics:
-    return EpochMetrics(
-        epoch=number,
-        train_loss=0.5,
-        validation_loss=0.6,
-        validation_auc=0.7,
-        learning_rate=0.001,
-        seconds=1.5,
-        rows_per_s=1e4,
-    )
 
 
 def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tasks.training.launch.rank_group import RankGroup
 from tasks.training.run_directory import RankProgress, RunDirectory, RunPlan, TrainingJob
 from tasks.training.watch import SETTLE_S, Watch
 from tests.support.data.builders import COLUMNS, splits
-from tests.unit.training.test_run_directory import epoch
+from tests.support.training.trials import epoch
 
 
 class FakeRanks:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 
 from serving.calls import Call, ServedBatch
 from serving.engine.config import BatchConfig, EngineConfig, QueueConfig, ServedModel
-from serving.engine.engine import ModelEngine
 from serving.engine.versions import LoadedVersion, VersionKey
 from serving.errors import (
     BadRequestError,
@@ -33,29 +30,14 @@ from tests.support.serving.standins import (
     Desk,
     Shelf,
     Witness,
+    asked,
     configured,
     made_call,
+    run,
+    serving,
     until,
     version_of,
 )
-
-
-@asynccontextmanager
-async def serving(
-    shelf: Shelf, config: EngineConfig | None = None, witness: Witness | None = None
-) -> AsyncIterator[Desk]:
-    engine = ModelEngine(config or configured(), shelf, [witness] if witness else [])
-    await engine.start()
-    try:
-        yield Desk(engine)
-    finally:
-        for behaviour in shelf.behaviours.values():
-            behaviour.gate.set()
-        await engine.stop()
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
 
 
 def test_calls_that_come_together_are_computed_together_and_answered_apart() -> None:
@@ -281,12 +263,6 @@ def test_the_former_stable_version_stays_warm_so_going_back_loads_nothing() -> N
             assert version_of(desk.answer(await asked(desk))) == "3"
 
     run(test())
-
-
-async def asked(desk: Desk, **changes: object) -> Any:
-    call = desk.ask(**changes)  # type: ignore[arg-type]
-    await desk.settled()
-    return call
 
 
 def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:

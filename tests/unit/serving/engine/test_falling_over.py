@@ -14,8 +14,16 @@ from serving.engine.circuit import Circuit
 from serving.engine.config import BatchConfig, HardwareConfig, PlacementConfig
 from serving.engine.placement import Load, place
 from serving.errors import BackendError, NotReadyError
-from tests.support.serving.standins import SIGNATURE, Shelf, two_kinds, until, version_of
-from tests.unit.serving.engine.test_engine import asked, run, serving
+from tests.support.serving.standins import (
+    SIGNATURE,
+    Shelf,
+    asked,
+    run,
+    serving,
+    two_kinds,
+    until,
+    version_of,
+)
 
 CONFIG = PlacementConfig(
     latency_goal_ms=40, queued_requests=10, large_rows=100, gain=1.5, release=0.5, settle_s=1.0

@@ -8,51 +8,11 @@ import pandas as pd
 import pytest
 
 from tasks.errors import DataContractError
-from tasks.training.config import TrainingConfig
 from tasks.training.data import opening
-from tasks.training.data.config import ReadingConfig
-from tasks.training.data.opening import free_memory_bytes, open_sources
+from tasks.training.data.opening import free_memory_bytes
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.data.source import Sources
-from tasks.training.run_directory import TrainingJob
 from tests.support.data.builders import COLUMNS, frame, splits
-from tests.support.training.reading_ranks import ThreadExchange, on_ranks
-
-NUM_SHARDS = 4
-
-
-def job(
-    folder: Path,
-    rows: pd.DataFrame | None = None,
-    num_shards: int = NUM_SHARDS,
-    **reading: object,
-) -> TrainingJob:
-    path = folder / "data.parquet"
-    if rows is not None or not path.exists():
-        data = frame(1600) if rows is None else rows
-        data.to_parquet(path, row_group_size=100, index=False)
-    config = TrainingConfig(
-        num_shards=num_shards,
-        global_batch_size=8 * num_shards,
-        min_category_rows=5,
-        num_bins=4,
-        reading=ReadingConfig.model_validate(reading),
-    )
-    return TrainingJob(snapshot_path=path, columns=COLUMNS, splits=splits(), config=config)
-
-
-def opened(work: TrainingJob, folder: Path, size: int, ranks_per_replica: int = 1) -> list[Sources]:
-    def open_rank(exchange: ThreadExchange) -> Sources:
-        return open_sources(
-            work,
-            exchange,  # type: ignore[arg-type]
-            rank=exchange.rank // ranks_per_replica,
-            size=size // ranks_per_replica,
-            folder=folder / "rows",
-            on_progress=lambda: None,
-        )
-
-    return on_ranks(size, open_rank)
+from tests.support.training.reading_ranks import NUM_SHARDS, job, opened
 
 
 def assert_same(one: Preprocessing, other: Preprocessing) -> None:

@@ -15,17 +15,7 @@ from tasks.training.telemetry.energy import (
     open_rapl,
     run_cost,
 )
-
-RANGE_UJ = 262_143_328_850
-
-
-def zone(root: Path, name: str, label: str, energy_uj: int, range_uj: int = RANGE_UJ) -> Path:
-    folder = root / name
-    folder.mkdir(parents=True)
-    (folder / "name").write_text(f"{label}\n")
-    (folder / "energy_uj").write_text(f"{energy_uj}\n")
-    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
-    return folder
+from tests.support.training.timed_ranks import RANGE_UJ, zone
 
 
 def test_rapl_adds_packages_and_memory_and_leaves_out_what_holds_them(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tasks.training.telemetry.processes import ProcessUse, RankProcesses
 from tasks.training.telemetry.sampler import SPENT, Meters, TelemetrySampler, read_spent
 from tasks.training.telemetry.step_clock import PHASES, ClockReading, StepClock, clock_path
 from tests.support.host.processes import wait_until
-from tests.unit.training.telemetry.test_energy import zone
+from tests.support.training.timed_ranks import zone
 
 LABELS = RunLabels(run="night-3", model='the "flights" model\\')
 NO_METERS = Meters(told="this host shows no RAPL counters")

@@ -1,0 +1,73 @@
+"""Evidence with which every gate is open, and ways to edit it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tasks.contracts.base import ModelVersionRef
+from tasks.registry.config import PromotionConfig
+from tasks.registry.gates import Evidence, judge
+from tasks.registry.model_folder import list_variants
+from tasks.registry.records import FileRecord, VersionRecord, describe_model
+from tasks.settings import ArtifactStore
+from tests.support.data import builders as shared
+from tests.support.registry import builders
+
+OTHER = "f" * 64
+NAN = float("nan")
+CONFIG = PromotionConfig()
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """Evidence with which every gate is open, against a champion of another program."""
+    store = ArtifactStore(tmp_path_factory.mktemp("gates"))
+    dataset = shared.dataset(store, shared.frame(300))
+    trained = builders.trained_model(store, dataset)
+    against = (builders.comparison("champion:1", 0.002),)
+    evaluation = builders.evaluation(store, trained, against=against)
+    made = builders.variants(store, trained.program.sha256)
+    candidate = ModelVersionRef(
+        name="m",
+        version=2,
+        run_id="r2",
+        program_sha256=trained.program.sha256,
+        snapshot_sha256=trained.snapshot_sha256,
+    )
+    files = {"program.pt2": FileRecord(sha256=trained.program.sha256, num_bytes=1)}
+    manifest = describe_model(trained, evaluation, dataset.snapshot, "m", "abc", files)
+    listed = list_variants(trained.program.sha256, made)
+    return Evidence(
+        candidate=candidate,
+        record=VersionRecord(candidate, manifest, listed, ()),
+        evaluation=evaluation,
+        dataset=dataset,
+        variants=made,
+        lost=(),
+        champion=candidate.model_copy(
+            update={"version": 1, "run_id": "r1", "program_sha256": OTHER}
+        ),
+        now=datetime(2014, 1, 31, tzinfo=UTC),
+    )
+
+
+def edited(value: Any, path: str, new: object) -> Any:
+    """A copy in which the field at the end of a dotted path (numbers index tuples) is `new`."""
+    head, _, rest = path.partition(".")
+    old = getattr(value, head)
+    if not rest:
+        return value.model_copy(update={head: new})
+    if isinstance(old, tuple):
+        index, _, rest = rest.partition(".")
+        items = list(old)
+        items[int(index)] = edited(items[int(index)], rest, new)
+        return value.model_copy(update={head: tuple(items)})
+    return value.model_copy(update={head: edited(old, rest, new)})
+
+
+def closed(evidence: Evidence, config: PromotionConfig = CONFIG) -> dict[str, str]:
+    """Names and evidence of the gates that are closed."""
+    return {gate.name: gate.evidence for gate in judge(evidence, config) if not gate.passed}
