@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve edge up down status doctor test test-slow drills test-cluster test-keras test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
+.PHONY: help setup run serve edge up down status doctor test test-slow tools drills mutants test-cluster test-keras test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -58,16 +58,33 @@ status: ## what of the platform runs, and what of it does not
 doctor: ## look at all that the platform needs, and say what to do
 	@$(VENV_PYTHON) -m infra.platform doctor $(DOCTOR_ARGS)
 
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder # a file's tests share what its fixtures start
+
+test: setup ## run the tests, but for the slow ones, on two workers (PYTEST_ARGS="-n 0": on none)
+	@$(VENV_PYTHON) -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+# Slow tests, and properties with twelve times the examples. One of seven parts takes ten minutes.
+SLOW := -m "(slow or hypothesis) and not drill" --hypothesis-profile thorough --resume
+PARTS := --splits 7 --durations-path tests/durations.json
+PROGRAMS := sshd:openssh-server ip:iproute2 chromium:chromium # with their Debian packages
 TOOLS := .venv-tensorrt-rtx/complete .venv-triton/complete .venv-serving-clients/complete
 
-test: setup $(TOOLS) ## run the tests, but for the slow ones
-	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+test-slow: setup tools ## run the slow tests, or one part of seven (PART=3); resumes what was interrupted
+	@$(VENV_PYTHON) -m pytest $(SLOW) $(WORKERS) $(if $(PART),$(PARTS) --group $(PART)) $(PYTEST_ARGS)
 
-test-slow: setup $(TOOLS) ## run the slow tests: whole loops, kills in training, a platform's life
-	@$(VENV_PYTHON) -m pytest -m "slow and not drill" $(PYTEST_ARGS)
+tools: $(TOOLS) ## what the slow tests need beside .venv: programs (as root, on Debian), environments
+	@for each in $(PROGRAMS); do \
+		PATH="$$PATH:/usr/sbin:/sbin" command -v "$${each%:*}" >/dev/null || missing="$$missing $${each#*:}"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+		echo "installing$$missing for the slow tests"; \
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends \
+			-y $$missing; } >/dev/null 2>&1 \
+			|| echo "could not install$$missing; the summary names the tests that are skipped for it"; \
+	fi
 
 # Environments of tools whose packages cannot lie beside the project's. A registry that lacks them does
-# not keep the other tests from running: theirs are then skipped, and say why.
+# not keep the other tests from running: theirs are then skipped, and the summary says why.
 .SECONDEXPANSION:
 .venv-%/complete: infra/$$(subst -,_,$$*)/requirements.in
 	@$(VENV_PYTHON) -m venv .venv-$*
@@ -75,8 +92,11 @@ test-slow: setup $(TOOLS) ## run the slow tests: whole loops, kills in training,
 	@if .venv-$*/bin/python -m pip install --quiet -r $<; then : > $@; else \
 		rm -rf .venv-$*; echo "no .venv-$*: its tests will be skipped. make test-$* tries again"; fi
 
-drills: setup ## break every promise on purpose, for an hour; ends with a table (FALAJ_DRILL_REPORT: folder)
-	@$(VENV_PYTHON) -m pytest -m drill --timeout=0 $(PYTEST_ARGS)
+mutants: setup ## hold the deciding rules by mutation testing; resumes (MUTANTS_ARGS: rules, --sample)
+	@$(VENV_PYTHON) -m infra.mutation $(MUTANTS_ARGS)
+
+drills: setup ## break every promise on purpose; resumes; ends with a table (FALAJ_DRILL_REPORT: folder)
+	@$(VENV_PYTHON) -m pytest -m drill --timeout=0 --resume $(PYTEST_ARGS)
 
 test-horovod: setup ## run Horovod's own tests of its PyTorch operations on the wheel built here
 	@$(VENV_PYTHON) -m infra.horovod_suite

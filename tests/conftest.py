@@ -8,14 +8,11 @@ import os
 import signal
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from tests.support.services.prefect_platform import prefect_api  # noqa: F401  (a fixture for all folders)
-from tests.support.suite import drill_table
+from tests.support.services.prefect_platform import prefect_api  # noqa: F401  a fixture for all
+from tests.support.suite import drill_table, examples, resume
 
-# A busy machine draws slowly; that says nothing about the code.
-settings.register_profile("falaj", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("falaj")
+examples.register_profiles()
 
 
 def _silence_exit() -> None:
@@ -23,10 +20,15 @@ def _silence_exit() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    resume.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     atexit.register(_silence_exit)
     # A shell has its background jobs ignore Ctrl-C, and so would every process started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    resume.install(config)
     drill_table.install(config)
 
 

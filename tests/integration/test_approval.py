@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -299,7 +299,6 @@ def test_the_question_shows_gates_and_pictures_and_no_text_of_the_data_as_markup
 @given(st.text(max_size=5), st.text(max_size=5))
 @example("\x1f", "")
 @example("\x85\u2003", "")
-@settings(max_examples=50)
 def test_an_answer_needs_somebody_who_gives_it(approver: str, comment: str) -> None:
     fits = bool(approver.strip())
     try:

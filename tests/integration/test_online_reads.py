@@ -120,7 +120,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(ROW, min_size=1, max_size=12))
 def test_values_are_those_that_feast_gives(online: Online, rows: list[dict[str, Any]]) -> None:
     answer = online.reader().read(rows, NOON)

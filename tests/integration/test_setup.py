@@ -82,7 +82,7 @@ def make(
 def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None:
     done = make(checkout, tools)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
-    tests = "test test-slow drills test-cluster test-keras test-horovod"
+    tests = "test test-slow tools drills mutants test-cluster test-keras test-horovod"
     aside = "test-tensorrt-rtx test-triton test-serving-clients test-litert"
     platform = "serve edge up down status doctor"
     assert listed == set(
@@ -103,7 +103,10 @@ def test_a_finished_environment_is_not_touched(checkout: Checkout, tools: Path) 
     ("command", "called"),
     [
         (("run",), "called: -m flows run"),
-        (("test", "PYTEST_ARGS=tests/unit -x"), "called: -m pytest tests/unit -x"),
+        (
+            ("test", "PYTEST_ARGS=tests/unit -x"),
+            "called: -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/unit -x",
+        ),
         (("bench",), "called: -m infra.bench"),
     ],
 )
@@ -118,14 +121,13 @@ def test_commands_set_up_first_and_run_in_the_checkout(
     assert rest == [called, "PYTHONPATH=", str(checkout.root)]
 
 
-def test_tests_run_where_the_environment_of_a_tool_cannot_be_made(
-    checkout: Checkout, tools: Path
-) -> None:
+def test_slow_tests_run_where_what_they_need_cannot_be_had(checkout: Checkout, tools: Path) -> None:
     finish(checkout)
     for tool in TOOLS:
         (checkout.root / f".venv-{tool}" / "complete").unlink()
-    done = make(checkout, tools, "test")
-    assert "called: -m pytest" in done.stdout
+    done = make(checkout, tools, "test-slow", "PART=3", "PROGRAMS=nowhere:a-package")
+    assert "--group 3" in done.stdout
+    assert "could not install a-package;" in done.stdout
     for tool in TOOLS:
         assert f"no .venv-{tool}: its tests will be skipped" in done.stdout
         refused = make(checkout, tools, f"test-{tool}")
@@ -133,24 +135,51 @@ def test_tests_run_where_the_environment_of_a_tool_cannot_be_made(
         assert "called: -m pytest" not in refused.stdout
 
 
-def test_ci_runs_make_test_from_any_folder(checkout: Checkout, tools: Path) -> None:
-    finish(checkout)
+def ci(checkout: Checkout, tools: Path, *options: str) -> subprocess.CompletedProcess[str]:
     shutil.copytree(ROOT / ".ci", checkout.root / ".ci")
-    for name in ("bash", "dirname"):
+    for name in ("bash", "dirname", "date", "sleep"):
         (tools / name).symlink_to(str(shutil.which(name)))
-    environment = {"PATH": str(tools), "CDPATH": str(checkout.root.parent), "CI": "true"}
-    done = subprocess.run(
-        [str(tools / "bash"), ".ci/run"],
+    return subprocess.run(
+        [str(tools / "bash"), ".ci/run", *options],
         check=False,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
         cwd=checkout.root,
-        env=environment,
-        timeout=60,
+        env={"PATH": str(tools), "CDPATH": str(checkout.root.parent), "CI": "true"},
+        timeout=120,
     )
-    assert "called: -m pytest" in done.stdout
+
+
+def test_ci_runs_the_quick_tests_and_a_part_of_the_slow_ones(
+    checkout: Checkout, tools: Path
+) -> None:
+    finish(checkout)
+    done = ci(checkout, tools, "--part", "5")
+    assert done.returncode == 0, done.stderr
+    called = [line for line in done.stdout.splitlines() if line.startswith("called: ")]
+    kinds = ("ruff check", "ruff format", "mypy", "pytest -n 2", "--group 5")
+    assert len(called) == len(kinds)
+    assert all(kind in line for kind, line in zip(kinds, called, strict=True)), called
+    assert "unstable" not in done.stdout
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize(("first_only", "code"), [(True, 0), (False, 2)])
+def test_ci_runs_what_failed_again_alone_and_names_it(
+    checkout: Checkout, tools: Path, first_only: bool, code: int
+) -> None:
+    finish(checkout)
+    again = "*last-failed*) exit 0;; " if first_only else ""
+    program(
+        checkout.python,
+        f'[ "$1" = -I ] && exit; echo "called: $*"; '
+        f'case "$*" in {again}*thorough*) exit 0;; *pytest*) exit 1;; esac',
+    )
+    done = ci(checkout, tools)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "make test: failed; what failed runs again, alone" in done.stdout
+    assert ("unstable, passed when run again alone: make test" in done.stdout) == first_only
 
 
 def test_calls_at_the_same_time_get_along(checkout: Checkout, tools: Path) -> None:

@@ -52,7 +52,7 @@ ENGINE = "tasks.features.vector_engine.VectorComputeEngine"
 OURS = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
 ANY_TYPE = st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, min_size=1, max_size=8)
 ANY_KEYS = st.lists(st.sampled_from(sorted(KEYS)), unique=True, min_size=1, max_size=2)
-DRILL = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+DRILL = settings(suppress_health_check=list(HealthCheck))
 Hashes = dict[bytes, dict[bytes, bytes]]
 
 

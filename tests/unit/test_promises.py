@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -9,13 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tasks.settings import PROJECT_ROOT
 from tests.support.suite.drill_table import FOLDER
 from tests.support.suite.promises import Promise
-
-pytestmark = pytest.mark.timeout(600)
 
 OUTCOMES = """
 import pytest
@@ -65,23 +62,47 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_no_promise_and_no_complaint_is_without_a_drill(tmp_path: Path) -> None:
+def proofs(file: Path) -> dict[str, list[ast.expr]]:
+    """Decorators by function of a test module; those of the whole module count for each."""
+    text = file.read_text()
+    if "@proves(" not in text and "mark.drill" not in text:
+        return {}
+    tree = ast.parse(text)
+    marks = [
+        value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        for value in (node.value.elts if isinstance(node.value, ast.List) else [node.value])
+    ]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {
+        f"{file.name}::{function.name}": [*marks, *function.decorator_list]
+        for function in functions
+        if function.name.startswith("test_")
+    }
+
+
+def test_no_promise_and_no_complaint_is_without_a_drill() -> None:
     """A drill of `make drills`, or a test of `make test` or `make test-slow` that does the same."""
-    tests = {file: file.read_text() for file in (PROJECT_ROOT / "tests").rglob("test_*.py")}
-    tests.pop(Path(__file__))
-    files = [str(f) for f, text in tests.items() if "@proves(" in text or "mark.drill" in text]
-    said = pytest_with("--collect-only", "-m", "", *sorted(files), report=tmp_path)
-    rows = rows_in(tmp_path)
-    assert {row["promise"] for row in rows} == {promise.value for promise in Promise}
-    assert all(row["end_state"] for row in rows)
-    told = {row["drill"] for row in rows}
-    in_drills = {line.partition("[")[0] for line in said.splitlines() if "tests/drills/" in line}
-    assert {line.removeprefix("tests/") for line in in_drills} <= told, "a drill proves nothing"
+    proved, drills_that_prove_nothing = set(), []
+    for file in (PROJECT_ROOT / "tests").rglob("test_*.py"):
+        for name, decorators in proofs(file).items():
+            calls = [d for d in decorators if ast.unparse(d).startswith("proves(")]
+            for call in calls:
+                assert isinstance(call, ast.Call)
+                promise, end_state = call.args
+                proved.add(Promise[ast.unparse(promise).removeprefix("Promise.")])
+                assert ast.unparse(end_state).strip("'\""), name
+            is_drill = any(ast.unparse(d).startswith("pytest.mark.drill") for d in decorators)
+            if is_drill and not calls:
+                drills_that_prove_nothing.append(name)
+    assert proved == set(Promise)
+    assert not drills_that_prove_nothing
 
 
 def test_the_table_tells_the_worst_of_each_drill_and_what_did_not_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
-        "from tests import drill_table\n"
+        "from tests.support.suite import drill_table\n"
         "def pytest_configure(config):\n"
         "    config.addinivalue_line('markers', 'drill: breaks things')\n"
         "    config.addinivalue_line('markers', 'slow: takes its time')\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.suite import resume
 from tests.support.suite.promises import Promise
 
 FOLDER = "FALAJ_DRILL_REPORT"
@@ -77,8 +78,15 @@ class DrillTable:
                 self._rows.setdefault((drill, promise), Row(promise, drill, end_state))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Say of what will not run where it does."""
+        """Add what an interrupted run has shown, and say of what will not run where it does."""
         selected = {_function(item.nodeid) for item in session.items}
+        resumed = session.config.pluginmanager.get_plugin(resume.NAME)
+        for result in resumed.earlier if resumed else ():
+            selected.add(_function(result.test))
+            for row in self._of(result.test):
+                row.results.append(result.outcome)
+                row.seconds += result.seconds
+                row.trials += result.trials
         self._drilled = bool(selected & self._drills) and not session.config.option.collectonly
         for (drill, _), row in self._rows.items():
             if drill not in selected:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.calibration import _SigmoidCalibration
@@ -43,7 +43,6 @@ def fitted(labels: Any, scores: Any, days: Any = None, *, is_number: bool = Fals
     )
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.2, 3), st.floats(-3, 3), st.integers(60, 3000))
 def test_platt_scaling_is_that_of_scikit_learn(
     seed: int, slope: float, intercept: float, num_rows: int
@@ -56,7 +55,6 @@ def test_platt_scaling_is_that_of_scikit_learn(
     assert np.abs(ours - oracle.predict(logit)).max() < 2e-4  # its solver stops early, ours not
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.floats(-5, 5), st.floats(1e-3, 1e4), st.floats(-1e4, 1e4))
 def test_a_line_is_that_of_least_squares(
     seed: int, slope: float, scale: float, offset: float

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
@@ -25,7 +25,6 @@ def _random_case(seed: int, num_rows: int = 200, num_days: int = 7) -> Case:
     return _rows(labels, rng.integers(0, num_days, num_rows)), labels, rng
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), decimals=st.integers(0, 3))
 def test_the_change_is_that_of_sklearn_ties_included(seed: int, decimals: int) -> None:
     rows, labels, rng = _random_case(seed)

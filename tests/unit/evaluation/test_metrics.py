@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import (
@@ -32,7 +32,6 @@ def weighted_rows(
     return labels.astype(np.int8), scores, days, weights[: days.max() + 1]
 
 
-@settings(deadline=None)
 @given(weighted_rows())
 def test_weighted_metrics_equal_those_of_scikit_learn(
     case: tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.intp], NDArray[np.float64]],
@@ -53,7 +52,6 @@ def test_weighted_metrics_equal_those_of_scikit_learn(
     assert seen["excess_brier"] == pytest.approx(seen["brier"] - promised)
 
 
-@settings(deadline=None)
 @given(weighted_rows())
 def test_a_weight_counts_like_that_many_copies(
     case: tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.intp], NDArray[np.float64]],

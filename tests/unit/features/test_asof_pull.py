@@ -15,7 +15,7 @@ from feast.data_format import DeltaFormat
 from feast.data_source import PushSource
 from feast.infra.offline_stores.duckdb import DuckDBOfflineStore
 from feast.types import Float64, String
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.errors import FeatureStoreError
@@ -64,7 +64,6 @@ def rows(draw: st.DrawFn) -> pd.DataFrame:
     return frame.astype({"value": float})
 
 
-@settings(max_examples=40, deadline=None)
 @given(frame=rows(), ends=st.tuples(MINUTES, MINUTES).map(sorted))
 def test_the_newest_row_of_every_key_is_pulled_and_ties_have_a_winner(
     feast_store: FeatureStore,

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from feast import Entity, FeatureStore, ValueType
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.errors import WindowError
@@ -53,7 +53,6 @@ def seen(rows: pd.DataFrame, keys: list[str], first: datetime, last: datetime) -
     }
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     one=source_rows(["k0"]),
     two=source_rows(["k0", "k1"]),

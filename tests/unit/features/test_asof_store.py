@@ -15,7 +15,7 @@ from feast import Entity, FeatureStore, Field, ValueType
 from feast.infra.offline_stores.duckdb import DuckDBOfflineStore
 from feast.on_demand_feature_view import on_demand_feature_view
 from feast.types import Float64
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.errors import FeatureStoreError
@@ -32,6 +32,7 @@ from tests.support.data.asof import (
     view_of,
     write_rows,
 )
+from tests.support.suite.examples import examples
 from tests.support.suite.promises import Promise, proves
 
 MINUTES = st.integers(0, 60).map(lambda n: n * 10)  # coarse, so that times meet
@@ -100,7 +101,6 @@ def expected(case: dict[str, Any]) -> list[float | None]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(ties=True))
 def test_every_row_gets_the_newest_value_that_was_known(
     feast_store: FeatureStore, case: dict[str, Any]
@@ -111,7 +111,7 @@ def test_every_row_gets_the_newest_value_that_was_known(
 
 
 @stock_store
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(case=cases())
 def test_results_equal_those_of_feasts_own_store(
     feast_store: FeatureStore, case: dict[str, Any]
@@ -133,7 +133,7 @@ def routes(draw: st.DrawFn) -> pd.DataFrame:
 
 @stock_store
 @pytest.mark.parametrize("full_names", [True, False])
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(case=cases(), frame=routes())
 def test_one_view_joins_twice_under_other_names_keys_and_columns(
     feast_store: FeatureStore, case: dict[str, Any], frame: pd.DataFrame, full_names: bool

@@ -12,7 +12,7 @@ from feast.protos.feast.types.Value_pb2 import Value
 from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
 from google.protobuf.timestamp_pb2 import Timestamp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.errors import DataContractError
@@ -52,14 +52,12 @@ def test_a_slice_of_a_column_is_written_like_a_column_of_its_own(name: str) -> N
     assert cut == whole[2:-1]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))
 def test_any_integer_is_a_varint(numbers: list[int]) -> None:
     encoded = encode_column(pa.array(numbers, pa.int64()), ValueType.INT64)
     assert encoded.cells.to_pylist() == [Value(int64_val=n).SerializeToString() for n in numbers]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.none() | st.text(), min_size=1))
 def test_any_text_is_written_with_its_length(texts: list[str | None]) -> None:
     encoded = encode_column(pa.array(texts, pa.string()), ValueType.STRING)
@@ -109,7 +107,6 @@ def test_a_number_that_does_not_fit_is_refused_by_feast() -> None:
         encode_column(pa.array([2**40]), ValueType.INT32)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**9), st.lists(st.sampled_from(sorted(KEYS)), unique=True, min_size=1))
 def test_entity_keys_are_serialized_as_feast_does(seed: int, keys: list[str]) -> None:
     batch = make_rows(seed, keys, ["bool"], 5, "us", "UTC")
@@ -131,7 +128,6 @@ def test_a_type_that_cannot_be_a_key_is_named() -> None:
         encode_entity_keys(batch, {"id": ValueType.DOUBLE})
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1)))
 def test_any_moment_is_a_protobuf_timestamp(moment: datetime) -> None:
     expected = Timestamp()

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tasks.governor.decision import Cause
 from tasks.governor.records import Order, StartedAction
 from tests.support.governor import builders
-from tests.unit.governor.test_episodes import Governor, Runs
+from tests.support.governor.episodes import Governor, Runs
+from tests.support.suite.examples import examples
 
 KINDS = {
     "stale": builders.stale,
@@ -108,5 +109,5 @@ class EventOrders(RuleBasedStateMachine):
         assert len(self.runs.by_key) <= episodes_of(self.kinds)
 
 
-EventOrders.TestCase.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
+EventOrders.TestCase.settings = settings(examples(20), stateful_step_count=12)
 TestEventOrders = EventOrders.TestCase

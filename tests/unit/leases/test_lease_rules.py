@@ -17,6 +17,7 @@ from tasks.leases.claims import HELD, Claim, Grant
 from tasks.leases.config import LeaseConfig, LeaseRequest
 from tasks.leases.process import PROCFS, ProcessName, start_of
 from tests.support.platform.lease_devices import host
+from tests.support.suite.examples import examples
 
 TERMS = LeaseConfig(ttl_s=60, grace_s=10, ageing_s=100)
 CORES, GPUS = 4, 2
@@ -248,4 +249,4 @@ class LeasesOfOneHost(RuleBasedStateMachine):
 
 
 TestLeasesOfOneHost = LeasesOfOneHost.TestCase
-TestLeasesOfOneHost.settings = settings(max_examples=6, stateful_step_count=25, deadline=None)
+TestLeasesOfOneHost.settings = settings(examples(6), stateful_step_count=25)

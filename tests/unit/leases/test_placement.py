@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -56,7 +56,6 @@ def claim(
     )
 
 
-@settings(max_examples=50)
 @given(
     wanted=st.lists(
         st.tuples(REQUESTS, st.integers(1, 5), st.floats(0, 2000)), min_size=1, max_size=7

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts.run import RunRecord
@@ -141,7 +141,6 @@ def test_three_years_of_daily_refreshes_are_one_line_and_no_recursion(
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=20))
-@settings(deadline=None, max_examples=40)
 def test_any_graph_ends_even_one_with_circles(
     tmp_path_factory: pytest.TempPathFactory, edges: list[tuple[int, int]]
 ) -> None:

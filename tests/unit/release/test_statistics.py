@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -102,7 +102,6 @@ def test_wealth_has_mean_one_over_all_fair_sequences() -> None:
 
 
 @given(st.lists(st.sampled_from([-0.5, -0.25, 0.0, 0.25, 0.5]), min_size=1, max_size=400))
-@settings(max_examples=40)
 def test_bounds_agree_with_the_test_and_hold_the_mean(values: list[float]) -> None:
     y = np.array(values)
     low, high = mean_bounds(y, 0.05)

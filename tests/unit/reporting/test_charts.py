@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from markupsafe import Markup
 
 from tasks.contracts.evaluation import CurvePoint
 from tasks.contracts.run import StageTime
@@ -44,34 +42,12 @@ from tasks.reporting.rankings import (
 from tasks.reporting.svg import as_data_url, label, tag, text_width
 from tasks.settings import ArtifactStore
 from tests.support.data.builders import month
+from tests.support.reporting.pages import SVG, marks, parsed, texts
 from tests.support.reporting.run_records import run_record
 
-SVG = "{http://www.w3.org/2000/svg}"
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 NAMES = st.text(max_size=60)
 EVIL = '<script>alert("1")</script>&\x00'
-
-
-def parsed(drawing: Markup) -> ElementTree.Element:
-    """The picture as a tree; fails where it is not well-formed or holds a number that is none."""
-    root = ElementTree.fromstring(str(drawing))
-    for element in root.iter():
-        for name, value in element.attrib.items():
-            assert not re.search(r"\b(nan|inf)\b", value), (element.tag, name, value)
-    assert root.get("role") == "img"
-    assert root.findtext(f"{SVG}title")
-    assert root.findtext(f"{SVG}desc")
-    return root
-
-
-def texts(root: ElementTree.Element) -> list[str]:
-    """All words drawn in the picture."""
-    return [(t.text or "") + "".join(c.tail or "" for c in t) for t in root.iter(f"{SVG}text")]
-
-
-def marks(root: ElementTree.Element, kind: str) -> list[ElementTree.Element]:
-    """Elements of one class."""
-    return [e for e in root.iter() if kind in (e.get("class") or "").split()]
 
 
 def test_names_from_the_data_are_text_in_attributes_and_content() -> None:
@@ -93,21 +69,18 @@ def test_a_hover_text_does_not_replace_the_words() -> None:
 
 
 @given(st.lists(st.tuples(ANY, ANY), max_size=12), ANY)
-@settings(deadline=None, max_examples=60)
 def test_a_line_chart_takes_any_numbers(points: list[tuple[float, float]], best: float) -> None:
     mark = Mark(best, "kept") if math.isfinite(best) else None
     parsed(line_chart("t", [Series("a", points), Series("b", points[:1], 2)], "x", "y", mark=mark))
 
 
 @given(st.lists(st.builds(CurvePoint, x=ANY, y=ANY, weight=ANY), max_size=8))
-@settings(deadline=None, max_examples=60)
 def test_a_calibration_chart_takes_any_numbers(points: list[CurvePoint]) -> None:
     parsed(calibration_chart("t", points))
 
 
 @given(st.lists(st.builds(Estimate, name=NAMES, value=ANY, low=ANY, high=ANY, note=NAMES),
                 max_size=6), st.one_of(st.none(), ANY), st.booleans())  # fmt: skip
-@settings(deadline=None, max_examples=60)
 def test_an_interval_chart_takes_any_rows(
     rows: list[Estimate], reference: float | None, below: bool
 ) -> None:
@@ -119,20 +92,17 @@ def test_an_interval_chart_takes_any_rows(
 @given(st.lists(st.builds(Effect, name=NAMES, size=ANY, low=ANY, drifted=st.booleans(),
                           columns=st.just(("1", "2")), tip=NAMES), max_size=6),
        st.one_of(st.none(), st.floats(0, 1)))  # fmt: skip
-@settings(deadline=None, max_examples=60)
 def test_an_effect_chart_takes_any_rows(rows: list[Effect], threshold: float | None) -> None:
     parsed(effect_chart("t", rows, ("a", "b"), threshold=threshold))
 
 
 @given(st.lists(st.builds(Latency, variant=NAMES, batch_rows=st.integers(1, 10**6), p50_ms=ANY,
                           p95_ms=ANY, ratio=ANY, kept=st.booleans()), max_size=6))  # fmt: skip
-@settings(deadline=None, max_examples=60)
 def test_a_latency_chart_takes_any_rows(rows: list[Latency]) -> None:
     parsed(latency_chart("t", rows))
 
 
 @given(st.lists(st.builds(StageTime, stage=NAMES, seconds=ANY, reused=st.booleans()), max_size=20))
-@settings(deadline=None, max_examples=60)
 def test_the_loop_takes_any_stages(stages: list[StageTime]) -> None:
     for drawing in (loop_chart(stages, "again"), loop_chart_upright(stages, "again")):
         assert len(marks(parsed(drawing), "basin")) == len(stages)
@@ -144,7 +114,6 @@ PLACES = st.lists(st.builds(Place, name=NAMES, digest=NAMES, tip=NAMES, dropped=
 
 
 @given(st.lists(st.builds(Column, title=NAMES, places=PLACES.map(tuple)), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=60)
 def test_the_lineage_takes_any_things(parts: list[Column]) -> None:
     drawn = sum(min(len(column.places), MOST_BOXES) for column in parts)
     root = parsed(lineage_chart(parts))

@@ -6,16 +6,15 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.reporting import conversion
 from tasks.reporting.quantities import MISSING
 from tasks.reporting.trade import Trade, trade_chart
 from tasks.settings import ArtifactStore
+from tests.support.reporting.pages import marks, parsed, rendered, texts
 from tests.support.reporting.run_records import hostile_record, run_record
-from tests.unit.reporting.test_charts import marks, parsed, texts
-from tests.unit.reporting.test_page import rendered
 
 NUMBERS = st.floats(-1, 1) | st.just(float("nan"))
 
@@ -103,7 +102,6 @@ def test_names_of_equal_variants_do_not_lie_on_each_other() -> None:
     assert min(b - a for a, b in itertools.pairwise(heights)) >= 15
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -16,8 +16,8 @@ from tasks.training.data.decode import ANSWER
 from tasks.training.lesson import logits_of, write_taught
 from tasks.training.objective import Classification, Regression, labels_of
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
+from tests.support.training.parents import SCALE
 from tests.support.training.reading_ranks import job, opened
-from tests.unit.training.test_objective import SCALE
 
 
 def scored(store: ArtifactStore, rows: pd.DataFrame, snapshot: str) -> ScoredWindow:

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from tasks.training.metrics import histogram_auc, score_histograms
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10_000), st.integers(4, 400), st.floats(0, 3))
 def test_auc_agrees_with_scikit_learn(seed: int, num_rows: int, signal: float) -> None:
     rng = np.random.default_rng(seed)

@@ -9,55 +9,15 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tasks.contracts.data import category_code
 from tasks.training.config import TrainingConfig
-from tasks.training.data.preprocess import Float32Array, Preprocessing, fit_edges
-from tasks.training.model import (
-    NumberEncoding,
-    ScoringProgram,
-    TabularNetwork,
-    export_program,
-)
-
-CONFIG = TrainingConfig(hidden_sizes=(16, 8))
-
-
-def preprocessing(num_rows: int = 500, num_bins: int = 6) -> Preprocessing:
-    """Three category columns, four numbers: two ordinary, one constant, one with missing values."""
-    rng = np.random.default_rng(3)
-    vocabularies = [
-        np.array(sorted(category_code(c) for c in names), dtype=np.int32)
-        for names in (("AA", "UA", "EV"), ("JFK",), ("ORD", "MIA", "LAX", "ATL", "IAH"))
-    ]
-    columns = [rng.normal(50, 20, num_rows), rng.gamma(1, 9, num_rows), np.full(num_rows, 7.0)]
-    columns.append(np.where(rng.random(num_rows) < 0.5, np.nan, rng.random(num_rows)))
-    edges = [fit_edges(column.astype(np.float32), num_bins) for column in columns]
-    return Preprocessing(tuple(vocabularies), tuple(edges), flagged=(3,))
-
-
-def raw_rows(
-    fitted: Preprocessing, num_rows: int, seed: int = 0
-) -> tuple[np.ndarray, Float32Array]:
-    """Raw inputs with known, unseen and missing categories and odd numbers."""
-    rng = np.random.default_rng(seed)
-    codes = [
-        rng.choice(np.concatenate([v, [0, category_code("never seen")]]), num_rows)
-        for v in fitted.vocabularies
-    ]
-    numeric = rng.normal(40, 60, (num_rows, len(fitted.edges))).astype(np.float32)
-    numeric[rng.random(numeric.shape) < 0.2] = np.nan
-    numeric[rng.random(numeric.shape) < 0.05] = np.inf
-    numeric[rng.random(numeric.shape) < 0.05] = -np.inf
-    return np.stack(codes, axis=1).astype(np.int32), numeric
-
-
-def network_of(fitted: Preprocessing, config: TrainingConfig = CONFIG) -> TabularNetwork:
-    torch.manual_seed(1)
-    return TabularNetwork(fitted, config).eval()
+from tasks.training.data.preprocess import Preprocessing
+from tasks.training.model import NumberEncoding, ScoringProgram, export_program
+from tests.support.training.parents import network_of, preprocessing, raw_rows
 
 
 def encoded_slowly(fitted: Preprocessing, row: list[float]) -> list[float]:
@@ -78,7 +38,6 @@ def encode(fitted: Preprocessing, numbers: Tensor) -> Tensor:
     return torch.cat(NumberEncoding(fitted)(numbers), dim=1)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(width=32) | st.floats(-100, 200, width=32), min_size=4, max_size=4))
 def test_the_number_encoding_agrees_with_the_papers_formula(row: list[float]) -> None:
     fitted = preprocessing()

@@ -12,14 +12,12 @@ from tasks.errors import DataContractError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.decode import RowFacts
 from tasks.training.data.fitting import fit_labels, label_moments
-from tasks.training.data.preprocess import LabelScale
 from tasks.training.objective import Classification, Regression, objective_of
 from tasks.training.run_directory import TrainingJob
 from tests.support.data.builders import COLUMNS, splits
+from tests.support.training.parents import SCALE, preprocessing
 from tests.support.training.reading_ranks import on_ranks
-from tests.unit.training.test_model import preprocessing
 
-SCALE = LabelScale(mean=3300.0, deviation=2000.0)
 NUMBERS = COLUMNS.model_copy(update={"task": "regression"})
 
 

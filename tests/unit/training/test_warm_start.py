@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts.data import DatasetSchema, category_code
@@ -97,14 +97,12 @@ def rows(draw: Any, names: list[str], values: st.SearchStrategy[float]) -> tuple
 ANY_NUMBER = st.floats(-10, 10, width=32)
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_on_the_same_preprocessing_it_is_the_champion(data: st.DataObject) -> None:
     numbers = st.one_of(ANY_NUMBER, st.just(float("nan")))
     same(OLD, *rows(data.draw, [*NAMES, ""], numbers))
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_more_categories_and_finer_bins_change_nothing_at_first(data: st.DataObject) -> None:
     more = data.draw(st.integers(9, 30))
@@ -118,7 +116,6 @@ def test_more_categories_and_finer_bins_change_nothing_at_first(data: st.DataObj
     same(finer, *rows(data.draw, [*NAMES, ""], st.one_of(ANY_NUMBER, st.just(float("nan")))))
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_on_any_other_bins_it_is_the_champion_at_their_edges(data: st.DataObject) -> None:
     edges = sorted(data.draw(st.sets(st.integers(-40, 60), min_size=2, max_size=9)))

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.errors import ConfigurationError
@@ -17,6 +17,7 @@ from tasks.validation.expectations import Judged, compile_suite, run_checks
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Rule, Suite
 from tests.support.data.tables import WEEK, between, people, suite
+from tests.support.suite.examples import examples
 
 
 def judge(frame: pd.DataFrame, checked: Suite) -> list[Judged]:
@@ -130,7 +131,7 @@ def test_results_hold_the_rule_and_no_name_of_a_batch() -> None:
 COLUMNS = [f"c{n}" for n in range(9)]
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(
     wanted=st.lists(
         st.tuples(st.sampled_from(COLUMNS), st.integers(-3, 3), st.booleans()),

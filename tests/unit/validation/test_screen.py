@@ -16,6 +16,7 @@ from tasks.validation.screen import can_screen, failing
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Rule
 from tests.support.data.tables import WEEK, people, suite
+from tests.support.suite.examples import examples
 
 
 def rule(kind: str, **kwargs: Any) -> Rule:
@@ -49,7 +50,7 @@ def both(rows: pd.DataFrame) -> tuple[list[int], list[int]]:
     return by_sql, [j.check.entry for j in judged if j.result and not j.result["success"]]
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(examples(8), derandomize=True, phases=[Phase.generate])
 @given(
     ages=st.lists(st.one_of(st.none(), st.floats(0, 100)), min_size=40, max_size=40),
     towns=st.lists(st.sampled_from(["Nizwa", "Sur", "sur ", None]), min_size=40, max_size=40),

@@ -145,7 +145,7 @@ async def play(steps: list[Any], batch_rows: int) -> None:
         assert all(version.uses == 0 for version in state.versions.values())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(steps=st.lists(STEPS, min_size=5, max_size=45), batch_rows=st.sampled_from([1, 4, 256]))
 def test_every_call_has_one_outcome_and_an_answer_is_of_a_version_that_was_in_its_slot(
     steps: list[Any], batch_rows: int

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.calls import Call, Served, ServedBatch
@@ -37,6 +37,7 @@ from tests.support.serving.served_rows import (
     served,
     signature_of,
 )
+from tests.support.suite.examples import examples
 
 FRAME = frame(400)
 
@@ -293,7 +294,7 @@ Sizes = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(15)
 @given(sizes=Sizes, limit=st.sampled_from([8, 40, 10_000]))
 def test_what_is_logged_is_what_was_served_less_what_was_counted(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int, str]], limit: int

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -227,7 +227,6 @@ def _sent(draw: st.DrawFn) -> tuple[str, Array]:
 
 
 @given(_sent(), st.booleans(), st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_what_is_encoded_is_decoded_the_same(
     sent: tuple[str, Array], binary: bool, nested: bool
 ) -> None:
@@ -250,7 +249,6 @@ def test_what_is_encoded_is_decoded_the_same(
 
 
 @given(_sent(), st.booleans(), st.text(max_size=20))
-@settings(max_examples=150, deadline=None)
 def test_what_is_answered_can_be_read_by_any_json_reader(
     sent: tuple[str, Array], binary: bool, request_id: str
 ) -> None:
@@ -273,7 +271,6 @@ def test_what_is_answered_can_be_read_by_any_json_reader(
 
 
 @given(st.binary(max_size=300), st.one_of(st.none(), st.binary(max_size=8)))
-@settings(max_examples=200, deadline=None)
 def test_arbitrary_bytes_are_only_ever_refused(body: bytes, length: bytes | None) -> None:
     with pytest.raises(BadRequestError):
         PLAN.arrays(*parse_request(body, length))
@@ -302,7 +299,6 @@ _JSON: st.SearchStrategy[Any] = st.recursive(
     st.binary(max_size=40),
     st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
 def test_a_wrong_tensor_is_never_a_fault_of_ours(
     fields: dict[str, Any], binary: bytes, has_binary: bool
 ) -> None:

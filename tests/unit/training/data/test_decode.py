@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts.base import TimeWindow
@@ -43,7 +43,6 @@ def words_of(store: MemoryStore, shard: int) -> np.ndarray:
     return store.read(shard, np.array([0]), np.array([size]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 8))
 def test_every_row_belongs_to_one_shard(groups: list[int], num_shards: int) -> None:
     dealt = deal_blocks(groups, num_shards)
@@ -52,7 +51,6 @@ def test_every_row_belongs_to_one_shard(groups: list[int], num_shards: int) -> N
         assert set(group.owners()) <= group.shards() <= set(range(num_shards))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 3000), st.integers(1, 8))
 def test_shards_are_even_however_large_the_row_groups(
     num_groups: int, group_rows: int, num_shards: int

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.training.data.order import ShardOrder, laid_out, merged_ranges
@@ -25,21 +25,18 @@ orders = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(orders, st.integers(0, 3))
 def test_an_epoch_takes_every_row_once(order: ShardOrder, epoch: int) -> None:
     rows = rows_of(order, epoch)
     np.testing.assert_array_equal(np.sort(rows), np.arange(order.num_rows))
 
 
-@settings(deadline=None)
 @given(orders, st.data())
 def test_an_order_can_be_entered_anywhere(order: ShardOrder, data: st.DataObject) -> None:
     first_row = data.draw(st.integers(0, order.num_rows))
     np.testing.assert_array_equal(rows_of(order, 1, first_row), rows_of(order, 1)[first_row:])
 
 
-@settings(deadline=None)
 @given(orders)
 def test_pools_are_about_as_large_as_asked_for(order: ShardOrder) -> None:
     for pool in order.pools(0):
@@ -64,7 +61,6 @@ def test_a_small_shard_is_shuffled_as_a_whole() -> None:
     assert abs(distance / (5000 / 3) - 1) < 0.05  # of two random places
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), max_size=20), st.sets(st.integers(0, 20)))
 def test_merged_ranges_hold_the_same_rows(lengths: list[int], left_out: set[int]) -> None:
     ends = np.cumsum(np.array(lengths, dtype=np.int64))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -35,7 +35,6 @@ def test_rare_and_missing_categories_are_left_out() -> None:
     assert (np.diff(vocabulary) > 0).all()
 
 
-@settings(deadline=None)
 @given(
     known=st.sets(st.text(min_size=1), max_size=8),
     asked=st.lists(st.one_of(st.none(), st.text()), min_size=1, max_size=20),
@@ -48,7 +47,6 @@ def test_positions_agree_with_a_dictionary(known: set[str], asked: list[str | No
     assert positions[:, 0].tolist() == [table.get(int(c), len(vocabulary)) for c in codes[:, 0]]
 
 
-@settings(deadline=None)
 @given(
     hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32)),
     st.integers(2, 20),

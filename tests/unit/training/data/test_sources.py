@@ -5,39 +5,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.errors import TransientError
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.memory import MemoryRows
-from tasks.training.data.preprocess import Preprocessing
 from tasks.training.data.source import RowSource, Shuffle
 from tasks.training.data.store import FileStore, MemoryStore
 from tasks.training.data.stream import StreamedRows
-from tasks.training.schedule import StepPlan
 from tasks.training.strategies.base import Batch
 from tests.support.data.builders import COLUMNS, YEAR, frame
+from tests.support.training.row_files import (
+    NUM_SHARDS,
+    PLAN,
+    SHUFFLE,
+    assert_equal,
+    preprocessing,
+    write,
+)
 
-NUM_SHARDS = 5
-PLAN = StepPlan(rows_per_shard=8, num_steps=16)
-SHUFFLE = Shuffle(seed=3, pool_rows=50, piece_rows=7, plan=PLAN)
 NUMBER_OF_DISTINCT_VALUES = COLUMNS.numeric.index("late_rate_24h")
-
-
-def preprocessing() -> Preprocessing:
-    codes, _ = COLUMNS.model_inputs(frame(200))
-    vocabularies = tuple(np.unique(column)[1:] for column in codes.T)
-    return Preprocessing(vocabularies, (np.empty(0, np.float32),) * len(COLUMNS.numeric), ())
-
-
-def write(folder: Path, rows: pd.DataFrame, row_group_size: int = 60) -> SnapshotFile:
-    path = folder / "data.parquet"
-    rows.to_parquet(path, row_group_size=row_group_size, index=False)
-    return SnapshotFile(path, COLUMNS, NUM_SHARDS)
 
 
 def in_memory(snapshot: SnapshotFile, shards: range, shuffle: Shuffle = SHUFFLE) -> MemoryRows:
@@ -65,12 +54,6 @@ def streamed(
     )
 
 
-def assert_equal(one: Batch, other: Batch) -> None:
-    for a, b in zip((*one.inputs, one.labels), (*other.inputs, other.labels), strict=True):
-        assert a.dtype == b.dtype
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-
-
 def distinct_values(batches: Iterator[Batch]) -> list[np.ndarray]:
     """A number of each row that no other row has, of each batch."""
     return [batch.inputs[1][:, NUMBER_OF_DISTINCT_VALUES].numpy() for batch in batches]
@@ -81,11 +64,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SnapshotFile:
     return write(tmp_path_factory.mktemp("snapshot"), frame(901))
 
 
-@settings(
-    deadline=None,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rank=st.integers(0, 6),
     size=st.integers(1, 7),

@@ -17,8 +17,7 @@ from tasks.training.shrinking.pruning import (
     pruned_weights,
     read_checkpoint,
 )
-from tests.support.training.parents import LARGE, large_network, parent
-from tests.unit.training.test_model import preprocessing, raw_rows
+from tests.support.training.parents import LARGE, large_network, parent, preprocessing, raw_rows
 
 ROWS = 300
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
@@ -16,6 +16,7 @@ from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.flat_gradients import GradientSum
 from tasks.training.strategies.power_sgd import LowRank, PowerSgdSum
 from tasks.training.strategies.top_k import TopKSum
+from tests.support.suite.examples import examples
 from tests.support.training.thread_ranks import ThreadExchange, gradients_of, on_threads
 
 SHAPES = {"matrix": (12, 9), "bias": (12,), "cube": (4, 3, 5), "scalar": ()}
@@ -42,7 +43,7 @@ def left_out(state: State) -> Tensor:
 
 
 @pytest.mark.parametrize("way", LOSSY)
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(
     size=st.integers(1, 4), num_steps=st.integers(1, 5), scale=st.sampled_from([1e-12, 1.0, 1e12])
 )
@@ -151,7 +152,6 @@ def test_what_is_no_number_on_one_rank_is_none_on_all_and_spoils_no_later_step(
     assert on_threads(2, part) == [(True, True)] * 2
 
 
-@settings(deadline=None, max_examples=30)
 @given(size=st.integers(1, 4), exponent=st.integers(-140, 96), spread=st.integers(0, 8))
 def test_half_precision_keeps_11_bits_and_never_overflows(
     size: int, exponent: int, spread: int
@@ -188,7 +188,7 @@ def test_half_precision_of_no_gradient_sends_next_to_nothing() -> None:
     assert on_threads(2, part) == [0.0, 0.0]
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(rows=st.integers(2, 12), columns=st.integers(2, 12), rank=st.integers(1, 3))
 def test_power_sgd_is_exact_for_matrices_of_its_rank(rows: int, columns: int, rank: int) -> None:
     form = LowRank.of(torch.Size([rows, columns]), rank)
@@ -263,7 +263,6 @@ def test_power_sgd_sends_small_tensors_whole_and_exactly() -> None:
         assert given_bytes == 4 * (5 + 20 + 30)
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     size=st.integers(1, 4),
     num_values=st.integers(1, 60),

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.training.strategies.precision import LossScale, autocast
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.booleans(), max_size=60))
 def test_the_loss_scale_is_that_of_torchs_own_scaler(overflows: list[bool]) -> None:
     ours = LossScale(2.0**10, growth_steps=4)
