@@ -10,7 +10,7 @@ from tasks.training.data.source import RowSource
 from tasks.training.data.store import FileStore, MemoryStore
 from tasks.training.data.stream import StreamedRows
 from tests.support.data.builders import YEAR, frame
-from tests.unit.training.data.test_sources import SHUFFLE, assert_equal, preprocessing, write
+from tests.support.training.row_files import SHUFFLE, assert_equal, preprocessing, write
 
 pytestmark = [
     pytest.mark.gpu,

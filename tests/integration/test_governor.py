@@ -20,9 +20,9 @@ from tasks.governor.records import ClaimState, Outcome
 from tasks.settings import PROJECT_ROOT, Settings
 from tests.support.governor import builders
 from tests.support.governor.builders import FREE, MODEL, USE_CASE
+from tests.support.governor.episodes import Governor
 from tests.support.services.servers import free_port, postgres_server
 from tests.support.suite.promises import Promise, proves
-from tests.unit.governor.test_episodes import Governor
 
 PROCESS_LIMIT_S = 240
 

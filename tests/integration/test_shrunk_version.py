@@ -14,8 +14,7 @@ from tasks.registry.candidate import register_candidate
 from tasks.registry.mlflow_registry import CHAMPION, ORIGIN_TAG, Registry
 from tasks.registry.model_folder import read_version
 from tasks.registry.programs import find_shrinking_parent
-from tests.integration.test_recalibrated_version import LateRate
-from tests.support.evaluation.programs import stored_program, trained_model
+from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 from tests.support.registry.builders import CONFIG
 from tests.support.registry.recalibrated import (
     NAME,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+from markupsafe import Markup
 
 from tasks.contracts.run import RunRecord
 from tasks.reporting.checks import stored_artifacts
@@ -12,6 +16,7 @@ from tasks.settings import ArtifactStore
 DATA_DOCS = "../../data_docs/current/index.html"
 """The one link that leaves the page: to the pages beside it in the state folder."""
 VOID = {"meta", "link", "br", "img", "input", "hr"}
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Page(HTMLParser):
@@ -44,3 +49,25 @@ class Page(HTMLParser):
 def rendered(record: RunRecord, store: ArtifactStore) -> tuple[str, Page]:
     text = render_page(record, stored_artifacts(record, store), DATA_DOCS)
     return text, Page(text)
+
+
+def parsed(drawing: Markup) -> ElementTree.Element:
+    """The picture as a tree; fails where it is not well-formed or holds a number that is none."""
+    root = ElementTree.fromstring(str(drawing))
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            assert not re.search(r"\b(nan|inf)\b", value), (element.tag, name, value)
+    assert root.get("role") == "img"
+    assert root.findtext(f"{SVG}title")
+    assert root.findtext(f"{SVG}desc")
+    return root
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    """All words drawn in the picture."""
+    return [(t.text or "") + "".join(c.tail or "" for c in t) for t in root.iter(f"{SVG}text")]
+
+
+def marks(root: ElementTree.Element, kind: str) -> list[ElementTree.Element]:
+    """Elements of one class."""
+    return [e for e in root.iter() if kind in (e.get("class") or "").split()]
