@@ -78,6 +78,7 @@ def test_a_refused_write_is_a_storage_error(case: Case, store: ArtifactStore) ->
         save_ir(model, store.root, {})
 
 
+@pytest.mark.slow
 def test_openvino_and_nncf_report_nothing_and_leave_logging_alone(case: Case) -> None:
     program = """
         import logging, sys

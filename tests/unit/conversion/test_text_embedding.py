@@ -109,6 +109,7 @@ def test_the_judge_takes_embeddings_as_it_takes_scores(texts: TextCase) -> None:
     assert "neighbour overlap by" in onnx_fp32.reason
 
 
+@pytest.mark.slow
 def test_a_form_of_another_encoder_is_caught(texts: TextCase) -> None:
     other = encoders.registered(texts.store, "other", seed=1)
     forged = build_one("onnx-fp32", other, texts.rows, texts.config, texts.store)

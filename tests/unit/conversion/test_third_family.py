@@ -130,6 +130,7 @@ def _rows(store: ArtifactStore) -> PreparedRows:
     return store.build_once("pictures", "rows", PreparedRows, build)
 
 
+@pytest.mark.slow
 def test_pictures_go_through_the_same_targets_and_the_same_judge(
     tmp_path: Path, quick: ConversionConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

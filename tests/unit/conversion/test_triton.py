@@ -238,6 +238,7 @@ def test_no_execution_has_more_rows_than_the_engine_takes(
     assert most_rows(case.program, form, TritonConfig(max_batch_rows=asked)) == most
 
 
+@pytest.mark.slow
 def test_rows_without_a_tokenizer_are_served_as_token_ids(
     tmp_path: Path, quick: ConversionConfig
 ) -> None:

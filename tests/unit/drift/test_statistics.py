@@ -47,6 +47,7 @@ def test_very_few_rows_look_different_but_do_not_count(tmp_path: Path) -> None:
     assert max(change.effect_low for change in found) < MIN_EFFECT
 
 
+@pytest.mark.slow
 def test_whole_days_that_lean_to_one_side_do_not_count_as_drift(tmp_path: Path) -> None:
     alarms = 0
     for seed in range(20):

@@ -15,6 +15,7 @@ from tests.support.data import builders
 from tests.support.evaluation.windows import scored
 
 
+@pytest.mark.slow
 def test_the_task_is_cheap_to_import() -> None:
     program = (
         "import sys, tasks.drift.task; "

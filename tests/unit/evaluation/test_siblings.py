@@ -87,6 +87,7 @@ def test_a_student_below_its_parents_interval_is_refused_with_both_numbers(
     assert "Nothing was registered" in report.refusal
 
 
+@pytest.mark.slow
 def test_a_teacher_that_helps_wins_and_one_that_harms_loses(store: ArtifactStore) -> None:
     assert "The teacher helped" in str(judged(store, LateRate(), twin=Blind()).verdict)
     assert "The teacher did harm" in str(judged(store, Blind(), twin=LateRate()).verdict)

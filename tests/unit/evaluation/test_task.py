@@ -3,11 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tasks.evaluation.judge import judge_model
 from tasks.evaluation.task import judgement, metric_rows, slice_rows
 from tests.support.evaluation.programs import QUICK, Case
 
 
+@pytest.mark.slow
 def test_the_tasks_are_cheap_to_import() -> None:
     program = (
         "import sys, tasks.evaluation.task; "

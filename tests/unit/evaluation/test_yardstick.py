@@ -70,6 +70,7 @@ def test_unknown_missing_and_rare_categories_are_missing() -> None:
     assert matrix[:, 3] == pytest.approx(unseen["distance"].to_numpy())
 
 
+@pytest.mark.slow
 def test_columns_of_one_kind_only_will_do(store: ArtifactStore) -> None:
     columns = COLUMNS.model_copy(update={"categorical": ()})
     dataset = builders.dataset(store, builders.frame(2000), columns)

@@ -353,6 +353,7 @@ def test_batches_hold_the_whole_result(feast_store: FeatureStore, tmp_path: Path
     assert len(sizes) > 1
 
 
+@pytest.mark.slow
 def test_a_result_larger_than_the_memory_limit_spills_to_the_disk(tmp_path: Path) -> None:
     feast = feast_in(tmp_path, memory_limit_mb=100, threads=1)
     file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")

@@ -72,6 +72,7 @@ def test_refreshing_a_window_twice_changes_nothing(
     assert store.num_builds == builds
 
 
+@pytest.mark.slow
 def test_a_corrected_row_is_felt_in_later_windows_as_far_as_the_lookback(
     tmp_path: Path, store: ArtifactStore
 ) -> None:

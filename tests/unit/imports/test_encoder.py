@@ -59,6 +59,7 @@ def test_it_is_the_encoder_that_the_checkpoint_describes(tmp_path: Path) -> None
         torch.testing.assert_close(network(ids, mask), _reference(ids, mask), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_program_takes_any_number_of_texts_of_any_length(
     tmp_path: Path, store: ArtifactStore
 ) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 from prefect import flow, task
+import pytest
+
 from infra.bench.plain import without_prefect
 
 @task
@@ -23,6 +27,7 @@ print(adding())
 """
 
 
+@pytest.mark.slow
 def test_flows_and_tasks_become_plain_calls_with_or_without_their_state() -> None:
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert (said.returncode, said.stdout.strip()) == (0, "3"), said.stderr

@@ -31,6 +31,7 @@ def database(location: RegistryLocation) -> Path:
     return location.database_path
 
 
+@pytest.mark.slow
 def test_importing_the_task_module_brings_in_no_heavy_library() -> None:
     heavy = ("mlflow", "matplotlib", "torch")
     program = f"import sys, tasks.registry.task; print(*[m for m in {heavy} if m in sys.modules])"
@@ -40,6 +41,7 @@ def test_importing_the_task_module_brings_in_no_heavy_library() -> None:
     assert seen.stdout.decode().split() == []
 
 
+@pytest.mark.slow
 def test_plain_modules_import_without_prefect_and_without_mlflow() -> None:
     program = (
         "import sys; sys.modules['prefect'] = sys.modules['mlflow'] = None\n"
@@ -49,6 +51,7 @@ def test_plain_modules_import_without_prefect_and_without_mlflow() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_first_use_sends_no_usage_data_and_prints_nothing(tmp_path: Path) -> None:
     """In a process with hardly any environment: CI's and pytest's variables alone switch it off."""
     program = f"""

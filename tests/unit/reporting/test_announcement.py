@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tasks.reporting.announcement import announcement
 from tasks.reporting.figures import gallery
 from tasks.reporting.files import write_report
@@ -44,6 +46,7 @@ def test_the_gallery_leaves_out_what_was_not_measured(tmp_path: Path) -> None:
     assert "latency" not in gallery(hostile_record(store))
 
 
+@pytest.mark.slow
 def test_importing_the_tasks_brings_in_no_template_engine() -> None:
     program = (
         "import sys, prefect; before = set(sys.modules); import tasks.reporting.task; "

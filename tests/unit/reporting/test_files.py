@@ -61,6 +61,7 @@ def test_a_stranger_finds_every_artifact_by_its_path_in_the_state_folder(
     assert str(store.root.parent) not in written.page_path.read_text(), "no path of this machine"
 
 
+@pytest.mark.slow
 def test_the_commands_on_the_page_give_what_they_claim(store: ArtifactStore) -> None:
     record = run_record(store)
     found = {c.claim: c for c in checks(record, stored_artifacts(record, store))}

@@ -132,6 +132,7 @@ def raw_rows_of(fitted: Preprocessing, rows: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(codes), torch.from_numpy(numeric)
 
 
+@pytest.mark.slow
 def test_the_program_runs_without_any_code_of_ours(tmp_path: Path) -> None:
     fitted = preprocessing()
     path = tmp_path / "model.pt2"

@@ -260,7 +260,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+QUICK_FAULTS = ("Celsius instead of Fahrenheit", "a new carrier", "duplicated keys")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*QUICK_FAULTS]
+    + [pytest.param(f, marks=pytest.mark.slow) for f in FAULTS if f not in QUICK_FAULTS],
+)
 def test_a_fault_is_called_by_its_name(store: ArtifactStore, fault: str) -> None:
     table, change, words = FAULTS[fault]
 
@@ -269,6 +276,7 @@ def test_a_fault_is_called_by_its_name(store: ArtifactStore, fault: str) -> None
     assert words in message
 
 
+@pytest.mark.slow
 def test_one_broken_reading_is_a_warning_and_many_are_a_fault(store: ArtifactStore) -> None:
     gale = (
         "SELECT * REPLACE (CASE WHEN {} THEN 1048.36 ELSE wind_speed END AS wind_speed) FROM rows"

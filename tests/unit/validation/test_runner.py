@@ -288,6 +288,7 @@ def test_a_feature_that_the_suite_does_not_list_is_refused(store: ArtifactStore)
         validate_snapshot(snapshot, fewer, store)
 
 
+@pytest.mark.slow
 def test_a_run_writes_nothing_outside_the_store(tmp_path: Path) -> None:
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()

@@ -96,6 +96,7 @@ def test_rows_are_made_that_the_program_takes_and_kept_with_their_answers(tmp_pa
         gap(golden, silent, program)
 
 
+@pytest.mark.slow
 def test_rows_of_a_file_take_their_place(tmp_path: Path) -> None:
     path, program = exported(tmp_path, Classes())
     rows = tmp_path / "rows.npz"
@@ -157,6 +158,7 @@ def test_rows_on_which_nothing_can_be_compared_are_refused(
         answer_golden_rows(program, path, rows)
 
 
+@pytest.mark.slow
 def test_a_program_that_gives_no_numbers_has_no_golden_batch(tmp_path: Path) -> None:
     path, program = exported(tmp_path, Classes(bad=float("nan")))
 

@@ -37,7 +37,10 @@ def points(record: StudyRecord) -> list[dict[str, float | int | str]]:
     return [trial.point for trial in record.trials]
 
 
-@pytest.mark.parametrize("rule", ["tpe", "random", "grid"])
+SLOW_RULES = [pytest.param(rule, marks=pytest.mark.slow) for rule in ("random", "grid")]
+
+
+@pytest.mark.parametrize("rule", ["tpe", *SLOW_RULES])
 def test_a_search_runs_its_trials_and_names_the_best(tmp_path: Path, rule: str) -> None:
     trainer = Trainer()
     config = search(num_trials=12, sampler={"rule": rule}, pruner={"rule": "none"})
@@ -72,6 +75,7 @@ def test_bad_trials_end_early_and_the_best_one_never_does(tmp_path: Path, rule: 
     assert not list((tmp_path / "work" / "small-1").iterdir())  # no run directory is left
 
 
+@pytest.mark.slow
 def test_a_median_trial_is_left_alone_in_its_first_epochs(tmp_path: Path) -> None:
     config = search(
         num_trials=15,
@@ -118,6 +122,7 @@ def test_a_search_cut_off_anywhere_ends_like_an_unbroken_one(tmp_path: Path) -> 
     assert len(set(trainer.folders)) == 14
 
 
+@pytest.mark.slow
 def test_more_trials_are_added_to_a_finished_study(tmp_path: Path) -> None:
     first = run_search(tmp_path, search(num_trials=5), Trainer())
     again = Trainer()
@@ -169,6 +174,7 @@ def test_a_point_that_was_tried_is_not_trained_again(tmp_path: Path) -> None:
         assert trial.seconds == 0
 
 
+@pytest.mark.slow
 def test_a_grid_ends_when_every_point_was_tried(tmp_path: Path) -> None:
     config = search(
         num_trials=100,
@@ -181,6 +187,7 @@ def test_a_grid_ends_when_every_point_was_tried(tmp_path: Path) -> None:
     assert record.ended_because == "every one of the grid's 8 points was tried"
 
 
+@pytest.mark.slow
 def test_a_training_that_cannot_succeed_fails_its_trial_alone(tmp_path: Path) -> None:
     def stumble(config: TrainingConfig, epoch: int) -> None:
         if config.learning_rate > 0.01 and epoch == 1:
@@ -245,6 +252,7 @@ def test_no_trial_is_started_after_the_time_or_the_budget_is_spent(tmp_path: Pat
     assert "budget_s=20" in spent.ended_because
 
 
+@pytest.mark.slow
 def test_a_trial_cut_off_while_its_point_was_drawn_gets_the_same_point(tmp_path: Path) -> None:
     config = search(num_trials=3)
     whole = run_search(tmp_path / "whole", config, Trainer())
