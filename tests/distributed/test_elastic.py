@@ -20,6 +20,7 @@ from tests.support.suite.promises import Promise, proves
 SECRET = "marker-of-a-secret-8d21aa"
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_no_committed_step_and_its_slot_is_used_again(tmp_path: Path) -> None:
     run = ElasticRun(tmp_path / "run")
     killed: list[str] = []

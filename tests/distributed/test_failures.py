@@ -73,6 +73,7 @@ def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another
     assert len(losses(model.epochs)) == CONFIG.max_epochs
 
 
+@pytest.mark.slow
 def test_sigterm_of_the_driver_leaves_no_process(tmp_path: Path) -> None:
     with start_driver(tmp_path) as driver:
         wait_until(
@@ -98,6 +99,7 @@ def test_the_error_of_one_rank_is_a_sentence_that_names_it(tmp_path: Path) -> No
     assert "Traceback" in caught.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_when_the_model_is_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".best.pt.aside").symlink_to("/dev/full")
@@ -117,6 +119,7 @@ def test_a_forced_stall_ends_with_an_error(tmp_path: Path) -> None:
     assert "stalled for longer than 3 seconds" in (tmp_path / "run" / "training.log").read_text()
 
 
+@pytest.mark.slow
 def test_worker_imports_without_prefect() -> None:
     program = (
         "import sys; sys.modules['prefect'] = None\n"

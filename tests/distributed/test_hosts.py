@@ -22,7 +22,10 @@ from tests.support.host.processes import wait_until
 SECRET = "marker-of-a-secret-51be07"
 LISTENING = "0A"  # in /proc/net/tcp
 
-pytestmark = pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not()))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not())),
+]
 
 
 @pytest.fixture(scope="module")

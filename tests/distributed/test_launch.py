@@ -93,6 +93,7 @@ def test_a_forked_rank_finds_what_a_started_one_finds(
     assert SECRET not in json.dumps(forked + started)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "code", "said"),
     [
@@ -112,6 +113,7 @@ def test_a_forked_rank_ends_like_a_program(
     wait_until(lambda: set(descendants(os.getpid())) <= set(before), "nothing else is left")
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_told_from_a_stopped_one_and_the_others_go_with_the_group(
     tmp_path: Path, shared_nursery: Nursery
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_killed_rank_is_told_from_a_stopped_one_and_the_others_go_with_the_gro
     assert shared_nursery.is_alive
 
 
+@pytest.mark.slow
 def test_a_rank_goes_with_its_guard(tmp_path: Path, shared_nursery: Nursery) -> None:
     with group(tmp_path / "run", shared_nursery, "sleep") as ranks:
         (rank,) = pids(tmp_path / "run", 1)
@@ -133,6 +136,7 @@ def test_a_rank_goes_with_its_guard(tmp_path: Path, shared_nursery: Nursery) -> 
         assert all_gone(rank)
 
 
+@pytest.mark.slow
 def test_ps_names_ranks_and_shows_no_secret(
     tmp_path: Path, shared_nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +149,7 @@ def test_ps_names_ranks_and_shows_no_secret(
                 assert SECRET.encode() not in Path(f"/proc/{pid}/{file}").read_bytes()
 
 
+@pytest.mark.slow
 def test_groups_leave_no_descriptor_open_in_the_driver(
     tmp_path: Path, shared_nursery: Nursery
 ) -> None:
@@ -155,6 +160,7 @@ def test_groups_leave_no_descriptor_open_in_the_driver(
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+@pytest.mark.slow
 def test_ranks_can_be_ordered_before_everything_is_imported(
     tmp_path: Path, nursery: Nursery
 ) -> None:
@@ -184,6 +190,7 @@ def test_kill_9_of_the_prepared_process_ends_its_ranks_and_the_next_are_started_
     assert "there is no living process prepared for" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_module_that_starts_a_thread_is_not_forked_from(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +207,7 @@ def test_a_module_that_starts_a_thread_is_not_forked_from(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["driver", "guard"])
 def test_kill_9_of_the_driver_or_of_the_first_guard_leaves_no_process(
     tmp_path: Path, victim: str

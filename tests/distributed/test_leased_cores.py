@@ -43,6 +43,7 @@ def test_all_processes_of_a_training_stay_on_the_leased_cores(
     assert kin_of_lease(MARK) == []
 
 
+@pytest.mark.slow
 def test_the_number_of_ranks_and_threads_follows_the_leased_cores(tmp_path: Path) -> None:
     wanted = TrainingConfig.model_validate(
         {**CONFIG.model_dump(), "launch": {"fork_ranks": False}, "max_epochs": 1, "patience": 1}

@@ -70,6 +70,7 @@ def snapshot_of(rows: pd.DataFrame, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_label_that_is_no_number_in_one_ranks_shard_ends_the_run_with_a_sentence(
     tmp_path: Path,
 ) -> None:

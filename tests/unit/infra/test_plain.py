@@ -9,8 +9,6 @@ import pytest
 
 PROGRAM = """
 from prefect import flow, task
-import pytest
-
 from infra.bench.plain import without_prefect
 
 @task
