@@ -9,7 +9,8 @@ import signal
 
 import pytest
 
-from tests.support.services.prefect_platform import prefect_api  # noqa: F401  a fixture for all
+# Fixtures for all folders.
+from tests.support.services.prefect_platform import on_prefect, prefect_api  # noqa: F401
 from tests.support.suite import drill_table, examples, resume
 
 examples.register_profiles()

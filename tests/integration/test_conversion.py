@@ -14,7 +14,6 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import DataSplits, ValidatedDataset
@@ -29,12 +28,6 @@ from tests.support.data.builders import dataset, splits
 from tests.support.suite.promises import Promise, proves
 
 QUICK = ConversionConfig(batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50)
-
-
-@pytest.fixture(scope="module")
-def prefect_api() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
 
 
 @pytest.fixture
@@ -77,7 +70,7 @@ def _table(key: str) -> list[dict[str, str]]:
 
 
 @proves(Promise.CONVERSION, "measured once; damage is found and mended")
-@pytest.mark.usefixtures("prefect_api")
+@pytest.mark.usefixtures("on_prefect")
 def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
     settings: Settings, told: list[str]
 ) -> None:
@@ -112,7 +105,7 @@ def build(
     return build_variants(program, SnapshotRows(dataset=rows, splits=windows), QUICK)
 
 
-@pytest.mark.usefixtures("prefect_api")
+@pytest.mark.usefixtures("on_prefect")
 def test_a_full_disk_for_one_target_leaves_the_others_standing(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +131,7 @@ def serve(
     return add_triton_repositories(program, variants, source, config)
 
 
-@pytest.mark.usefixtures("prefect_api")
+@pytest.mark.usefixtures("on_prefect")
 def test_a_kept_form_that_triton_serves_gets_a_repository_and_no_other_one(
     settings: Settings,
 ) -> None:

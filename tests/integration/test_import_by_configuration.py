@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 from torch import Tensor, nn
 
 from flows.import_config import read_import_config
@@ -22,15 +21,11 @@ from flows.model_import import model_import_flow
 from tasks.contracts.release import ImportedModel
 from tasks.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("on_prefect")
+
 BATCH = torch.export.Dim("batch", min=1, max=512)
 QUICK = {"batch_sizes": [1, 16], "timing_rounds": 6, "round_ms": 0.5, "auc_replicates": 100}
 ROWS = 160
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect_api() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
 
 
 @pytest.fixture

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import flow
-from prefect.testing.utilities import prefect_test_harness
 
 from tasks.contracts.run import RunRecord
 from tasks.errors import DataContractError
@@ -17,11 +15,7 @@ from tasks.lineage.task import RECORDED, record_conversion
 from tasks.settings import Settings
 from tests.support.reporting.examples import COMMIT, linked_record
 
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect_api() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+pytestmark = pytest.mark.usefixtures("on_prefect")
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.import_config import ImportConfig, read_import_config
 from flows.model_import import model_import_flow
@@ -42,12 +41,6 @@ QUICK = {
 DESCRIBED = PROJECT_ROOT / "feature_repo" / "models" / "sentence-encoder.yaml"
 
 
-@pytest.fixture(scope="module")
-def prefect_api() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
@@ -66,7 +59,7 @@ def _config(tmp_path: Path) -> ImportConfig:
     )
 
 
-@pytest.mark.usefixtures("prefect_api")
+@pytest.mark.usefixtures("on_prefect")
 def test_an_encoder_becomes_a_version_with_variants_that_any_runtime_loads(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -113,7 +106,7 @@ def test_an_encoder_becomes_a_version_with_variants_that_any_runtime_loads(
     np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.usefixtures("prefect_api")
+@pytest.mark.usefixtures("on_prefect")
 def test_a_program_and_rows_from_elsewhere_go_the_same_way(
     settings: Settings, tmp_path: Path
 ) -> None:

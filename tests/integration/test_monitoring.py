@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact
-from prefect.testing.utilities import prefect_test_harness
 
 from tasks.contracts.data import FeatureMonitoring, FeatureTables
 from tasks.monitoring.alerts import read_alerts
@@ -22,14 +20,8 @@ from tests.support.data.stations import CONFIG, KEYS, LATER, after, tables
 from tests.support.data.tables import WEEK, people, store_table, suite
 
 
-@pytest.fixture(scope="module")
-def prefect_api() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_api: None) -> Settings:
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_prefect: None) -> Settings:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
     return Settings.from_environment()
 

@@ -6,11 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.search import with_best_trial
 from tasks.registry.connection import RegistryLocation, load_mlflow
@@ -23,19 +21,13 @@ from tests.support.training.searches import NUM_ROWS, search_under_test, trained
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def prefect_api() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
     return Settings.from_environment()
 
 
-def test_trials_are_trained_kept_in_mlflow_and_drawn(prefect_api: None, settings: Settings) -> None:
+def test_trials_are_trained_kept_in_mlflow_and_drawn(on_prefect: None, settings: Settings) -> None:
     data, config = dataset(settings.store, frame(NUM_ROWS)), use_case(parallel_trials=2)
 
     study = search_under_test(data, config)
@@ -81,7 +73,7 @@ def test_trials_are_trained_kept_in_mlflow_and_drawn(prefect_api: None, settings
 
 
 def test_a_search_that_is_killed_goes_on_where_it_was(
-    prefect_api: None, settings: Settings, tmp_path: Path
+    on_prefect: None, settings: Settings, tmp_path: Path
 ) -> None:
     data = dataset(settings.store, frame(NUM_ROWS))
     config = use_case(num_trials=2, pruner={"rule": "none"})

@@ -16,7 +16,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact, TaskRun
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from tasks.contracts.data import (
     FeatureSnapshot,
@@ -59,15 +58,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 RAW_TABLES = ("flights", "weather", "planes", "airports")
 
 
-@pytest.fixture(scope="module")
-def prefect_api() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
 @pytest.fixture
 def settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_api: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_prefect: None
 ) -> Iterator[Settings]:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
     with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(tmp_path / "results")}):

@@ -177,6 +177,13 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectApi
         yield api
 
 
+@pytest.fixture(scope="module")
+def on_prefect(prefect_api: PrefectApi) -> Iterator[None]:
+    """Flows of a module run on the session's server."""
+    with prefect_api.in_process():
+        yield
+
+
 def _wait_until_ready(server: subprocess.Popen[bytes], api: PrefectApi, log: Path) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     password = base64.b64encode(api.auth_string.encode()).decode()
