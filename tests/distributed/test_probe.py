@@ -21,6 +21,8 @@ from tasks.training.launch.probe_measure import PROBE_MODULE, measure
 from tasks.training.strategies.config import StrategyConfig
 from tests.support.host.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 READY_WITHIN_S = 120
 TWO_CORES = Host(cpu="any", num_cores=2, num_gpus=0)
 LAUNCH = LaunchConfig(probe_above_s=0, probe_limit_s=0.5)

@@ -48,6 +48,7 @@ def way(prefect_api: PrefectApi) -> Iterator[Gate]:
             yield made
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_when_its_progress_cannot_be_shown(
     way: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:

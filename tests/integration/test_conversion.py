@@ -105,6 +105,7 @@ def build(
     return build_variants(program, SnapshotRows(dataset=rows, splits=windows), QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_prefect")
 def test_a_full_disk_for_one_target_leaves_the_others_standing(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +132,7 @@ def serve(
     return add_triton_repositories(program, variants, source, config)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_prefect")
 def test_a_kept_form_that_triton_serves_gets_a_repository_and_no_other_one(
     settings: Settings,
@@ -147,6 +149,7 @@ def test_a_kept_form_that_triton_serves_gets_a_repository_and_no_other_one(
     assert others == [openvino, dropped]
 
 
+@pytest.mark.slow
 def test_the_tasks_are_cheap_to_import() -> None:
     program = """if True:
         import sys, tasks.conversion.task

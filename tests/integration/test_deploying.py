@@ -86,6 +86,7 @@ def trace(planned: Plan) -> dict[str, Any]:
     } | {"automation": automation("decide-on-drift").model_dump(mode="json")}
 
 
+@pytest.mark.slow
 def test_a_second_deploy_changes_nothing_and_neither_does_prefects_own(
     api: PrefectApi, plan: Plan, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_scheduled_run_is_there_before_its_time(plan: Plan) -> None:
     assert first.work_queue_name == "urgent"
 
 
+@pytest.mark.slow
 def test_a_changed_entry_changes_its_deployment_alone(plan: Plan, tmp_path: Path) -> None:
     text = part_of_the_file(*LOOKED_AT)
     assert text.count("15 4 * * *") == 1
@@ -270,6 +272,7 @@ def test_a_burst_of_verdicts_starts_one_decision_even_across_a_redeploy(plan: Pl
     wait_until(lambda: len(started()) == 2, "no decision for another model", limit_s=120)
 
 
+@pytest.mark.slow
 def test_an_equal_automation_is_left_alone_and_a_changed_one_is_updated(plan: Plan) -> None:
     before = automation("decide-on-drift")
     slower: AutomationItem = decide_on_drift(cooldown_s=900)

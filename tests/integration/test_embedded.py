@@ -60,6 +60,7 @@ def start(home: Path, then: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_flow_runs_on_it_and_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
     with start(tmp_path, "end") as ended:

@@ -375,6 +375,7 @@ def test_serving_is_refused_without_an_issuer_or_in_the_clear(
         pytest.fail("it was started")
 
 
+@pytest.mark.slow
 def test_no_server_outlives_the_killed_command(
     installation: Installation, identity: Issuer
 ) -> None:

@@ -169,6 +169,7 @@ def test_an_older_value_never_replaces_a_newer_one_online(fresh: Installation) -
     assert online_rows(fresh) == before
 
 
+@pytest.mark.slow
 def test_materializing_twice_does_nothing_the_second_time(fresh: Installation) -> None:
     tables = fresh.refresh(days(0, 3))
     once = fresh.materialize(tables, days(0, 3))
@@ -177,6 +178,7 @@ def test_materializing_twice_does_nothing_the_second_time(fresh: Installation) -
     assert (fresh.home / "feast" / "online.db").stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_a_removed_online_store_is_filled_again_with_all_of_history(fresh: Installation) -> None:
     tables = fresh.refresh(days(0, 10))
     once = fresh.materialize(tables, days(0, 10))

@@ -81,6 +81,7 @@ def test_a_storm_from_two_platforms_on_one_database_gives_one_run(url: str, runs
     assert ledger.verdict(verdict.verdict_id).num_asked == 3 * 40 - 1
 
 
+@pytest.mark.slow
 @proves(Promise.ONE_RETRAINING, "the sweep finds the claim: one run")
 @pytest.mark.parametrize("moment", ["die-before", "die-after"])
 def test_a_process_killed_at_the_start_of_a_run_leaves_one_run(

@@ -21,7 +21,7 @@ from flows.model_import import model_import_flow
 from tasks.contracts.release import ImportedModel
 from tasks.settings import Settings
 
-pytestmark = pytest.mark.usefixtures("on_prefect")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_prefect")]
 
 BATCH = torch.export.Dim("batch", min=1, max=512)
 QUICK = {"batch_sizes": [1, 16], "timing_rounds": 6, "round_ms": 0.5, "auc_replicates": 100}

@@ -94,6 +94,7 @@ def test_two_projects_share_a_registry_and_see_nothing_of_each_other(
     assert temperature(flights) == seen
 
 
+@pytest.mark.slow
 def test_two_installations_of_one_project_cannot_share_a_redis(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_two_installations_of_one_project_cannot_share_a_redis(
     assert seen is not None
 
 
+@pytest.mark.slow
 def test_two_machines_of_one_installation_share_redis_and_registry(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +126,7 @@ def test_two_machines_of_one_installation_share_redis_and_registry(
     assert temperature(first) == temperature(second) is not None
 
 
+@pytest.mark.slow
 def test_projects_whose_names_end_alike_cannot_share_a_redis(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +160,7 @@ def test_a_registry_that_does_not_answer_is_told_without_its_password(
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_redis_that_does_not_answer_is_told_without_its_password(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +192,7 @@ def test_the_state_folder_of_the_store_is_closed_to_others(tmp_path: Path) -> No
     assert (made.home / "audit").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_a_renamed_view_is_written_whole_under_its_new_name(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

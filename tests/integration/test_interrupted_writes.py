@@ -204,6 +204,7 @@ def test_readers_see_whole_entities_whenever_the_writer_is_killed(
     assert all_versions(target) == {final}
 
 
+@pytest.mark.slow
 def test_two_writers_of_one_view_leave_the_newest_values(
     target: tuple[str, str], writers: tuple[Writer, Writer]
 ) -> None:

@@ -28,6 +28,8 @@ from tasks.training.data.preprocess import Preprocessing
 from tasks.training.keras.network import KerasNetwork, load_keras
 from tasks.training.model import TabularNetwork, export_program
 
+pytestmark = pytest.mark.slow
+
 HAS_KERAS = importlib.util.find_spec("keras") is not None
 needs_keras = pytest.mark.skipif(
     not HAS_KERAS, reason="Keras is an optional extra; `make test-keras` installs it aside"

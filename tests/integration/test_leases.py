@@ -54,6 +54,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.replace("/postgres?", f"/{name}?")
 
 
+@pytest.mark.slow
 @proves(Promise.INTERRUPT, "no device held by two, none leaked")
 def test_fifty_random_kills_leak_nothing_and_hand_nothing_to_two(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'operation' / 'operation.db'}"
@@ -279,6 +280,7 @@ def test_a_jump_of_the_databases_clock_hands_no_device_to_two(url: str, seconds:
         pass
 
 
+@pytest.mark.slow
 def test_leases_outlive_a_database_that_is_away_for_a_while(tmp_path: Path) -> None:
     """SQLite, whose file somebody else has locked: nothing can be written meanwhile."""
     url = f"sqlite:///{tmp_path / 'operation.db'}"

@@ -83,6 +83,7 @@ def test_a_flow_run_that_fails_tells_why(home: Path) -> None:
     assert "2 of 14 expectations failed" in message
 
 
+@pytest.mark.slow
 def test_lineage_that_cannot_be_written_fails_no_run(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,7 +38,8 @@ needs_litert = pytest.mark.skipif(
     tool_python("litert") is None or not HAS_RUNTIME,
     reason="LiteRT's converter has an environment of its own: `make test-litert`",
 )
-pytestmark = pytest.mark.timeout(900)  # its converter takes half a minute to be imported
+# Its converter takes half a minute to be imported.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -240,6 +240,7 @@ def test_a_wrong_window_is_refused_before_anything_is_touched(
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.slow
 @proves(Promise.BAD_DATE, "exit code 2 and a sentence; nothing published")
 def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
     tmp_path: Path,

@@ -119,6 +119,7 @@ def test_a_view_says_how_many_entities_were_written_and_how(
     assert {n: v.num_entities for n, v in again.items()} == known
 
 
+@pytest.mark.slow
 def test_a_store_without_the_mark_is_filled_again_although_its_tables_are_there(
     refreshed: tuple[Installation, FeatureTables],
 ) -> None:
@@ -190,6 +191,7 @@ def values_online(installation: Installation) -> list[tuple[object, ...]]:
         ]
 
 
+@pytest.mark.slow
 def test_a_lost_feast_folder_is_filled_again_with_all_of_history(
     online: tuple[Installation, FeatureTables],
 ) -> None:

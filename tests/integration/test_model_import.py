@@ -29,6 +29,8 @@ from tasks.registry.programs import find_trained
 from tasks.settings import PROJECT_ROOT, Settings
 from tests.support.data import encoders
 
+pytestmark = pytest.mark.slow
+
 QUICK = {
     "targets": ["onnx-fp32", "openvino-int8"],
     "batch_sizes": [1, 8],

@@ -58,6 +58,7 @@ def of_view(report: ParityReport, name: str) -> Any:
     return next(view for view in report.views if view.view == name)
 
 
+@pytest.mark.slow
 def test_online_equals_offline_at_each_watermark_of_a_replay(
     refreshed: Refreshed,
 ) -> None:
@@ -186,6 +187,7 @@ def keep_weather(refreshed: Refreshed, age: timedelta, created_after: timedelta)
     installation.materialize(tables, days(0, 4))
 
 
+@pytest.mark.slow
 def test_a_spoilt_value_of_a_feed_that_ended_long_ago_is_found(refreshed: Refreshed) -> None:
     """At the watermark both sides are blank, whatever is stored."""
     installation, tables = refreshed
@@ -296,6 +298,7 @@ def test_a_row_that_came_late_is_counted_as_overtaken_not_as_different(
     assert report.verdict == "equal"
 
 
+@pytest.mark.slow
 def test_a_value_that_was_spoilt_in_redis_is_found(
     pristine: Refreshed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

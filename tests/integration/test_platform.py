@@ -28,7 +28,7 @@ from tests.support.platform.commands import LIMIT_S, UP, Platform
 from tests.support.services.servers import free_port
 from tests.support.suite.promises import Promise, proves
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,8 @@ from tests.support.reporting.run_records import run_record
 from tests.support.services.browser import Page, browser, needs_browser
 from tests.support.services.prefect_platform import PrefectApi
 
+pytestmark = pytest.mark.slow
+
 FLOWS: tuple[Flow[..., Any], ...] = (
     approval_flow, drift_check_flow, feature_refresh_flow, pipeline_flow, training_flow,
 )  # fmt: skip

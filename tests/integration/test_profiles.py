@@ -43,7 +43,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         yield started
 
 
-@pytest.fixture(params=["local", "file", "server", "cluster"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "file", "cluster")]
+
+
+@pytest.fixture(params=["server", *OTHERS])
 def installation(
     request: pytest.FixtureRequest,
     repository: SmallRepository,

@@ -25,6 +25,8 @@ from tasks.reporting.task import publish_report, show_pictures
 from tasks.settings import ArtifactStore, Settings
 from tests.support.reporting.run_records import hostile_record, run_record
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((path for path in map(shutil.which, NAMES) if path), None)
 needs_browser = pytest.mark.skipif(

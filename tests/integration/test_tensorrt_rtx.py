@@ -1,6 +1,6 @@
 """Will TensorRT take what the conversion writes for it? Asked of TensorRT-RTX's parser and builder.
 
-`make test` makes an environment with it for these; `make test-tensorrt-rtx` runs them alone.
+`make tools` makes an environment with it for these; `make test-tensorrt-rtx` runs them alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tasks.settings import ArtifactStore, tool_python
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
 from tests.support.data import encoders
 from tests.support.data.builders import dataset
+
+pytestmark = pytest.mark.slow
 
 PYTHON = tool_python(NAME)
 needs_tensorrt_rtx = pytest.mark.skipif(

@@ -28,6 +28,8 @@ from tests.support.data import encoders
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.services.triton_server import needs_triton, serving
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["case", "quick"]  # fixtures
 # Triton's Python backend stalls at times, for half a second; nobody is to be refused for that.
 PYTHON_BACKEND = TritonConfig(

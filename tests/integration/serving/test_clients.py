@@ -16,9 +16,10 @@ from tests.support.serving.serving_clients import INFER, Process, request, servi
 
 PYTHON = tool_python("serving-clients")
 CLIENT = PROJECT_ROOT / "tests" / "support" / "services" / "triton_v2_client.py"
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="no .venv-serving-clients; `make test` makes it"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON is None, reason="no .venv-serving-clients; `make tools` makes it"),
+]
 
 
 @pytest.fixture(scope="module")

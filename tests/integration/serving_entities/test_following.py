@@ -189,6 +189,7 @@ def test_a_store_that_went_away_is_not_ready_and_comes_back(on_redis: Serving) -
     asyncio.run(trial())
 
 
+@pytest.mark.slow
 def test_a_changed_definition_makes_a_new_reader_and_the_model_keeps_its_own(
     tmp_path: Path,
 ) -> None:
