@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
+from tasks.conversion.processor import check_weight_bits
 from tasks.conversion.runtimes import LoadedModel
 from tasks.conversion.stamps import check_stamp, identity
 from tasks.conversion.targets.interface import Runtime
@@ -58,6 +59,8 @@ def open_variant(
         ConfigurationError: there is no such target.
     """
     check_files(folder, variant, program)
+    if not runtime.hardware_class.startswith("gpu"):
+        check_weight_bits(variant.name, variant.settings)
     model = target_of(variant.name).load(folder, program.signature, runtime)
     if isinstance(variant, ModelVariant):
         _check_same_runtime(variant, model)

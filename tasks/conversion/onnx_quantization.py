@@ -12,6 +12,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from tasks.conversion.families.interface import Batches
 from tasks.conversion.onnx_export import MODEL_FILE, finish_onnx
 from tasks.conversion.onnx_graphs import MATRIX_PRODUCTS
+from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
 from tasks.errors import ConversionError
@@ -36,7 +37,7 @@ def write_int8(request: BuildRequest, folder: Path, source: str) -> dict[str, st
     """
     path = request.source_folder(source) / MODEL_FILE
     sample = request.calibration()
-    model = quantize_onnx(path, sample)
+    model = quantize_onnx(path, sample, this_processor().weight_bits)
     finish_onnx(model, request, folder)
     return {
         "made_from": source,
@@ -45,8 +46,10 @@ def write_int8(request: BuildRequest, folder: Path, source: str) -> dict[str, st
     }
 
 
-def quantize_onnx(path: Path, sample: Batches) -> onnx.ModelProto:
+def quantize_onnx(path: Path, sample: Batches, weight_bits: int = 8) -> onnx.ModelProto:
     """The model of a file with its matrix products in 8 bits, a scale for each column of weights.
+
+    With `weight_bits` 7 the weights take half of their range, so that no sum of products saturates.
 
     Raises:
         ConversionError: the sample is empty, the model has no matrix product, or ONNX Runtime
@@ -73,6 +76,7 @@ def quantize_onnx(path: Path, sample: Batches) -> onnx.ModelProto:
                 _Reader(sample),
                 op_types_to_quantize=list(MATRIX_PRODUCTS),
                 per_channel=True,
+                reduce_range=weight_bits == 7,
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
                 extra_options=dict(_OPTIONS),

@@ -12,6 +12,7 @@ from typing import Any
 from tasks.conversion.families.interface import Batches
 from tasks.conversion.families.registry import family_of
 from tasks.conversion.openvino_export import read_ir, save_ir, without_reporting
+from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
 from tasks.errors import ConversionError
@@ -29,7 +30,8 @@ def write_int8(request: BuildRequest, folder: Path, source: str) -> dict[str, st
     model = read_ir(request.source_folder(source))
     sample, layers = request.calibration(), request.config.quantized_layers
     is_transformer = family_of(request.program).is_transformer
-    save_ir(quantize(model, sample, layers, is_transformer), folder, request.stamp)
+    bits = this_processor().weight_bits
+    save_ir(quantize(model, sample, layers, is_transformer, bits), folder, request.stamp)
     return {
         "made_from": source,
         "calibration_rows": str(sum(batch.num_rows for batch in sample)),
@@ -68,12 +70,17 @@ def compress(model: Any) -> Any:
 
 
 def quantize(
-    model: Any, sample: Batches, layers: tuple[str, ...], is_transformer: bool = False
+    model: Any,
+    sample: Batches,
+    layers: tuple[str, ...],
+    is_transformer: bool = False,
+    weight_bits: int = 8,
 ) -> Any:
     """A copy of an `openvino.Model` whose `layers` take and hold 8-bit integers.
 
     Everything else is left in floats on purpose. Raw numbers have heavy tails, and one scale for
     all columns crushes most of them; what enters the first matrix product is encoded, in 0 to 1.
+    With `weight_bits` 7 the weights take half of their range, so that no sum of products saturates.
 
     Raises:
         ConversionError: the sample is empty, the model has none of the layers, or NNCF refuses it.
@@ -87,6 +94,7 @@ def quantize(
     others = nncf.IgnoredScope(types=sorted(present - set(layers)), validate=False)
     if not sample:
         raise ConversionError("the calibration sample is empty; give INT8 at least one row")
+    fix = nncf.OverflowFix.ENABLE if weight_bits == 7 else nncf.OverflowFix.DISABLE
     try:
         with _quiet_nncf():
             return nncf.quantize(
@@ -96,6 +104,7 @@ def quantize(
                 subset_size=len(sample),
                 ignored_scope=others,
                 model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
+                advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=fix),
             )
     except (RuntimeError, nncf.ValidationError, nncf.InternalError) as exc:
         raise ConversionError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.contracts.conversion import Signature
+from tasks.conversion.processor import int8_equipment
 from tasks.conversion.targets.interface import BuildRequest, Runtime, Target
 
 if TYPE_CHECKING:
@@ -84,4 +85,5 @@ ONNX_INT8 = Target(
     needs_calibration=True,
     settings=("calibration_rows", "seed"),
     packages=("onnx", "onnxruntime"),
+    equipment=int8_equipment,
 )

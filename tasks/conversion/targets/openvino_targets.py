@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.contracts.conversion import Signature
+from tasks.conversion.processor import bf16_equipment, int8_equipment
 from tasks.conversion.targets.interface import BuildRequest, Runtime, Target
 from tasks.conversion.targets.onnx_targets import ONNX_FP32
 
@@ -72,6 +73,7 @@ OPENVINO_BF16 = Target(
     read_stamp=_read_stamp,
     made_from=(ONNX_FP32.name,),
     packages=("openvino",),
+    equipment=bf16_equipment,
 )
 
 OPENVINO_WEIGHTS_INT8 = Target(
@@ -98,4 +100,5 @@ OPENVINO_INT8 = Target(
     needs_calibration=True,
     settings=("calibration_rows", "seed", "quantized_layers"),
     packages=("openvino", "nncf"),
+    equipment=int8_equipment,
 )

@@ -9,14 +9,21 @@ import numpy as np
 from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.processor import this_processor
 from tasks.conversion.runtimes import load_pytorch
-from tasks.conversion.targets.interface import Runtime, no_equipment
+from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET, TARGETS
 from tasks.settings import ArtifactStore
 from tests.support.conversion.programs import built
 from tests.support.data import encoders
 
-NAMES = tuple(target.name for target in TARGETS if target.equipment is no_equipment)
+NAMES = tuple(
+    target.name
+    for target in TARGETS
+    if target.format in ("onnx", "openvino")
+    and (target.precision != "bf16" or this_processor().computes_bf16)
+)
+"""Targets that need no more than the project's own packages and this processor."""
 
 
 @dataclass(frozen=True)

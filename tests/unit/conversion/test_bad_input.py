@@ -20,8 +20,7 @@ from tasks.conversion.families.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.judge import judge_variants
 from tasks.conversion.onnx_export import MODEL_FILE, check_opset, export_onnx
 from tasks.conversion.program import load_program
-from tasks.conversion.targets.interface import no_equipment
-from tasks.conversion.targets.registry import TARGETS, with_sources
+from tasks.conversion.targets.registry import with_sources
 from tasks.conversion.variants import build_variant
 from tasks.errors import ConversionError, DataContractError, StorageError
 from tasks.settings import ArtifactStore, StagedFolder
@@ -35,11 +34,9 @@ from tests.support.conversion.programs import (
     exported,
     registered,
 )
-from tests.support.conversion.text_cases import TextCase
+from tests.support.conversion.text_cases import NAMES, TextCase
 from tests.support.data.builders import dataset
 from tests.support.host.disks import SmallDisk, small_disk
-
-ALL = tuple(target.name for target in TARGETS if target.equipment is no_equipment)
 
 
 @pytest.fixture
@@ -49,7 +46,7 @@ def rows(store: ArtifactStore) -> ValidatedDataset:
 
 @pytest.fixture
 def everything(quick: ConversionConfig) -> ConversionConfig:
-    return quick.model_copy(update={"targets": ALL})
+    return quick.model_copy(update={"targets": NAMES})
 
 
 def _half_written(store: ArtifactStore) -> list[str]:
@@ -147,7 +144,7 @@ def test_names_that_clash_break_no_target(
     store: ArtifactStore, rows: ValidatedDataset, everything: ConversionConfig
 ) -> None:
     program = registered(store, rows, exported(ClashingNames()))
-    assert [form.failure for form in built(program, rows, everything, store)] == [None] * len(ALL)
+    assert [form.failure for form in built(program, rows, everything, store)] == [None] * len(NAMES)
 
 
 def test_a_program_that_lets_missing_numbers_through_is_told_so_and_nothing_is_kept(
@@ -248,7 +245,7 @@ def test_a_disk_that_is_full_refuses_each_target_in_a_sentence_and_all_are_built
         assert "free space" in str(error)
     assert _half_written(store) == []
     later = _build_all(program, case, everything, store)
-    assert set(later) == set(ALL)
+    assert set(later) == set(NAMES)
     for form in later.values():
         assert isinstance(form, BuiltVariant)
         assert form.failure is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from tasks.contracts.release import BuiltVariant
 from tasks.conversion.families.tabular import TABULAR
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.openvino_export import read_ir
+from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
 from tests.support.conversion.cases import Case
@@ -24,12 +23,12 @@ def _built(case: Case, name: str) -> BuiltVariant:
     return one
 
 
-def _has_bfloat16() -> bool:
-    flags = Path("/proc/cpuinfo").read_text()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+needs_bf16 = pytest.mark.skipif(
+    not this_processor().computes_bf16, reason="this processor computes no bfloat16"
+)
 
 
-@pytest.mark.skipif(not _has_bfloat16(), reason="this processor computes no bfloat16")
+@needs_bf16
 def test_bfloat16_is_what_the_loaded_model_says_it_runs_in(
     case: Case, typical: ModelInputs
 ) -> None:
@@ -56,7 +55,9 @@ def test_weights_in_8_bits_stay_within_their_bound_and_halve_the_file(
     assert sizes[0] < sizes[1] / 2
 
 
-@pytest.mark.parametrize("name", ["openvino-bf16", "openvino-weights-int8"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("openvino-bf16", marks=needs_bf16), "openvino-weights-int8"]
+)
 def test_the_files_say_their_precision(case: Case, name: str) -> None:
     one = _built(case, name)
     assert one.files is not None
