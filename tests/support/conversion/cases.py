@@ -50,15 +50,14 @@ class Case:
         return load_pytorch(path, self.program.signature, Runtime())
 
 
+QUICK = ConversionConfig(
+    batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50, measure_memory=False
+)
+
+
 @pytest.fixture(scope="session")
 def quick() -> ConversionConfig:
-    return ConversionConfig(
-        batch_sizes=(1, 8),
-        timing_rounds=6,
-        round_ms=0.5,
-        auc_replicates=50,
-        measure_memory=False,
-    )
+    return QUICK
 
 
 @pytest.fixture(scope="session")

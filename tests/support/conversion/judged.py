@@ -1,0 +1,85 @@
+"""All targets for processors of a small model, built and judged in a process of its own.
+
+    python -m tests.support.conversion.judged {network|encoder} FOLDER
+
+What was decided is written to `FOLDER/variants.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from tasks.contracts.conversion import ConversionRows, SnapshotRows
+from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.conversion.judge import judge_variants
+from tasks.conversion.targets.registry import TARGETS
+from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tests.support.conversion.cases import QUICK
+from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.data import encoders
+from tests.support.data.builders import dataset, splits
+
+FOR_PROCESSORS = tuple(
+    target.name
+    for target in TARGETS
+    if target.format in ("onnx", "openvino") and target.is_for("cpu")
+)
+Variants = TypeAdapter(tuple[ModelVariant, ...])
+
+
+def network(store: ArtifactStore) -> tuple[RegisteredProgram, ConversionRows]:
+    """A small network for tables, and the rows that judge it."""
+    rows = dataset(store)
+    program = registered(store, rows, exported(SmallNetwork()))
+    return program, SnapshotRows(dataset=rows, splits=splits())
+
+
+def encoder(store: ArtifactStore) -> tuple[RegisteredProgram, ConversionRows]:
+    """A small encoder of texts, and the texts that judge it."""
+    return encoders.registered(store, "encoder"), encoders.prepared(store)
+
+
+MODELS: dict[str, Callable[[ArtifactStore], tuple[RegisteredProgram, ConversionRows]]]
+MODELS = {"network": network, "encoder": encoder}
+
+
+def judged_by_a_process(
+    model: str,
+    folder: Path,
+    environment: dict[str, str] | None = None,
+    inside: Callable[[list[str]], list[str]] = list,
+) -> dict[str, ModelVariant]:
+    """What a process of its own decides of each target.
+
+    Args:
+        model: a name in `MODELS`.
+        folder: new, for everything that it writes.
+        environment: what it has beside this process's own.
+        inside: makes the command one that runs elsewhere, such as in a control group.
+    """
+    folder.mkdir()
+    command = inside([sys.executable, "-m", __name__, model, str(folder)])
+    told = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, env=told, cwd=PROJECT_ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    variants = Variants.validate_json((folder / "variants.json").read_bytes())
+    return {variant.name: variant for variant in variants}
+
+
+def main(model: str, folder: str) -> None:
+    """Build and judge all targets of one model."""
+    store = ArtifactStore(Path(folder) / "artifacts")
+    program, rows = MODELS[model](store)
+    config = QUICK.model_copy(update={"targets": FOR_PROCESSORS})
+    variants = judge_variants(program, built(program, rows, config, store), rows, config, store)
+    (Path(folder) / "variants.json").write_bytes(Variants.dump_json(variants))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
