@@ -76,6 +76,23 @@ def test_a_gate_closes_on_bad_or_missing_judgement(
 
 
 @pytest.mark.parametrize(
+    ("path", "value", "gate"),
+    [
+        ("overall.auc.value", CONFIG.min_auc, "auc-floor"),
+        ("overall.auc.value", CONFIG.max_plausible_auc, "leak-suspicion"),
+        ("overall.calibration_error.value", CONFIG.max_calibration_error, "calibration"),
+        ("comparisons.0.auc_difference.value", -CONFIG.yardstick_margin, "yardstick"),
+        ("comparisons.1.auc_difference.low", -CONFIG.champion_margin, "champion"),
+        ("slices.0.metrics.auc.value", CONFIG.min_slice_auc, "worst-slice"),
+    ],
+)
+def test_a_gate_is_open_at_its_very_bound(
+    good: Evidence, path: str, value: float, gate: str
+) -> None:
+    assert gate not in closed(with_evaluation(good, path, value))
+
+
+@pytest.mark.parametrize(
     ("field", "path", "words"),
     [
         ("candidate", "program_sha256", "registry's program"),

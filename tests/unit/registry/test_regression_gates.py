@@ -75,6 +75,12 @@ def evidence_of_a_regression(good: Evidence) -> Evidence:
     return replace(good, evaluation=regression(good.evaluation))
 
 
+def test_slices_of_numbers_close_the_gate_of_a_classification(good: Evidence) -> None:
+    report = edited(good.evaluation, "slices.0.metrics", quality())
+
+    assert "worst-slice" in closed(replace(good, evaluation=report))
+
+
 def test_a_regression_is_asked_its_own_gates_and_each_says_why(numbers: Evidence) -> None:
     results = judge(numbers, CONFIG)
     assert [gate.name for gate in results] == list(REGRESSION_GATES)

@@ -78,6 +78,22 @@ def test_where_asked_for_little_loss_must_be_shown_before_the_last_step() -> Non
     assert rule(evidence(), release(strict, step=0)) == ("promote", "passed")
 
 
+def test_a_bound_on_another_metric_shows_no_small_task_loss() -> None:
+    before_last = release(CONFIG.model_copy(update={"max_task_loss": 0.01}), step=1)
+    seen = evidence(finding("latency", high=0.0), finding("task_paired", high=None))
+    assert rule(seen, before_last) == ("hold", "not_shown")
+
+
+def test_a_bound_that_is_just_reached_is_kept() -> None:
+    step = STEPS[0].model_copy(update={"min_labels": 10})
+    strict = CONFIG.model_copy(update={"steps": (step, *STEPS[1:]), "max_task_loss": 0.01})
+    least = evidence(step_requests=step.min_requests, num_labels=10)
+    assert rule(least, release(strict), minutes=step.min_minutes) == ("promote", "passed")
+    shown = evidence(finding("task_paired", high=0.01))
+    assert rule(shown, release(strict, step=1)) == ("promote", "passed")
+    assert rule(least, minutes=step.max_minutes) == ("hold", "timeout")
+
+
 @pytest.mark.parametrize(
     ("steps", "sentence"),
     [
