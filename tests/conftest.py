@@ -8,6 +8,7 @@ import os
 import signal
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 # Fixtures for all folders.
 from tests.support.services.prefect_platform import on_prefect, prefect_api  # noqa: F401
@@ -23,6 +24,18 @@ def _silence_exit() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     resume.add_options(parser)
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Shares files out among workers; those of the journey stay together, for they share a loop."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        journey = "tests/journey/"
+        return journey if nodeid.startswith(journey) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,7 +15,9 @@ import yaml
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.run import RunRecord
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
+from tasks.settings import PROJECT_ROOT, ArtifactStore, Settings
 from tests.support.data.repository import SmallRepository, days
 
 NUM_DAYS = 31
@@ -97,3 +99,11 @@ class Loop:
 
     def path(self, artifact: Artifact) -> Path:
         return self.store.path(artifact)
+
+
+def champion_of(home: Path, name: str) -> RegisteredVersion:
+    """The version that a state folder's registry has as champion."""
+    settings = Settings.from_environment({"FALAJ_HOME": str(home)})
+    found = Registry(RegistryLocation.of(settings)).by_alias(name, CHAMPION)
+    assert found is not None
+    return found

@@ -1,6 +1,6 @@
 """Online stores under writers that are killed or run at once, with readers that go on all the time.
 
-`FALAJ_KILLS=50 python -m pytest tests/integration/test_interrupted_writes.py` makes a longer drill.
+`FALAJ_KILLS=50 python -m pytest tests/contracts/test_interrupted_writes.py` makes a longer drill.
 """
 
 from __future__ import annotations

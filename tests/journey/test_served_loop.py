@@ -28,9 +28,9 @@ from serving.http.admin import TOKEN_FILE
 from tasks.settings import PROJECT_ROOT
 from tests.support.data.repository import days
 from tests.support.host.processes import wait_until
-from tests.support.platform.loops import NUM_DAYS, Loop, loop_repository
+from tests.support.platform.loops import NUM_DAYS, Loop, champion_of
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(900)
 MODEL = "flight-delay"
 LIMIT_S = 120.0
 CATEGORIES, NUMBERS = "categorical", "numeric"
@@ -64,18 +64,6 @@ class Served:
         return status, json.loads(content)
 
 
-@pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
-    folder = tmp_path_factory.mktemp("served-loop")
-    made = Loop(folder / "home", loop_repository(folder))
-    code, said = made.run("run")
-    assert code == 0, said
-    moment = (days(0, NUM_DAYS).end + timedelta(minutes=30)).isoformat()
-    told = {"entities": {"moment": moment}, "log": {"flush_s": 0.6, "masked": ["tailnum"]}}
-    (made.repository.path / SERVING_FILE).write_text(yaml.safe_dump(told))
-    return made
-
-
 @contextmanager
 def serving(loop: Loop) -> Iterator[Served]:
     line = [sys.executable, "-m", "serving", "--home", str(loop.home)]
@@ -103,6 +91,9 @@ def serving(loop: Loop) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def served(loop: Loop) -> Iterator[Served]:
+    moment = (days(0, NUM_DAYS).end + timedelta(minutes=30)).isoformat()
+    chosen = {"entities": {"moment": moment}, "log": {"flush_s": 0.6, "masked": ["tailnum"]}}
+    (loop.repository.path / SERVING_FILE).write_text(yaml.safe_dump(chosen))
     with serving(loop) as process:
         yield process
 
@@ -134,7 +125,8 @@ def logged(served: Served, request: str) -> list[dict[str, Any]]:
 def test_the_champion_answers_as_its_file_does_in_the_runtime_alone(served: Served) -> None:
     status, answer = served.infer(*(sent := tensors(served, 5)))
     assert status == 200, answer
-    (file,) = served.loop.home.glob("mlflow/**/variants/onnx-fp32-*/model.onnx")
+    champion = champion_of(served.loop.home, MODEL).folder
+    (file,) = champion.glob("variants/onnx-fp32-*/model.onnx")
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     kinds = {"INT32": np.int32, "FP32": np.float32}
     (expected,) = session.run(

@@ -27,30 +27,18 @@ from tasks.governor.ledger import Ledger
 from tasks.governor.records import ClaimState
 from tasks.lineage.journal import Journal
 from tasks.lineage.trace import trace
-from tasks.registry.connection import RegistryLocation
-from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.model_folder import read_version
-from tasks.settings import PROJECT_ROOT, Settings, digest_of
+from tasks.settings import PROJECT_ROOT, digest_of
 from tests.support.data.repository import days
 from tests.support.governor.builders import FREE, shifted
 from tests.support.governor.miscalibrated import spoil_champion
 from tests.support.host.processes import processes_of
-from tests.support.platform.loops import Loop, loop_repository
+from tests.support.platform.loops import Loop, champion_of, loop_repository
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
 from tests.support.training.shrunk import check_smaller_version
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
-    folder = tmp_path_factory.mktemp("loop")
-    loop = Loop(folder / "home", loop_repository(folder))
-    code, said = loop.run("run")
-    assert code == 0, said
-    assert str(loop.home / "reports" / "latest" / "report.html") in said
-    return loop
 
 
 def test_the_run_ends_with_a_report_a_champion_and_no_process(loop: Loop) -> None:
@@ -199,7 +187,7 @@ def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpo
     described = loop.repository.path / "use_case.yaml"
     original = described.read_text()
     changed = yaml.safe_load(original)
-    changed["training"] = {"max_epochs": 60, "patience": 60, "hidden_sizes": [24], "num_bins": 8}
+    changed["training"] = {"max_epochs": 12, "patience": 12, "hidden_sizes": [24], "num_bins": 8}
     described.write_text(yaml.safe_dump(changed))
     try:
         with loop.start("train") as killed:
@@ -384,10 +372,3 @@ def test_what_cannot_be_made_smaller_is_a_sentence(loop: Loop) -> None:
         code, said = loop.run("shrink", *words)
         assert code != 0
         assert sentence in said.splitlines()[-1]
-
-
-def champion_of(home: Path, name: str) -> RegisteredVersion:
-    settings = Settings.from_environment({"FALAJ_HOME": str(home)})
-    found = Registry(RegistryLocation.of(settings)).by_alias(name, CHAMPION)
-    assert found is not None
-    return found

@@ -1,0 +1,17 @@
+"""One short loop that all tests of the journey look at, serve from and go on with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.platform.loops import Loop, loop_repository
+
+
+@pytest.fixture(scope="session")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    folder = tmp_path_factory.mktemp("loop")
+    made = Loop(folder / "home", loop_repository(folder))
+    code, said = made.run("run")
+    assert code == 0, said
+    assert str(made.home / "reports" / "latest" / "report.html") in said
+    return made
