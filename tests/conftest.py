@@ -10,9 +10,11 @@ import signal
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-# Fixtures for all folders.
-from tests.support.services.prefect_platform import on_prefect, prefect_api  # noqa: F401
-from tests.support.suite import drill_table, examples, resume
+pytest.register_assert_rewrite("tests.support")
+
+# The first line's names are fixtures for all folders.
+from tests.support.services.prefect_platform import on_prefect, prefect_api  # noqa: E402, F401
+from tests.support.suite import drill_table, examples, resume  # noqa: E402
 
 examples.register_profiles()
 
