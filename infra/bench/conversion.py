@@ -118,9 +118,11 @@ def tabular_figures(settings: Settings) -> list[Figure]:
     ]
 
 
-def encoder_figures(folder: Path) -> list[Figure]:
-    """The real encoder, one text and 32 texts of 32 tokens; everything is written to `folder`."""
-    store, config = ArtifactStore(folder), read_import_config(ENCODER_FILE)
+def sentence_encoder(
+    store: ArtifactStore,
+) -> tuple[RegisteredProgram, PreparedRows, ConversionConfig]:
+    """The real encoder, the texts that calibrate and judge it, and how it is converted."""
+    config = read_import_config(ENCODER_FILE)
     assert config.encoder is not None
     assert config.corpus is not None
     imported = export_encoder(config.encoder, store)
@@ -138,7 +140,14 @@ def encoder_figures(folder: Path) -> list[Figure]:
         family=imported.family,
         signature=imported.signature,
     )
-    converted = convert(program, rows, config.conversion, store)
+    return program, rows, config.conversion
+
+
+def encoder_figures(folder: Path) -> list[Figure]:
+    """The real encoder, one text and 32 texts of 32 tokens; everything is written to `folder`."""
+    store = ArtifactStore(folder)
+    program, rows, config = sentence_encoder(store)
+    converted = convert(program, rows, config, store)
     figures = []
     with torch_threads_restored():
         models = converted.loaded()
