@@ -55,5 +55,7 @@ def _limit(folder: Path) -> None:
     if (folder / "cpu.cfs_quota_us").exists():
         (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (folder / "cpu.cfs_quota_us").write_text(str(PERIOD_US // 2))
-    else:  # of version 2; absent where the parent does not hand the controller down
+    elif (folder / "cpu.max").exists():  # version 2, where the parent hands the controller down
         (folder / "cpu.max").write_text(f"{PERIOD_US // 2} {PERIOD_US}")
+    else:
+        raise FileNotFoundError(f"{folder} has neither cpu.cfs_quota_us nor cpu.max")
