@@ -150,6 +150,7 @@ materialize(tables, days(0, 3), home, repo, ArtifactStore(home / "artifacts"))
 """
 
 
+@pytest.mark.slow
 def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_by_the_next(
     installation: Installation,
 ) -> None:

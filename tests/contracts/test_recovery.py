@@ -32,7 +32,7 @@ from tests.support.platform.routed_flows import (
     second_flow,
     start,
 )
-from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
+from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -41,7 +41,7 @@ AT_ONCE = RecoveryConfig(dead_process_s=1, second_look_s=1, retried_flows=("rout
 
 
 @pytest.fixture(scope="module")
-def deployed(prefect_api: PrefectApi) -> Iterator[None]:  # noqa: F811
+def deployed(prefect_api: PrefectApi) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
@@ -60,7 +60,7 @@ def client(deployed: None) -> Iterator[SyncPrefectClient]:
 
 def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_stage_up(
     client: SyncPrefectClient,
-    prefect_api: PrefectApi,  # noqa: F811
+    prefect_api: PrefectApi,
     tmp_path: Path,
 ) -> None:
     (tmp_path / "slow").touch()

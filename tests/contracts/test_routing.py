@@ -24,7 +24,7 @@ from tests.support.platform.routed_flows import (
     second_flow,
     start,
 )
-from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
+from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(900)
@@ -34,7 +34,7 @@ QUICK = StageRouting(wait_s=0)
 
 
 @pytest.fixture(scope="module")
-def workers(prefect_api: PrefectApi) -> Iterator[None]:  # noqa: F811
+def workers(prefect_api: PrefectApi) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))

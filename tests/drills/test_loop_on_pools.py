@@ -13,7 +13,7 @@ from flows.config import read_pipeline_config
 from tasks.contracts.run import RunRecord
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
 from tests.support.platform.loops import Loop, loop_repository
-from tests.support.services.prefect_platform import PrefectApi, prefect_api  # noqa: F401  a fixture
+from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
@@ -37,7 +37,7 @@ def outcome(record: RunRecord) -> dict[str, object]:
 
 @proves(Promise.TRACED, "equal digests in one process and on pools")
 def test_the_loop_on_work_pools_ends_with_the_same_digests_as_in_one_process(
-    prefect_api: PrefectApi,  # noqa: F811
+    prefect_api: PrefectApi,
     tmp_path: Path,
 ) -> None:
     repository = loop_repository(tmp_path)
