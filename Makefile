@@ -74,7 +74,7 @@ test-slow: setup tools ## run the slow tests, or one part of seven (PART=3); res
 
 tools: $(TOOLS) ## what the slow tests need beside .venv: programs (as root, on Debian), environments
 	@for each in $(PROGRAMS); do \
-		PATH="$$PATH:/usr/sbin:/sbin" command -v "$${each%:*}" >/dev/null || missing="$$missing $${each#*:}"; \
+		command -v "$${each%:*}" >/dev/null || missing="$$missing $${each#*:}"; \
 	done; \
 	if [ -n "$$missing" ]; then \
 		echo "installing$$missing for the slow tests"; \

@@ -141,6 +141,7 @@ def test_flow_runs_begin_and_end_in_the_lineage_and_hold_their_steps(loop: Loop)
             assert event["run"]["facets"]["parent"]["run"]["runId"] in runs
 
 
+@pytest.mark.slow
 def test_the_snapshot_comes_out_of_its_pins_on_the_command_line(loop: Loop) -> None:
     snapshot = loop.record.dataset.snapshot
     code, said = loop.run("verify", snapshot.data.sha256[:12])

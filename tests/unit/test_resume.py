@@ -77,6 +77,7 @@ def test_a_killed_run_resumes_and_a_complete_one_begins_again(folder: Path) -> N
     assert counts(said)["earlier"] == 0
 
 
+@pytest.mark.slow
 def test_what_passed_on_other_sources_does_not_count(folder: Path) -> None:
     run(folder, FAILS="yes")
     (folder / "test_it.py").write_text(TESTS + "\n# changed\n")

@@ -140,6 +140,7 @@ def test_every_opset_that_can_be_asked_for_gives_forms_or_sentences(
     assert all(variant.latencies or "Dropped: " in variant.reason for variant in variants)
 
 
+@pytest.mark.slow
 def test_names_that_clash_break_no_target(
     store: ArtifactStore, rows: ValidatedDataset, everything: ConversionConfig
 ) -> None:
@@ -147,6 +148,7 @@ def test_names_that_clash_break_no_target(
     assert [form.failure for form in built(program, rows, everything, store)] == [None] * len(NAMES)
 
 
+@pytest.mark.slow
 def test_a_program_that_lets_missing_numbers_through_is_told_so_and_nothing_is_kept(
     store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
 ) -> None:
@@ -228,6 +230,7 @@ def _build_all(
     return done
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_refuses_each_target_in_a_sentence_and_all_are_built_later(
     disk: SmallDisk, everything: ConversionConfig
 ) -> None:

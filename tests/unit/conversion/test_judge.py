@@ -176,10 +176,12 @@ def test_judging_leaves_the_threads_of_pytorch_as_they_were(case: Case) -> None:
 @pytest.mark.parametrize(
     ("network", "sentence"),
     [
-        (SmallNetwork(seed=1), "a probability differs by"),
-        (Scaled(), "a probability differs by"),
+        pytest.param(SmallNetwork(seed=1), "a probability differs by", marks=pytest.mark.slow),
+        pytest.param(Scaled(), "a probability differs by", marks=pytest.mark.slow),
         (SwappedColumns(), "a probability differs by"),
-        (NotANumber(), "the converted model gives NaN or Inf for"),
+        pytest.param(
+            NotANumber(), "the converted model gives NaN or Inf for", marks=pytest.mark.slow
+        ),
         (OneScore(), "was the batch axis exported as dynamic?"),
     ],
     ids=["other weights", "wrong normalisation", "swapped inputs", "NaN", "one score"],

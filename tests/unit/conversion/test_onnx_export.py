@@ -133,6 +133,7 @@ def test_a_form_that_no_target_needs_is_not_built(
     assert len(list((store.root / "variants").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_storage_error_and_leaves_nothing_visible(
     store: ArtifactStore,
     rows: ValidatedDataset,

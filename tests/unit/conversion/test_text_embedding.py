@@ -94,6 +94,7 @@ def test_settings_tell_which_texts_calibrated(texts: TextCase) -> None:
     assert settings["calibration_source_words"] == "1"
 
 
+@pytest.mark.slow
 def test_the_judge_takes_embeddings_as_it_takes_scores(texts: TextCase) -> None:
     variants = judge_variants(
         texts.program, tuple(texts.built.values()), texts.rows, texts.config, texts.store

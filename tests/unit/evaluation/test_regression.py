@@ -95,6 +95,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(store, dataset, trained, champion)
 
 
+@pytest.mark.slow
 def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> None:
     report = case.report
     rows = pd.read_parquet(case.store.path(report.predictions))
