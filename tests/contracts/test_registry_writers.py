@@ -89,6 +89,7 @@ def test_four_processes_that_apply_at_once_lose_nothing(repo: Path, tmp_path: Pa
     assert entities(tmp_path / "home", repo) == written
 
 
+@pytest.mark.slow
 def test_a_registry_stays_whole_when_its_writer_is_killed(repo: Path, tmp_path: Path) -> None:
     written = written_by("killed", tmp_path / "home", repo)
     assert len(written) >= 9
