@@ -31,7 +31,7 @@ import sysconfig
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,16 @@ def pytest_collection_modifyitems(items):
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule that decides, and the tests that hold it."""
+    """One rule that decides, and the tests that hold it.
+
+    Attributes:
+        modules: path of each module to the number of its mutants that are drawn; 0: all.
+        text: mutants of sentences are drawn too.
+    """
 
     name: str
-    modules: list[str]
+    modules: dict[str, int]
     tests: list[str]
-    sample: int
     text: bool = False
 
 
@@ -115,8 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_environment(config["requires"])
     for name in args.rules or config["rules"]:
         rule = Rule(name, **config["rules"][name])
-        size = rule.sample if args.sample is None else args.sample
-        write(name, measure(rule, args.seed, size))
+        if args.sample is not None:
+            rule = replace(rule, modules=dict.fromkeys(rule.modules, args.sample))
+        write(name, measure(rule, args.seed))
     print(TABLE.read_text())
     return compare(json.loads(args.against.read_text())) if args.against else 0
 
@@ -136,7 +141,7 @@ def make_environment(requires: list[str]) -> None:
     mark.write_text(str(requires))
 
 
-def measure(rule: Rule, seed: int, size: int) -> dict[str, Any]:
+def measure(rule: Rule, seed: int) -> dict[str, Any]:
     """Run the rule's sample of mutants; those with a result from an interrupted run are kept."""
     folder = prepare(rule)
     if not (folder / "mutants/mutmut-stats.json").exists():
@@ -145,7 +150,7 @@ def measure(rule: Rule, seed: int, size: int) -> dict[str, Any]:
     population = [m for module in rule.modules for m in mutants(folder, module, rule.text)]
     if not population:
         raise SystemExit(f"no mutants of {rule.name}; see {folder / 'mutmut.log'}")
-    drawn = [m for module in rule.modules for m in draw(population, module, seed, size)]
+    drawn = [m for path, size in rule.modules.items() for m in draw(population, path, seed, size)]
     tested = json.loads((folder / "mutants/mutmut-stats.json").read_text())
     reached = {name for name, tests in tested["tests_by_mangled_function_name"].items() if tests}
     codes = exit_codes(folder, rule)
@@ -197,7 +202,7 @@ def prepare(rule: Rule) -> Path:
     others = sorted({name.split("/")[0] for name in names} - {*roots, "pyproject.toml"})
     settings = {
         "source_paths": roots,
-        "only_mutate": rule.modules,
+        "only_mutate": list(rule.modules),
         "also_copy": [*others, "mutation_plugin.py"],
         "pytest_add_cli_args_test_selection": rule.tests,
         "pytest_add_cli_args": [
