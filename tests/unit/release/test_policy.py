@@ -56,6 +56,12 @@ def test_it_waits_for_time_requests_and_labels() -> None:
     assert rule(evidence(num_labels=9), release(labelled)) == ("hold", "too_few_labels")
 
 
+def test_labels_that_cannot_be_read_hold_a_release() -> None:
+    seen = evidence(label_fault="a part is damaged")
+    assert rule(seen) == ("hold", "labels")
+    assert "a part is damaged" in decide(release(), seen, LATER).reason
+
+
 def test_a_persons_hold_stops_steps_and_not_roll_backs() -> None:
     held = release(held_by="Amal")
     assert rule(evidence(), held) == ("hold", "held")
