@@ -92,7 +92,7 @@ tools: $(TOOLS) ## what the slow tests need beside .venv: programs (as root, on 
 	@if .venv-$*/bin/python -m pip install --quiet -r $<; then : > $@; else \
 		rm -rf .venv-$*; echo "no .venv-$*: its tests will be skipped. make test-$* tries again"; fi
 
-mutants: setup ## hold the deciding rules by mutation testing; resumes (MUTANTS_ARGS: rules, --sample)
+mutants: setup ## change the deciding rules on purpose: do their tests notice? (MUTANTS_ARGS="release --sample 20")
 	@$(VENV_PYTHON) -m infra.mutation $(MUTANTS_ARGS)
 
 drills: setup ## break every promise on purpose; resumes; ends with a table (FALAJ_DRILL_REPORT: folder)
@@ -151,10 +151,10 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
 	echo "  $(CURDIR)/.venv-cluster  that of make test-cluster"; \
 	echo "  $(CURDIR)/.venv-keras  that of make test-keras"; \
-	echo "  $(CURDIR)/.venv-tensorrt-rtx, .venv-triton, .venv-serving-clients, .venv-litert  the same"; \
+	echo "  $(CURDIR)/.venv-tensorrt-rtx, .venv-triton, .venv-serving-clients, .venv-litert, .venv-mutation  the same"; \
 	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
 	if [ "$(YES)" != 1 ]; then \
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .venv-keras .venv-tensorrt-rtx .venv-triton .venv-serving-clients .venv-litert .venv-mlserver .venv-kserve .falaj
+	rm -rf -- .venv .venv-cluster .venv-keras .venv-tensorrt-rtx .venv-triton .venv-serving-clients .venv-litert .venv-mutation .venv-mlserver .venv-kserve .falaj
