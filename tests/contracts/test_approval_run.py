@@ -44,6 +44,8 @@ from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.services.browser import Page, browser, needs_browser
 from tests.support.services.prefect_platform import PrefectApi
 
+pytestmark = pytest.mark.slow
+
 POOL = "approval-tests"
 NAME = CONFIG.model_name
 LIMIT_S = 240

@@ -44,7 +44,7 @@ from tests.support.services.listeners import mail_listener, webhook_listener
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 from tests.support.suite.promises import Promise, proves
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BURST = 500
 LOOKED_AT = ("feature_refresh", "training", "drift_check", "parity_check", "search", "decision")

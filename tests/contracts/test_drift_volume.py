@@ -36,7 +36,7 @@ from tests.support.governor import builders
 from tests.support.governor.builders import FREE
 from tests.support.services.prefect_platform import PrefectApi
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POOL, USE_CASE, TABLE = "by-volume", "by-volume", "flights"
 UNCHECKED = timedelta(hours=24)
 """Whole days, for at night hardly anybody flies."""

@@ -209,6 +209,7 @@ def test_a_drift_check_stores_its_verdict_and_the_loop_ends_with_advice(
     assert ledger.claims(ClaimState.CLAIMED) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
     prefect_api: PrefectApi, ledger: Ledger, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, servers
 from tests.support.data.repository import SmallRepository, days
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")]
 WINDOW = days(0, 1)
 ASKED = {"features": ["weather:temp"], "entity_rows": [{"origin": "JFK"}]}
 

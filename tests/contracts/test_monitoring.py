@@ -19,6 +19,8 @@ from tasks.validation.task import publish_data_docs
 from tests.support.data.stations import CONFIG, KEYS, LATER, after, tables
 from tests.support.data.tables import WEEK, people, store_table, suite
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_prefect: None) -> Settings:

@@ -34,7 +34,7 @@ from tests.support.platform.routed_flows import (
 )
 from tests.support.services.prefect_platform import PrefectApi
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COORDINATOR_POOL, STAGE_POOL = "lost-coordinator", "lost-stages"
 AT_ONCE = RecoveryConfig(dead_process_s=1, second_look_s=1, retried_flows=("routed-loop",))

@@ -119,6 +119,7 @@ def test_registering_that_fails_at_any_step_completes_when_it_is_called_again(
     assert_one_whole_candidate(world)
 
 
+@pytest.mark.slow
 def test_clearing_up_a_half_run_that_is_itself_cut_off_is_completed_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_clearing_up_a_half_run_that_is_itself_cut_off_is_completed_too(
     assert_one_whole_candidate(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", crashes.ATTACH_STEPS)
 def test_attaching_killed_at_any_step_completes_when_it_is_called_again(
     world: World, processes: Any, step: str

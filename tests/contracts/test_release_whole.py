@@ -19,7 +19,7 @@ from tests.support.host.processes import wait_until
 from tests.support.release.released import FLIGHTS, LIMIT_S, Load, Whole, whole_installation
 from tests.support.services.prefect_platform import PrefectApi
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FIRST, EQUAL, NOISE, FAILING, HOLLOW, OTHER = "123456"
 
 

@@ -26,6 +26,8 @@ from tests.support.registry.recalibrated import (
     migrated,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["installed", "migrated"]  # fixtures
 
 

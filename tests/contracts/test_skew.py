@@ -25,7 +25,7 @@ from tasks.features.tables import features_folder
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")]
 
 
 @dataclass

@@ -281,6 +281,7 @@ def test_a_view_of_thousands_of_features_is_written_whole(
     assert len(found) == 5001
 
 
+@pytest.mark.slow
 def test_a_lost_server_and_a_foreign_key_get_a_sentence(
     server: RedisServer, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -299,6 +300,7 @@ def test_a_lost_server_and_a_foreign_key_get_a_sentence(
         write_to_redis(gone, view, one_row(1, 10))
 
 
+@pytest.mark.slow
 def test_a_cluster_gets_every_entity_on_its_own_node(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:

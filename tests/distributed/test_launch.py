@@ -21,6 +21,8 @@ from tasks.training.launch.nursery import Nursery
 from tests.support.host.processes import wait_until
 from tests.support.ranks.rank_programs import GONE_WITHIN_S, RANK_MODULE, group, run_to_the_end
 
+pytestmark = pytest.mark.slow
+
 SECRET = "marker-of-a-secret-8e1f02"
 READY_WITHIN_S = 120
 

@@ -20,6 +20,8 @@ pytest_configure = resume.install
 TESTS = """
 import os, pytest
 
+pytestmark = pytest.mark.slow
+
 def test_that_passes():
     pass
 

@@ -37,7 +37,7 @@ from tests.support.registry import builders
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.serving.served_rows import log_frame, served
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WINDOW = month(10)
 FRAME = frame(8000)
 
