@@ -37,6 +37,8 @@ from tests.support.governor import builders
 from tests.support.governor.builders import FREE, MODEL, metric
 from tests.support.services.prefect_platform import PrefectApi
 
+pytestmark = pytest.mark.slow
+
 POOL, DEPLOYMENT = "governed", "coordinator-governed"
 
 

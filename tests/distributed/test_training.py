@@ -89,6 +89,7 @@ def test_ranks_end_each_epoch_with_equal_weights(two_ranks: Trained) -> None:
     assert by_rank[0] == by_rank[1]
 
 
+@pytest.mark.slow
 def test_one_rank_and_two_ranks_have_the_same_loss(two_ranks: Trained, one_rank: Trained) -> None:
     np.testing.assert_allclose(
         losses(two_ranks.model.epochs), losses(one_rank.model.epochs), atol=1e-4

@@ -262,6 +262,7 @@ def test_the_page_follows_what_happens_and_says_when_it_cannot(tmp_path: Path) -
         page.wait_for_text("not answered since")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_process_without_models_says_so(tmp_path: Path) -> None:
     made = seeing(states=[])
