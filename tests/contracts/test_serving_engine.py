@@ -24,6 +24,8 @@ from tasks.registry.mlflow_registry import Registry
 from tests.support.conversion.forging import passed_off
 from tests.support.serving.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows
 
+pytestmark = pytest.mark.slow
+
 BOTH = (
     HardwareConfig(name="cpu", variants=("onnx-fp32",)),
     HardwareConfig(name="gpu", variants=("openvino-fp32",)),
@@ -127,7 +129,6 @@ def test_registered_versions_are_served_as_pytorch_answers_and_the_alias_is_foll
     run(test())
 
 
-@pytest.mark.slow
 def test_sequences_of_any_length_are_served(world: ServedHome) -> None:
     rng = np.random.default_rng(0)
     texts = [rng.integers(4, 60, length) for length in (3, 9, 3, 24)]
@@ -180,7 +181,6 @@ def test_the_other_backend_answers_when_one_dies_and_it_comes_back(world: Served
     run(test())
 
 
-@pytest.mark.slow
 def test_without_variants_pytorch_answers_only_where_that_is_allowed(world: ServedHome) -> None:
     rows = flight_rows(5)
 
@@ -259,7 +259,6 @@ def test_a_form_of_something_else_is_betrayed_by_the_golden_batch(tmp_path: Path
     run(test())
 
 
-@pytest.mark.slow
 def test_golden_answers_are_kept_and_a_damaged_file_is_made_anew(world: ServedHome) -> None:
     async def test() -> None:
         async with serving(world, configured()):
