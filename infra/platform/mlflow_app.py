@@ -8,17 +8,27 @@ database and a secret key; here one password opens both UIs.
 from __future__ import annotations
 
 import hmac
+import html
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from infra.platform.api import basic_auth
 
 PASSWORD_VARIABLE = "FALAJ_MLFLOW_PASSWORD"
 HOME_VARIABLE = "FALAJ_REPORTS_HOME"
-REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)/")
+REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)(/|$)")
 """Folders of reports lie under the state folder as their addresses do: one for each use case."""
+INDEX = """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>Run reports</title>
+<body style="font-family: sans-serif; margin: 2em"><h1>Run reports</h1>
+<ul>
+{links}
+</ul></body></html>
+"""
 OPEN_PATHS = frozenset({"/health", "/version"})
 
 
@@ -67,14 +77,17 @@ class WithReports:
         self._app, self._home = app, home
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer with a file of a report, or pass on."""
+        """Answer with a list of reports or a file of one, or pass on."""
         from starlette.exceptions import HTTPException
-        from starlette.responses import PlainTextResponse
+        from starlette.responses import HTMLResponse, PlainTextResponse
         from starlette.staticfiles import StaticFiles
 
         found = REPORTS_PATH.match(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             await self._app(scope, receive, send)
+            return
+        if scope["path"] in (f"/{found[1]}", f"/{found[1]}/"):
+            await HTMLResponse(reports_index(self._home))(scope, receive, send)
             return
         # `latest` is a link to the newest.
         folder = StaticFiles(directory=self._home / found[1], check_dir=False, follow_symlink=True)
@@ -83,6 +96,28 @@ class WithReports:
         except HTTPException as exc:
             answer = PlainTextResponse(f"{scope['path']}: {exc.detail}\n", exc.status_code)
             await answer(scope, receive, send)
+        except RuntimeError:
+            if (self._home / found[1]).is_dir():
+                raise
+            answer = PlainTextResponse(f"{scope['path']}: there is no report yet\n", 404)
+            await answer(scope, receive, send)
+
+
+def reports_index(home: Path) -> str:
+    """A page with links to all reports of a state folder, the newest of each use case first."""
+    links = [
+        f'<li><a href="/{quote(page)}">{html.escape(page)}</a></li>' for page in _report_pages(home)
+    ]
+    none = "<li>There is no report yet. A finished run of the flow <b>pipeline</b> writes one.</li>"
+    return INDEX.format(links="\n".join(links) or none)
+
+
+def _report_pages(home: Path) -> Iterator[str]:
+    """Their paths below the state folder; names of runs begin with the time of their start."""
+    for folder in (home / "reports", *sorted(home.glob("use_cases/*/reports"))):
+        pages = [page for page in folder.glob("*/*.html") if not page.parent.name.startswith(".")]
+        pages.sort(key=lambda page: (page.parent.name == "latest", page), reverse=True)
+        yield from (page.relative_to(home).as_posix() for page in pages)
 
 
 def create_app() -> Any:

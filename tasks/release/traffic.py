@@ -24,6 +24,10 @@ LOAD_WITHIN_S = 300.0
 """A version is loaded and checked before its slot is set."""
 
 
+class NotServedError(DataContractError):
+    """The server knows no such model or version."""
+
+
 class SlotsRefusedError(TransientError):
     """The server answers, and cannot set slots now: a version cannot be loaded, most likely."""
 
@@ -36,7 +40,7 @@ class Traffic(Protocol):
         """Whether requests can be shared between versions, or copied."""
 
     def slots(self, model: str) -> Mapping[str, str | None]:
-        """Version in each slot.
+        """Version in each slot; none where the server serves no version of the model yet.
 
         Raises:
             TransientError: the server does not answer, or has none of its versions ready.
@@ -48,7 +52,7 @@ class Traffic(Protocol):
         Raises:
             TransientError: the server does not answer.
             SlotsRefusedError: it does, and cannot load a version now.
-            DataContractError: it knows no such model or version.
+            NotServedError: it knows no such model or version.
         """
 
     def shares(self, model: str) -> Shares:
@@ -90,7 +94,10 @@ class ServerTraffic:
 
     def slots(self, model: str) -> Mapping[str, str | None]:
         """See `Traffic`."""
-        return _slots(self._ask("GET", model), model)
+        try:
+            return _slots(self._ask("GET", model), model)
+        except NotServedError:
+            return dict.fromkeys(SLOTS)
 
     def set_slots(self, model: str, slots: Mapping[str, str | None]) -> None:
         """See `Traffic`."""
@@ -250,7 +257,7 @@ def _checked(answer: httpx.Response, model: str, where: str) -> Any:
             "Another process may listen there; start the serving process anew"
         )
     if answer.status_code == HTTPStatus.NOT_FOUND:
-        raise DataContractError(f"the server at {where} has no such model or version: {said}")
+        raise NotServedError(f"the server at {where} has no such model or version: {said}")
     if answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
         raise DataContractError(f"the server at {where} refused traffic of {model}: {said}")
     raise SlotsRefusedError(f"the server at {where} could not set traffic of {model}: {said}")

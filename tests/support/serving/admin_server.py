@@ -23,6 +23,7 @@ class AdminServer:
         versions: that it can load.
         hangs_s: a change of slots is answered so late.
         is_down: each question is answered 503.
+        is_empty: it has no version of any model yet.
     """
 
     slots: dict[str, str | None] = field(
@@ -32,6 +33,7 @@ class AdminServer:
     asked: list[dict[str, str | None]] = field(default_factory=list)
     hangs_s: float = 0.0
     is_down: bool = False
+    is_empty: bool = False
     answers: Any = None
 
     def change(self, wanted: dict[str, str | None]) -> tuple[int, Any]:
@@ -74,6 +76,9 @@ def admin_server(home: Path) -> Iterator[AdminServer]:
         def _admits(self) -> bool:
             if self.headers["authorization"] != f"Bearer {TOKEN}":
                 self._say(401, {"error": "the token is another one"})
+                return False
+            if kept.is_empty:
+                self._say(404, {"error": "no model 'flight-delay'"})
                 return False
             if kept.is_down:
                 self._say(503, {"error": "version 2 is not as recorded"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -314,6 +315,11 @@ def test_no_other_header_opens_mlflow(header: bytes) -> None:
     [
         ("/reports/latest/report.html", 200),
         ("/use_cases/traffic/reports/run-2/report.html", 200),
+        ("/reports", 200),
+        ("/reports/", 200),
+        ("/use_cases/traffic/reports/", 200),
+        ("/use_cases/other/reports/run-1/report.html", 404),
+        ("/reportsx", 299),
         ("/reports/none.html", 404),
         ("/reports/%2e%2e/secret", 404),
         ("/reports/..%2fsecret", 404),
@@ -330,18 +336,35 @@ def test_reports_are_shown_beside_mlflow_and_no_other_file_is(
         (tmp_path / folder / "report.html").write_text("a report")
     (tmp_path / "reports" / "latest").symlink_to("run-1")
     (tmp_path / "secret").write_text("a secret")
+    answer = asyncio.run(look(tmp_path, path, ("admin", "word")))
+    assert answer.status_code == status
+    assert "a secret" not in answer.text
+    assert asyncio.run(look(tmp_path, path, None)).status_code == 401
+
+
+async def look(home: Path, path: str, auth: tuple[str, str] | None) -> httpx.Response:
+    """Ask for a path of an MLflow that answers all of its own with 299."""
 
     async def mlflow(scope: object, receive: object, send: Callable[..., Awaitable[None]]) -> None:
         await send({"type": "http.response.start", "status": 299, "headers": []})
         await send({"type": "http.response.body", "body": b"MLflow"})
 
-    async def look(auth: tuple[str, str] | None) -> httpx.Response:
-        app = PasswordGate(WithReports(mlflow, tmp_path), "admin:word")
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            return await client.get(path, auth=auth)
+    transport = httpx.ASGITransport(app=PasswordGate(WithReports(mlflow, home), "admin:word"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        return await client.get(path, auth=auth)
 
-    answer = asyncio.run(look(("admin", "word")))
-    assert answer.status_code == status
-    assert "a secret" not in answer.text
-    assert asyncio.run(look(None)).status_code == 401
+
+def test_the_list_of_reports_leads_to_each_and_is_there_before_the_first(tmp_path: Path) -> None:
+    word = ("admin", "word")
+    before = asyncio.run(look(tmp_path, "/reports/", word))
+    assert (before.status_code, re.findall('href="(.*?)"', before.text)) == (200, [])
+    assert asyncio.run(look(tmp_path, "/reports/run-1/report.html", word)).status_code == 404
+    for run in ("reports/run-1", "reports/run-2", "use_cases/traffic/reports/run-3"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "report.html").write_text("a report")
+    (tmp_path / "reports" / "latest").symlink_to("run-2")
+    (tmp_path / "reports" / "unfinished").mkdir()
+    links = re.findall('href="(.*?)"', asyncio.run(look(tmp_path, "/reports/", word)).text)
+    named = ("reports/latest", "reports/run-2", "reports/run-1", "use_cases/traffic/reports/run-3")
+    assert links == [f"/{run}/report.html" for run in named]
+    assert {asyncio.run(look(tmp_path, link, word)).status_code for link in links} == {200}

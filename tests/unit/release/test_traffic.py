@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import ConfigurationError, DataContractError, TransientError
+from tasks.release.acting import Releasing
+from tasks.release.config import ReleaseConfig
+from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Shares, Wanted
-from tasks.release.traffic import EdgedTraffic, ServerTraffic, has_server, set_traffic
-from tests.support.release.builders import MODEL, FakeEdge, Told
+from tasks.release.traffic import (
+    EdgedTraffic,
+    NotServedError,
+    ServerTraffic,
+    has_server,
+    set_traffic,
+)
+from tests.support.release.builders import MODEL, FakeChampions, FakeEdge, Told
 from tests.support.serving.admin_server import AdminServer, admin_server
 
 
@@ -25,6 +34,24 @@ def test_slots_go_through_the_admin_interface(server: AdminServer, tmp_path: Pat
     assert traffic.slots(MODEL) == {"stable": "1", "candidate": None, "shadow": None}
     traffic.set_slots(MODEL, {"stable": "1", "candidate": "2", "shadow": None})
     assert server.slots["candidate"] == "2"
+
+
+@pytest.mark.parametrize("champion", [None, "1"])
+def test_no_release_is_due_while_the_server_serves_no_version_of_the_model(
+    server: AdminServer, tmp_path: Path, champion: str | None
+) -> None:
+    server.is_empty = True
+    traffic = ServerTraffic(tmp_path)
+    releasing = Releasing(
+        ReleaseLedger(f"sqlite:///{tmp_path / 'operation.db'}"),
+        traffic,
+        FakeChampions(champion, restored=champion is not None),
+    )
+    releasing.finish(MODEL)
+    assert releasing.follow_roll_back(MODEL) is None
+    assert not releasing.due(MODEL, ReleaseConfig())
+    with pytest.raises(NotServedError):
+        traffic.set_slots(MODEL, {"stable": "1", "candidate": None, "shadow": None})
 
 
 def test_a_version_is_loaded_before_requests_go_to_it(server: AdminServer, tmp_path: Path) -> None:
