@@ -132,17 +132,18 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
     window = _window(options) if has_window else None
     if options.command == "import":
         read_description(options)
+    config = None if options.command == "ui" else _configuration(options, settings)
     with ExitStack() as stack:
         stack.enter_context(disk_with_space(settings.home))
         stack.enter_context(only_run(settings.home))
         if options.on_platform:
             os.environ.update(running_platform(settings.home))
         if "PREFECT_API_URL" in os.environ:
-            return _run_flow(options, window, settings)
+            return _run_flow(options, config, window, settings)
         port = free_port()
         server = stack.enter_context(prefect_server(settings.home, port))
         os.environ.update(client_environment(settings.home, port))
-        if options.command != "ui":
+        if config is not None:
             import flows.pipeline  # noqa: F401  (takes seconds: do it while the server starts)
 
             if not settings.store.root.exists():  # a first run will need these too
@@ -152,18 +153,29 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
                 # isort: split
                 import tasks.features.materialization  # noqa: F401
         wait_until_ready(server, settings.home, port)
-        if options.command == "ui":
+        if config is None:
             _tell(f"Prefect UI at http://127.0.0.1:{port} - Ctrl-C ends it")
             server.wait()
             return []
         from flows.retry_command import end_lost_runs
 
         end_lost_runs()
-        return _run_flow(options, window, settings, watched=False)
+        return _run_flow(options, config, window, settings, watched=False)
+
+
+def _configuration(options: argparse.Namespace, settings: Settings) -> PipelineConfig:
+    """What the feature repository describes, read before a server is started for nothing."""
+    from flows.config import check_repository, read_pipeline_config
+
+    config = read_pipeline_config(settings.feature_repo)
+    if options.command not in _WITHOUT_DATA:
+        check_repository(config, settings.feature_repo)
+    return config
 
 
 def _run_flow(
     options: argparse.Namespace,
+    config: PipelineConfig,
     window: TimeWindow | None,
     settings: Settings,
     *,
@@ -171,10 +183,8 @@ def _run_flow(
 ) -> list[str]:
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from flows.config import read_pipeline_config
     from flows.retry_command import retry_run
 
-    config = read_pipeline_config(settings.feature_repo)
     # On a server of its own nobody watches heartbeats, and their thread delays the end of each flow
     # by a second.
     quiet = {} if watched else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
@@ -337,6 +347,9 @@ _READERS: dict[str, Callable[[argparse.Namespace, Settings], list[str]]] = {
     "serve-features": serve_features,
 }
 """Commands that run no flow: they need no Prefect, and no run keeps them waiting."""
+
+_WITHOUT_DATA = ("retry", "import")
+"""Flow commands that read no suite or query of the feature repository by themselves."""
 
 _COMMANDS: dict[str, Callable[..., list[str]]] = {
     "run": _loop,

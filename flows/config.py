@@ -28,6 +28,7 @@ from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import check_space
 from tasks.training.shrinking.config import ShrinkingConfig
+from tasks.validation.suites import read_suites
 
 
 class PipelineConfig(BaseModel):
@@ -132,6 +133,23 @@ def read_pipeline_config(repo: Path) -> PipelineConfig:
         raise ConfigurationError(f"{USE_CASE_FILE} is no YAML: {exc}") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{USE_CASE_FILE}: {faults(exc)}. Nothing was run") from exc
+
+
+def check_repository(config: PipelineConfig, repo: Path) -> None:
+    """See that the files which a use case names are there and can be read, before any of it runs.
+
+    Raises:
+        ConfigurationError: a query is missing, or a suite is missing or wrong.
+    """
+    features = config.features
+    queries = [*config.feature_queries.values(), *config.staging_queries.values()]
+    if missing := [n for n in (*queries, features.training_set.sql) if not (repo / n).is_file()]:
+        raise ConfigurationError(
+            f"the feature repository has no file {', '.join(missing)}, which {USE_CASE_FILE} "
+            "names; write it, or change the name there. Nothing was run"
+        )
+    named = [*config.row_suites.values(), *config.table_suites.values()]
+    read_suites(repo, {name: name for name in (*named, features.training_set.suite)})
 
 
 def faults(exc: ValidationError) -> str:

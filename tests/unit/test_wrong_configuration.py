@@ -1,0 +1,49 @@
+"""A wrong feature repository is refused at once: no server is started and nothing is kept."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows import __main__ as command
+from tasks.settings import PROJECT_ROOT
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("FALAJ_HOME", "FALAJ_FEATURE_REPO"):
+        monkeypatch.setenv(name, str(tmp_path))  # the command sets them; given back afterwards
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    source = PROJECT_ROOT / "feature_repo" / "flights"
+    ignored = shutil.ignore_patterns("__pycache__", "blessed")
+    return Path(shutil.copytree(source, tmp_path / "repo", ignore=ignored))
+
+
+def refused(repo: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a command says of a repository that it refuses; nothing may be left of it."""
+    home = repo.parent / "home"
+    assert command.main(["--home", str(home), "--repo", str(repo), *words]) == 2
+    assert not home.exists()
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["run"], ["refresh", "2013-01-01T05:00Z", "2013-01-02T05:00Z"], ["train"], ["retry"]]
+)
+def test_a_wrong_entry(repo: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    file = repo / "use_case.yaml"
+    file.write_text(file.read_text().replace("max_epochs: 12", "max_epoch: 12"))
+    assert "training.max_epoch" in refused(repo, capsys, *words)
+
+
+def test_a_query_that_is_not_there(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repo / "sql" / "weather.sql").unlink()
+    assert "sql/weather.sql" in refused(repo, capsys, "run")
+
+
+def test_a_wrong_suite(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = repo / "expectations" / "feature_weather.yaml"
+    file.write_text(file.read_text().replace("units:", "unit:"))
+    assert "feature_weather.yaml" in refused(repo, capsys, "run")
