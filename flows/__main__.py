@@ -139,6 +139,11 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
         if options.on_platform:
             os.environ.update(running_platform(settings.home))
         if "PREFECT_API_URL" in os.environ:
+            if config is None:
+                raise ConfigurationError(
+                    f"the server {os.environ['PREFECT_API_URL']} serves its own UI; open that, or "
+                    "unset PREFECT_API_URL to see the runs of the state folder"
+                )
             return _run_flow(options, config, window, settings)
         port = free_port()
         server = stack.enter_context(prefect_server(settings.home, port))
