@@ -11,9 +11,10 @@ from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
 from flows.windows import hours_or_newest, refresh_run_name
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureRefresh
+from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
 from tasks.features.task import (
     build_feature_tables,
+    build_training_set,
     land_raw_rows,
     materialize_features,
     publish_feature_tables,
@@ -21,8 +22,12 @@ from tasks.features.task import (
 from tasks.lineage.task import record_refresh
 from tasks.monitoring.task import monitor_features
 from tasks.settings import Settings
-from tasks.validation.suites import read_suites
-from tasks.validation.task import validate_feature_tables, validate_landed_rows
+from tasks.validation.suites import read_suite, read_suites
+from tasks.validation.task import (
+    validate_feature_tables,
+    validate_landed_rows,
+    validate_training_set,
+)
 
 
 @flow(
@@ -34,6 +39,9 @@ from tasks.validation.task import validate_feature_tables, validate_landed_rows
 )
 def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> FeatureRefresh:
     """Make the window's features known, offline and online.
+
+    A window that holds the use case's own is refreshed for training: then nothing is published
+    before the training set that these tables give was retrieved and checked.
 
     Args:
         window: Rows whose time lies inside are landed anew; refused when it ends in the future.
@@ -48,6 +56,8 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
     rows = validate_landed_rows(landed, row_suites)
     built = build_feature_tables(rows, config.features)
     validations = validate_feature_tables(built, window, table_suites)
+    if window.contains(config.window):
+        check_training_set(built, config)
     tables = publish_feature_tables(built, validations)
     views = materialize_features(tables, window, config.features.materialization)
     monitoring = monitor_features(tables, window, config.view_keys, config.monitoring)
@@ -66,6 +76,16 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
         check_drift_by_volume(config)
         check_served_by_volume(config)
     return refresh
+
+
+def check_training_set(tables: FeatureTables, config: PipelineConfig) -> ValidatedDataset:
+    """Retrieve and check what is to be trained on; training finds it again in the store.
+
+    Raises:
+        DataContractError: nothing could be trained on these tables. They are not published.
+    """
+    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
+    return validate_training_set(build_training_set(config.window, config.features, tables), suite)
 
 
 def announce_staleness(use_case: str, sentences: tuple[str, ...]) -> None:

@@ -66,7 +66,7 @@ def materialize(
     feast = open_store(home, repo, features_folder(tables, store))
     apply_definitions(feast, home, repo, again=not present)
     # Other definitions, or an online store of which nothing is known: not this window alone.
-    same = present and ledger is not None and ledger.definitions == definitions_digest(repo)
+    same = present and ledger is not None and _holds_these_views(ledger, feast, repo)
     since = window.start - timedelta(hours=config.lateness_hours) if same else BEGINNING
     until = _reach(tables, window, ledger, mark)
     written = tuple(
@@ -97,6 +97,19 @@ def _reach(
     if mark is not None and (ledger is None or ledger.mark != mark):
         ends += [datetime.fromisoformat(name.split("/")[1]) for name in tables.sources]
     return max(ends)
+
+
+def _holds_these_views(ledger: Ledger, feast: FeatureStore, repo: Path) -> bool:
+    """True where what was materialized are the versions of the views that are active now.
+
+    Definitions that were taken back after a refused run are the same again, as other versions.
+    """
+    written = {view.name: view.version for view in ledger.views}
+    return ledger.definitions == definitions_digest(repo) and all(
+        written.get(view.name) == (view.current_version_number or 0)
+        for view in feast.list_feature_views()
+        if view.online
+    )
 
 
 def _materialize_view(

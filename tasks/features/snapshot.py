@@ -62,7 +62,7 @@ def build_training_set(
     def build(folder: StagedFolder) -> FeatureSnapshot:
         features = features_folder(tables, store)
         feast = open_store(home, repo, features)
-        apply_definitions(feast, home, repo)
+        apply_definitions(feast, home, repo, keep_undefined=True)
         service = service_to_train_on(feast, spec.feature_service)
         frame = folder.path / "entities.parquet"
         excluded, labels = write_entities(tables, window, config, repo, store, frame)

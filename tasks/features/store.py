@@ -100,11 +100,24 @@ def _check_owner(home: Path, project: str) -> None:
 
 
 def apply_definitions(
-    store: GuardedFeatureStore, home: Path, repo: Path, *, again: bool = False
+    store: GuardedFeatureStore,
+    home: Path,
+    repo: Path,
+    *,
+    again: bool = False,
+    keep_undefined: bool = False,
 ) -> None:
     """Make the registry say what the repository says, and the online store have its tables.
 
     Nothing is done where the same definitions were applied before, unless asked to do it `again`.
+
+    Args:
+        store: the open store.
+        home: state folder of the use case.
+        repo: feature repository.
+        again: apply whatever was applied before.
+        keep_undefined: remove nothing that the repository no longer defines: whoever reads it goes
+            on reading it until new tables are published.
     """
     mark = home / "feast" / "applied.json"
     digest = definitions_digest(repo)
@@ -115,8 +128,12 @@ def apply_definitions(
     rest = [o for o in objects if not isinstance(o, FeatureService)]
     with store.single_writer(), quiet():
         number_views(store, [o for o in objects if isinstance(o, FeatureView)])
-        store.apply(rest, objects_to_delete=_undefined(store, objects), partial=False)
+        undefined = _undefined(store, objects)
+        removed = [] if keep_undefined else undefined
+        store.apply(rest, objects_to_delete=removed, partial=False)
         apply_service_versions(store, services)
+    if removed != undefined:
+        return  # unmarked: the next materialization applies them again and removes the rest
     write_atomically(mark, json.dumps({"definitions": digest, "project": store.project}))
     logger.info("applied %d feature definitions", len(objects))
 

@@ -205,10 +205,13 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
     timeout_seconds=3600,
     cache_policy=NO_CACHE,
 )
-def build_training_set(window: TimeWindow, config: FeatureConfig) -> FeatureSnapshot:
+def build_training_set(
+    window: TimeWindow, config: FeatureConfig, tables: FeatureTables | None = None
+) -> FeatureSnapshot:
     """Retrieve the window's labelled rows with the features known at each one's moment.
 
-    Reads the published feature tables. Safe to retry: a snapshot is renamed into place when whole.
+    Reads these tables; None: the published ones. Safe to retry: a snapshot is renamed into place
+    when whole.
 
     Raises:
         ConfigurationError: the feature service does not exist. Not retried.
@@ -218,7 +221,7 @@ def build_training_set(window: TimeWindow, config: FeatureConfig) -> FeatureSnap
 
     settings = Settings.from_environment()
     home, repo, store = settings.features_home, settings.feature_repo, settings.store
-    tables = current_tables(home)
+    tables = tables or current_tables(home)
     key = training_set_key(tables, window, config, repo)
     snapshot = store.find(SNAPSHOTS, key, FeatureSnapshot)
     if snapshot is None:
