@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -31,10 +30,11 @@ from prefect.events.filters import (
 )
 
 from flows.places import is_online
-from flows.whereabouts import BOOT, HOST, PID, STARTED
+from flows.whereabouts import HOST, process_of
+from tasks.kernel.process import ProcessName
 from tasks.recovery.config import RecoveryConfig
 from tasks.recovery.judge import DAY_S, ProcessState, RunFact, RunState, SlotFact
-from tasks.recovery.processes import boot_id, is_engine, processes_by_run, started_at
+from tasks.recovery.processes import is_engine, processes_by_run
 
 PAGE = 200
 UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
@@ -186,14 +186,12 @@ def _age_s(run: FlowRun, now: datetime) -> float:
 def _process(run: FlowRun, pids: Sequence[int]) -> ProcessState:
     if any(is_engine(pid) for pid in pids):
         return "alive"  # its labels may still be those of an earlier attempt
-    labels = run.labels
-    if HOST not in labels:
+    if HOST not in run.labels:
         return "unknown"
-    if labels[HOST] != socket.gethostname():
+    process, mine = process_of(run.labels), ProcessName.of_this()
+    if process is None or (process.boot == mine.boot and process.space != mine.space):
         return "elsewhere"
-    same_boot = labels.get(BOOT) == boot_id()
-    is_there = same_boot and started_at(int(labels[PID])) == labels[STARTED]
-    return "alive" if is_there else "gone"
+    return "alive" if process.is_visible_to(mine) and not process.has_ended() else "gone"
 
 
 def _heartbeat_age_s(client: SyncPrefectClient, run: FlowRun, now: datetime) -> float | None:

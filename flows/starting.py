@@ -12,7 +12,6 @@ other's keys and runs: a claim is reserved for one of them, and only that one le
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,7 @@ from tasks.governor.acting import LOST, note_ends, start_claimed
 from tasks.governor.decision import Action
 from tasks.governor.ledger import Ledger
 from tasks.governor.records import ClaimState, Order, RunEnd, StartedAction
-from tasks.recovery.processes import boot_id, started_at
+from tasks.kernel.process import ProcessName
 from tasks.registry.task import roll_back
 from tasks.settings import Settings
 
@@ -262,16 +261,22 @@ def _use_case_of(deployment: DeploymentResponse) -> str | None:
 
 
 def _this_process() -> StartedAction:
-    place = f"{socket.gethostname()} {boot_id()} {os.getpid()} {started_at(os.getpid())}"
+    mine = ProcessName.of_this()
+    place = f"{socket.gethostname()} {mine.boot} {mine.space} {mine.pid} {mine.start}"
     return StartedAction(kind="in_process", run_id=str(runtime.flow_run.id), place=place)
 
 
 def _may_live(place: str) -> bool:
     """False where the process is known to be gone: of this host, and not running any more."""
-    host, boot, pid, began = place.split()
+    host, boot, *space, pid, start = place.split()
     if host != socket.gethostname():
         return True
-    return boot == boot_id() and str(started_at(int(pid))) == began
+    mine = ProcessName.of_this()
+    space = space or [mine.space]  # earlier versions noted none
+    process = ProcessName(boot=boot, space=space[0], pid=int(pid), start=int(start))
+    if not process.is_visible_to(mine):
+        return process.boot == mine.boot
+    return not process.has_ended()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,9 +24,12 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.contracts.base import Artifact
 from tasks.errors import ArtifactError, ConfigurationError, refused_writes_explained
+from tasks.kernel.scratch import scratch_folder
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 URI_SCHEME = "artifact:"
+STAGING = ".staging"
+"""Beginning of the names of folders that are being built, beside those that are finished."""
 DEFAULT_PROFILE = "local"
 DEFAULT_FEATURE_REPO = Path("feature_repo") / "flights"
 USE_CASE_FILE = "use_case.yaml"
@@ -239,13 +241,8 @@ class ArtifactStore:
     def _staging(self, final: Path) -> Iterator[Path]:
         with refused_writes_explained(final):
             final.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(final)
-            prefix = f".{final.name[:12]}-{os.getpid()}-"
-            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=final.parent))
-            try:
+            with scratch_folder(final.parent, STAGING) as folder:
                 yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
 
     @staticmethod
     def _publish(folder: Path, final: Path) -> None:
@@ -277,14 +274,6 @@ class StagedFolder:
             sha256=digest_of(path),
             num_bytes=size_of(path),
         )
-
-
-def _remove_abandoned(final: Path) -> None:
-    """Remove what builds of the same key left that were killed."""
-    for folder in final.parent.glob(f".{final.name[:12]}-*"):
-        owner = folder.name.split("-")[1]
-        if not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def named_artifacts(value: object) -> Iterator[Artifact]:

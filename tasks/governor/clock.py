@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from tasks.kernel.process import boot_id
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Uptime:
     @classmethod
     def now(cls) -> Uptime:
         """This moment, here."""
-        return cls(_BOOT_ID.read_text().strip(), time.clock_gettime(time.CLOCK_BOOTTIME))
+        return cls(boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
     def seconds_since(self, earlier: Uptime) -> float | None:
         """Seconds from an earlier moment to this one; None where it is of another boot."""

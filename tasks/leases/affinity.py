@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tasks.leases.claims import Grant
 from tasks.leases.hardware import HostDevices
-from tasks.leases.process import LEASE_VARIABLE
+from tasks.leases.liveness import LEASE_VARIABLE
 
 THREADS_OF_THIS = Path("/proc/self/task")
 NUMA_LIBRARY = "libnuma.so.1"

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.engine import Connection
 
 from tasks.errors import ConfigurationError
+from tasks.kernel.process import ProcessName
 from tasks.leases import table as rows
 from tasks.leases.claims import HELD, WAITING, Claim
 from tasks.leases.config import LeaseConfig, LeaseRequest
@@ -21,7 +22,6 @@ from tasks.leases.doorbell import ring
 from tasks.leases.hardware import HostDevices
 from tasks.leases.liveness import Liveness
 from tasks.leases.placement import Taken, due_s, grants_for, place
-from tasks.leases.process import ProcessName
 from tasks.leases.table import LeaseTable, open_database
 
 LOGGER = logging.getLogger(__name__)

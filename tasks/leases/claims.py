@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.kernel.process import ProcessName
 from tasks.leases.config import PARTS_PER_GPU, LeaseRequest
 from tasks.leases.hardware import HostDevices
-from tasks.leases.process import ProcessName
 
 WAITING: Literal["waiting"] = "waiting"
 HELD: Literal["held"] = "held"

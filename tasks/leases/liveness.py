@@ -14,8 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from tasks.kernel.process import ProcessName, processes_by_variable
 from tasks.leases.claims import HELD, Claim
-from tasks.leases.process import ProcessName, kin_of_lease
+
+LEASE_VARIABLE = "FALAJ_LEASE"
+"""What a lease's holder finds in its environment, and everything that it starts inherits."""
 
 
 class Liveness:
@@ -51,3 +54,8 @@ class Liveness:
         if claim.state == HELD and kin_of_lease(claim.mark):
             return None  # what it started still runs, under its guard, for some seconds
         return "its process has ended"
+
+
+def kin_of_lease(mark: str) -> list[int]:
+    """Process ids of everything that was started under a lease (its `mark`) and still runs."""
+    return processes_by_variable(LEASE_VARIABLE).get(mark, [])

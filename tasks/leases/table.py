@@ -21,10 +21,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool
 
 from tasks.errors import ConfigurationError, StorageError, TransientError
+from tasks.kernel.process import ProcessName
 from tasks.leases.claims import HELD, WAITING, Claim, Grant
 from tasks.leases.config import LeaseRequest
 from tasks.leases.hardware import HostDevices
-from tasks.leases.process import ProcessName
 from tasks.settings import private_folder
 
 # Holders count with an answer, or a refusal, well before their leases expire.

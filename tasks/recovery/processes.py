@@ -6,9 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
+
+from tasks.kernel.process import processes_by_variable, variable_of
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Set by a worker in the environment of a run's engine, and inherited by all that it starts."""
@@ -16,32 +17,9 @@ ENGINE = "prefect.engine"
 POLL_S = 0.1
 
 
-def boot_id() -> str:
-    """Identity of this host's current boot; another one after a restart."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def started_at(pid: int) -> int | None:
-    """Start of a process in ticks since the boot; None where there is none, or only its zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()  # the name in () may hold anything
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
 def processes_by_run() -> dict[str, list[int]]:
     """Processes of this user's by the flow run in whose environment they were started."""
-    found: dict[str, list[int]] = {}
-    for process in psutil.process_iter():
-        try:
-            run = process.environ().get(RUN_VARIABLE)
-            if run and process.status() != psutil.STATUS_ZOMBIE:
-                found.setdefault(run, []).append(process.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-            continue
-    return found
+    return processes_by_variable(RUN_VARIABLE)
 
 
 def is_engine(pid: int) -> bool:
@@ -74,13 +52,7 @@ def end_processes(run: str, pids: Iterable[int], grace_s: float) -> tuple[int, .
 
 
 def _is_of(pid: int, run: str) -> bool:
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return process.environ().get(RUN_VARIABLE) == run
-    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-        return False
+    return variable_of(pid, RUN_VARIABLE) == run
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -32,6 +32,7 @@ from tasks.governor.decision import Action
 from tasks.governor.ledger import Ledger, Wanted
 from tasks.governor.records import ClaimState, Outcome
 from tasks.governor.task import store_verdict
+from tasks.kernel.process import ProcessName
 from tasks.settings import Settings
 from tests.support.governor import builders
 from tests.support.governor.builders import FREE, MODEL, metric
@@ -239,7 +240,8 @@ def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
         assert claim.started.kind == "in_process"
         governor_sweep_flow()  # the process that runs it lives
         assert len(ledger.claims(ClaimState.STARTED)) == 1
-        monkeypatch.setattr(starting, "boot_id", lambda: "the next boot")
+        later = ProcessName.of_this().model_copy(update={"boot": "the next boot"})
+        monkeypatch.setattr(ProcessName, "of_this", lambda: later)
         governor_sweep_flow()
     (claim,) = ledger.claims(ClaimState.ENDED)
     assert claim.end is not None

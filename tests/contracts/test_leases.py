@@ -18,11 +18,12 @@ import pytest
 import sqlalchemy as sa
 
 from tasks.errors import ConfigurationError, LeaseError, LeaseLostError, TransientError
+from tasks.kernel.process import ProcessName
 from tasks.leases.book import LeaseBook, Outlook
 from tasks.leases.config import LeaseConfig, LeaseRequest
 from tasks.leases.hardware import HostDevices
 from tasks.leases.leases import acquire
-from tasks.leases.process import LEASE_VARIABLE, ProcessName
+from tasks.leases.liveness import LEASE_VARIABLE
 from tasks.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,10 +17,9 @@ from prefect.states import Cancelled, Crashed, Running, Suspended
 
 from flows.recovery_sweep import recovery_sweep_flow, sweep_once
 from flows.retry_command import find_run
-from flows.whereabouts import BOOT, HOST, PID, STARTED
+from flows.whereabouts import BOOT, HOST, PID, SPACE, STARTED, own_labels
 from tasks.errors import ConfigurationError
 from tasks.recovery.config import RecoveryConfig
-from tasks.recovery.processes import boot_id, started_at
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
 from tests.support.platform.routed_flows import (
@@ -109,16 +107,12 @@ def running_run(client: SyncPrefectClient, labels: dict[str, object]) -> str:
 def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_hosts_are_not(
     client: SyncPrefectClient,
 ) -> None:
-    own = {
-        HOST: socket.gethostname(),
-        BOOT: boot_id(),
-        PID: os.getpid(),
-        STARTED: started_at(os.getpid()),
-    }
+    own: dict[str, object] = {**own_labels()}
     alive = running_run(client, own)
     restarted = running_run(client, {**own, BOOT: str(uuid4())})
     reused = running_run(client, {**own, STARTED: 1})
     elsewhere = running_run(client, {**own, HOST: "another"})
+    contained = running_run(client, {**own, SPACE: "pid:[1]", STARTED: 1})
     lost: set[str] = set()
 
     def both_are_found() -> bool:
@@ -127,10 +121,10 @@ def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_host
         return {restarted, reused} <= lost
 
     wait_until(both_are_found, "the sweep has found them", 60)
-    assert not {alive, elsewhere} & lost
+    assert not {alive, elsewhere, contained} & lost
     states = {run: client.read_flow_run(run).state_name for run in (alive, restarted, elsewhere)}
     assert states == {alive: "Running", restarted: "Crashed", elsewhere: "Running"}
-    for run in (alive, elsewhere):
+    for run in (alive, elsewhere, contained):
         client.delete_flow_run(run)  # type: ignore[arg-type]
 
 

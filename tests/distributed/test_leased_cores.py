@@ -10,7 +10,7 @@ import pytest
 from tasks.contracts.training import EpochMetrics
 from tasks.leases.affinity import applied
 from tasks.leases.claims import Grant
-from tasks.leases.process import kin_of_lease
+from tasks.leases.liveness import kin_of_lease
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.host import Host
 from tests.support.platform.lease_devices import host

@@ -17,9 +17,11 @@ from tasks.errors import (
     StorageError,
     refused_writes_explained,
 )
+from tasks.kernel.process import ProcessName
 from tasks.settings import (
     DEFAULT_FEATURE_REPO,
     PROJECT_ROOT,
+    STAGING,
     ArtifactStore,
     Settings,
     StagedFolder,
@@ -139,6 +141,17 @@ def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_build_in_another_container_on_the_same_volume_is_left_alone(
+    store: ArtifactStore,
+) -> None:
+    contained = ProcessName.of_this().model_copy(update={"space": "pid:[1]", "pid": 4_000_000})
+    live = store.root / "notes" / f"{STAGING}-{contained.token}-abc"
+    live.mkdir(parents=True)
+    (live / "half").write_text("x")
+    build(store, "one", 1)
+    assert (live / "half").exists()
+
+
 def test_a_full_disk_gives_a_sentence(tmp_path: Path) -> None:
     def fill() -> None:
         with refused_writes_explained(tmp_path), open("/dev/full", "w") as full:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,8 @@ import numpy as np
 
 from tasks.contracts.base import TimeWindow
 from tasks.errors import StorageError, TransientError, refused_writes_explained
+from tasks.kernel.process import boot_id
+from tasks.kernel.scratch import remove_abandoned, scratch_folder
 from tasks.settings import content_key, write_atomically
 from tasks.training.data.decode import RowFacts, SnapshotFile
 from tasks.training.data.order import laid_out
@@ -30,6 +31,8 @@ from tasks.training.data.preprocess import Int32Array, Int64Array
 LOGGER = logging.getLogger(__name__)
 # Part of the name of the folder of decoded rows: another layout never meets old files.
 FILE_FORMAT = 2
+ASIDE = ".decoding"
+"""Beginning of the names of folders with half-written shards."""
 
 OnProgress = Callable[[], None]
 OnRows = Callable[[int, Int32Array, RowFacts], None]
@@ -123,7 +126,7 @@ class FileStore:
         self._folder = folder / _identity(snapshot, window)
         with refused_writes_explained(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-        self._remove_abandoned()
+        remove_abandoned(self._folder, ASIDE)  # before the space is measured
         self._facts = {shard: facts for shard in shards if (facts := self._finished(shard))}
         missing = [shard for shard in shards if shard not in self._facts]
         LOGGER.debug("%d of %d shards are decoded already", len(self._facts), len(shards))
@@ -216,33 +219,20 @@ class FileStore:
     ) -> None:
         """Write each shard's rows aside, then give them their names, the facts last."""
         facts = {shard: RowFacts.none_of(snapshot.columns) for shard in missing}
-        own = f"{secrets.token_hex(4)}-{os.getpid()}"
-        aside = {shard: self._folder / f".{shard}-{own}.aside" for shard in missing}
+        with refused_writes_explained(self._folder), scratch_folder(self._folder, ASIDE) as aside:
 
-        def add(shard: int, words: Int32Array, of_words: RowFacts) -> None:
-            with aside[shard].open("ab") as file:
-                file.write(words.data)
-            facts[shard].add(of_words)
+            def add(shard: int, words: Int32Array, of_words: RowFacts) -> None:
+                with (aside / str(shard)).open("ab") as file:
+                    file.write(words.data)
+                facts[shard].add(of_words)
 
-        with refused_writes_explained(self._folder):
-            try:
-                for path in aside.values():
-                    path.write_bytes(b"")
-                decode_shards(snapshot, window, missing, add, on_progress)
-                for shard, path in aside.items():
-                    path.replace(self._rows_path(shard))
-                    write_atomically(self._facts_path(shard), _facts_to_json(facts[shard]))
-            finally:
-                for path in aside.values():
-                    path.unlink(missing_ok=True)
+            for shard in missing:
+                (aside / str(shard)).touch()
+            decode_shards(snapshot, window, missing, add, on_progress)
+            for shard in missing:
+                (aside / str(shard)).replace(self._rows_path(shard))
+                write_atomically(self._facts_path(shard), _facts_to_json(facts[shard]))
         self._facts |= facts
-
-    def _remove_abandoned(self) -> None:
-        """Remove what a killed process left half written."""
-        for path in self._folder.glob(".*-*.aside"):
-            pid = path.stem.rpartition("-")[2]
-            if not Path("/proc", pid).exists():
-                path.unlink(missing_ok=True)
 
     def _rows_path(self, shard: int) -> Path:
         return self._folder / f"shard-{shard:05d}.rows"
@@ -280,7 +270,7 @@ def _identity(snapshot: SnapshotFile, window: TimeWindow) -> str:
     seen = snapshot.path.stat()
     return content_key(
         FILE_FORMAT,
-        Path("/proc/sys/kernel/random/boot_id").read_text(),
+        boot_id(),
         str(snapshot.path),
         seen.st_size,
         seen.st_mtime_ns,

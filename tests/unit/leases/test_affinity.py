@@ -12,8 +12,8 @@ from tasks.leases.affinity import NUMA_LIBRARY, applied, variables_of
 from tasks.leases.claims import Grant
 from tasks.leases.cores import CoreSet
 from tasks.leases.hardware import GPU, HostDevices, hardware_classes
+from tasks.leases.liveness import LEASE_VARIABLE, kin_of_lease
 from tasks.leases.nvidia import Gpu
-from tasks.leases.process import LEASE_VARIABLE, PROCFS, ProcessName, kin_of_lease, start_of
 from tasks.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
@@ -105,27 +105,6 @@ def test_where_memory_cannot_be_bound_it_is_said() -> None:
     )
     with applied(Grant(cores=(ONE,)), "m", far) as affinity:
         assert "refuses to bind memory" in affinity.memory or "not installed" in affinity.memory
-
-
-def test_a_process_is_known_by_its_start_and_not_by_its_number_alone() -> None:
-    me = ProcessName.of_this()
-    assert not me.has_ended()
-    assert me.model_copy(update={"start": me.start - 1}).has_ended()
-    assert not me.model_copy(update={"space": "another"}).is_visible_to(me)
-
-
-def test_a_process_that_has_ended_and_was_not_reaped_has_ended() -> None:
-    child = subprocess.Popen(["sleep", "600"])
-    try:
-        start = start_of(child.pid, PROCFS)
-        assert start is not None
-        name = ProcessName.of_this().model_copy(update={"pid": child.pid, "start": start})
-        assert not name.has_ended()
-        child.kill()
-        wait_until(name.has_ended, "the end, unreaped")
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_what_runs_under_a_lease_is_found_by_its_mark() -> None:

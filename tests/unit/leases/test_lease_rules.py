@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tasks.kernel.process import ProcessName, start_of
 from tasks.leases.book import LeaseBook
 from tasks.leases.claims import HELD, Claim, Grant
 from tasks.leases.config import LeaseConfig, LeaseRequest
-from tasks.leases.process import PROCFS, ProcessName, start_of
 from tests.support.platform.lease_devices import host
 from tests.support.suite.examples import examples
 
@@ -94,7 +94,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
 
     def ask_once(self, request: LeaseRequest, priority: int) -> None:
         process = subprocess.Popen(["sleep", "600"])
-        start = start_of(process.pid, PROCFS)
+        start = start_of(process.pid)
         assert start is not None
         name = self.me.model_copy(update={"pid": process.pid, "start": start})
         self.asking = name

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tasks.kernel.process import ProcessName
 from tasks.leases.claims import Claim, Grant
 from tasks.leases.config import LeaseRequest
 from tasks.leases.cores import CoreLimit, CoreSet
 from tasks.leases.hardware import HostDevices
 from tasks.leases.placement import Taken, due_s, grants_for, place
-from tasks.leases.process import ProcessName
 from tests.support.platform.lease_devices import gpu, host
 
 BOOT = "boot"

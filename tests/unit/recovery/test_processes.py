@@ -9,13 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from tasks.recovery.processes import (
-    RUN_VARIABLE,
-    boot_id,
-    end_processes,
-    processes_by_run,
-    started_at,
-)
+from tasks.recovery.processes import RUN_VARIABLE, end_processes, processes_by_run
 
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
 GENTLE = "print(1, flush=True)"
@@ -49,22 +43,3 @@ def test_processes_are_found_and_ended_even_those_that_do_not_want_to() -> None:
         assert stubborn.wait(30) == -9
         assert spared.poll() is None
         assert run not in processes_by_run()
-
-
-def test_a_process_is_known_by_its_start_and_a_dead_one_has_none() -> None:
-    own = started_at(os.getpid())
-    assert own is not None
-    assert own == started_at(os.getpid())
-    with process_of(str(uuid4()), GENTLE) as process:
-        later = started_at(process.pid)
-        assert later is not None
-        assert later > own
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert started_at(process.pid) is None  # still there as a zombie
-    assert started_at(process.pid) is None
-
-
-def test_the_boot_has_an_identity() -> None:
-    assert boot_id() == boot_id()
-    assert len(boot_id()) == 36

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +8,9 @@ import numpy as np
 import pytest
 
 from tasks.errors import StorageError, TransientError
+from tasks.kernel.process import ProcessName
 from tasks.training.data.decode import SnapshotFile
-from tasks.training.data.store import FileStore, MemoryStore
+from tasks.training.data.store import ASIDE, FileStore, MemoryStore
 from tests.support.data.builders import COLUMNS, YEAR, frame, month
 
 NUM_SHARDS = 4
@@ -122,16 +120,12 @@ def test_what_a_killed_process_left_half_written_is_removed(
 ) -> None:
     open_store(tmp_path / "rows", snapshot, 0)
     (folder,) = (tmp_path / "rows").iterdir()
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    abandoned = folder / f".3-{dead.stdout.strip()}.aside"
-    ours = folder / f".3-{os.getppid()}.aside"
+    mine = ProcessName.of_this()
+    abandoned = folder / f"{ASIDE}-{mine.model_copy(update={'start': mine.start + 1}).token}-0"
+    ours = folder / f"{ASIDE}-{mine.token}-0"
     for path in (abandoned, ours):
-        path.write_bytes(b"half")
+        path.mkdir()
+        (path / "3").write_bytes(b"half")
     open_store(tmp_path / "rows", snapshot, 0)
     assert not abandoned.exists()
     assert ours.exists()

@@ -1,0 +1,107 @@
+"""Which process something belongs to, and whether it is still there (Linux).
+
+A process id alone is no name: ids come again, and each container counts its own. The machine's
+boot, the namespace of process ids and the moment of the start make one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROCFS = Path("/proc")
+ENDED_STATES = ("Z", "X")
+STATE_FIELD, START_FIELD = 0, 19  # of /proc/PID/stat, counted after the command's name
+TOKEN = r"[0-9a-f]{8}\.[0-9a-f]+\.[0-9a-f]+"
+
+
+class ProcessName(BaseModel):
+    """One process of one boot of one machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    boot: str = Field(description="Id of the machine's boot.")
+    space: str = Field(description="Namespace of process ids, such as a container has its own.")
+    pid: int = Field(ge=1, description="Process id.")
+    start: int = Field(ge=0, description="Its start, in clock ticks since the boot.")
+
+    @classmethod
+    def of_this(cls, procfs: Path = PROCFS) -> Self:
+        """The calling process."""
+        pid = os.getpid()
+        return cls(
+            boot=boot_id(procfs), space=_space(procfs), pid=pid, start=start_of(pid, procfs) or 0
+        )
+
+    @property
+    def token(self) -> str:
+        """Name of the process as part of a file's name: `<boot and namespace>.<pid>.<start>`."""
+        seen_from = hashlib.sha256(f"{self.boot} {self.space}".encode()).hexdigest()[:8]
+        return f"{seen_from}.{self.pid:x}.{self.start:x}"
+
+    def is_visible_to(self, other: ProcessName) -> bool:
+        """True where `other` can see in `/proc` whether this process is there."""
+        return (self.boot, self.space) == (other.boot, other.space)
+
+    def sees_alive(self, token: str, procfs: Path = PROCFS) -> bool | None:
+        """Whether the process of a token is there; None where this one cannot see it."""
+        seen_from, pid, start = token.split(".")
+        if not self.token.startswith(f"{seen_from}."):
+            return None
+        return start_of(int(pid, 16), procfs) == int(start, 16)
+
+    def has_ended(self, procfs: Path = PROCFS) -> bool:
+        """True where the process is gone; to be asked only where it is visible."""
+        return start_of(self.pid, procfs) != self.start
+
+
+def boot_id(procfs: Path = PROCFS) -> str:
+    """Id of this boot of this machine; containers on it have the same."""
+    return (procfs / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_of(pid: int, procfs: Path = PROCFS) -> int | None:
+    """Start of a process in clock ticks since the boot; None where it is not there or has ended."""
+    try:
+        text = (procfs / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name in () may hold anything
+    return None if fields[STATE_FIELD] in ENDED_STATES else int(fields[START_FIELD])
+
+
+def processes_by_variable(name: str, procfs: Path = PROCFS) -> dict[str, list[int]]:
+    """Process ids of what runs, by the value that a variable had in the environment of its start.
+
+    Processes of other users, whose environment cannot be read, are not seen.
+    """
+    found: dict[str, list[int]] = {}
+    for entry in procfs.iterdir():
+        if entry.name.isdigit() and (value := variable_of(int(entry.name), name, procfs)):
+            found.setdefault(value, []).append(int(entry.name))
+    return found
+
+
+def variable_of(pid: int, name: str, procfs: Path = PROCFS) -> str | None:
+    """A variable of the environment that a process was started with.
+
+    None where it is not set, or the process has ended or is another user's.
+    """
+    try:
+        variables = (procfs / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    beginning = f"{name}=".encode()
+    for variable in variables:
+        if variable.startswith(beginning):
+            there = start_of(pid, procfs) is not None
+            return os.fsdecode(variable.removeprefix(beginning)) if there else None
+    return None
+
+
+def _space(procfs: Path) -> str:
+    return os.readlink(procfs / "self" / "ns" / "pid")

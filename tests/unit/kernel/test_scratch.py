@@ -1,0 +1,68 @@
+"""Scratch folders go with their context, and those of killed processes with the next sweep."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from tasks.kernel.process import ProcessName
+from tasks.kernel.scratch import UNSEEN_LIMIT_S, remove_abandoned, scratch_folder
+
+MINE = ProcessName.of_this()
+DEAD = MINE.model_copy(update={"start": MINE.start + 1})
+CONTAINED = MINE.model_copy(update={"space": "pid:[1]", "start": 1})
+
+
+def folder_of(process: ProcessName, parent: Path, prefix: str = "work") -> Path:
+    folder = parent / f"{prefix}-{process.token}-abc"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "file").write_text("x")
+    return folder
+
+
+def test_a_scratch_folder_is_private_and_gone_in_the_end(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path, "work") as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "file").write_text("x")
+        remove_abandoned(tmp_path, "work")
+        assert (folder / "file").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    dead, alive = folder_of(DEAD, tmp_path), folder_of(MINE, tmp_path)
+    others = [folder_of(DEAD, tmp_path, "other"), tmp_path / "work-of-mine", tmp_path / "work-1-x"]
+    for path in others[1:]:
+        path.mkdir()
+    file = tmp_path / f"work-{DEAD.token}-file"
+    file.write_text("x")
+    with scratch_folder(tmp_path, "work"):
+        assert not dead.exists()
+        assert not file.exists()
+        assert all(path.exists() for path in (alive, *others))
+
+
+def test_a_process_of_another_container_keeps_its_folder_until_nothing_changes_for_a_week(
+    tmp_path: Path,
+) -> None:
+    folder = folder_of(CONTAINED, tmp_path)
+    remove_abandoned(tmp_path, "work")
+    assert folder.exists()
+    old = time.time() - UNSEEN_LIMIT_S - 60
+    for path in (folder, folder / "deep"):
+        os.utime(path, (old, old))
+    remove_abandoned(tmp_path, "work")
+    assert folder.exists()  # a file in it is younger
+    os.utime(folder / "deep" / "file", (old, old))
+    remove_abandoned(tmp_path, "work")
+    assert not folder.exists()
+
+
+def test_a_link_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    link = tmp_path / f"work-{DEAD.token}-abc"
+    link.symlink_to(tmp_path / "kept")
+    remove_abandoned(tmp_path, "work")
+    assert not link.is_symlink()
+    assert (tmp_path / "kept").is_dir()
