@@ -48,7 +48,7 @@ def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchR
     """
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
-    dataset = validate_training_set(snapshot, suite)
+    dataset = validate_training_set(snapshot, suite, config.splits)
     study = run_trials(dataset, config)
     best = with_best_trial(config, study)
     model = train_distributed(dataset, best.splits, best.training)  # trained already: reused

@@ -58,7 +58,7 @@ def shrinking_flow(config: PipelineConfig, version: int | None = None) -> Shrink
     config = with_splits(config, parent.splits)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
-    dataset = validate_training_set(snapshot, suite)
+    dataset = validate_training_set(snapshot, suite, config.splits)
 
     twins = train_twins(plan, parent, dataset, config)
     choice = chosen(plan.shrinking, twins.taught, twins.untaught)

@@ -38,7 +38,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     config.training.check_installed()
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
-    dataset = validate_training_set(snapshot, suite)
+    dataset = validate_training_set(snapshot, suite, config.splits)
     initial = None
     if config.training.start == "champion":
         training = config.training.model_dump(mode="json")

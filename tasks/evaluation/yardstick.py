@@ -75,14 +75,24 @@ class CategoryEncoding:
 
     columns: DatasetSchema
     values: dict[str, dict[str, int]] = field(default_factory=dict)
+    unknown: list[int] = field(default_factory=list)
 
     def learn(self, rows: pd.DataFrame) -> None:
-        """Number the values of each category column, the most frequent first."""
+        """Number the values of each category column, the most frequent first.
+
+        A column without any known value among these rows, perhaps a sample, is held constant:
+        scikit-learn finds no bins for it.
+        """
         for name in self.columns.categorical:
             frequent = (
                 rows[name].value_counts().sort_index().sort_values(ascending=False, kind="stable")
             )
             self.values[name] = {v: i for i, v in enumerate(frequent.index[:MAX_CATEGORIES])}
+        self.unknown = [
+            position
+            for position, name in enumerate(input_columns(self.columns))
+            if rows[name].isna().all()
+        ]
 
     def matrix(self, rows: pd.DataFrame) -> Float32Array:
         """Features of `rows`, categories first, shape (rows, features)."""
@@ -93,6 +103,7 @@ class CategoryEncoding:
             )
         for position, name in enumerate(self.columns.numeric, start=len(self.columns.categorical)):
             matrix[:, position] = rows[name].to_numpy(dtype=np.float32, na_value=np.nan)
+        matrix[:, self.unknown] = 0
         return matrix
 
 

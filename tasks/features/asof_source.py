@@ -97,10 +97,14 @@ def _local_rows(source: FileSource, config: RepoConfig) -> str:
     if set("*?[") & set(source.path):
         return parquet(path)
     if not path.exists():
-        raise FeatureStoreError(
-            f"feature table {source.path} is not there yet; run the feature refresh for a window "
-            "first"
+        present = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
+        cure = (
+            f"there are {', '.join(present)}. Declare it among feature_tables in use_case.yaml, or "
+            f"mend the path of source {source.name} in the feature definitions"
+            if present
+            else "no feature table is there yet; refresh a window first"
         )
+        raise FeatureStoreError(f"feature table {source.path} is not there; {cure}")
     return parquet(path.resolve())
 
 

@@ -110,6 +110,11 @@ class FeatureTable(_Config):
         description="A row depends on no raw row older than this; 0 for a static table."
     )
     static: bool = Field(default=False, description="Replaced whole at each refresh.")
+    unbounded: tuple[Identifier, ...] = Field(
+        default=(),
+        description="Columns that may hold infinite numbers and any magnitude; elsewhere such "
+        "values are refused.",
+    )
     suite: str = Field(min_length=1, description="Expectation suite that judges the table.")
 
 
@@ -145,6 +150,9 @@ class TrainingSet(_Config):
     )
     numeric: tuple[Identifier, ...] = Field(
         description="Columns of the entity frame that the model takes as numbers."
+    )
+    unbounded: tuple[Identifier, ...] = Field(
+        default=(), description="Columns of the entity frame that may hold infinite numbers."
     )
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,13 @@ import duckdb
 from tasks.contracts.base import TimeWindow
 from tasks.errors import ArtifactError, StorageError
 
+LARGEST_NUMBER = 3.4028234663852886e38
+"""Models take 32-bit floats, in which anything beyond this is infinite."""
+NUMBERS = (
+    *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
+    *("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT"),
+)
+"""DuckDB's types of numbers, beside DECIMAL."""
 ABSENT = "No files found that match the pattern"
 
 
@@ -89,3 +96,29 @@ def parquet(path: Path) -> str:
     """
     pattern = path / "*.parquet" if path.is_dir() else path
     return f"read_parquet({sql_text(pattern)}, hive_partitioning = false)"
+
+
+def endless_numbers(
+    con: duckdb.DuckDBPyConnection, table: str, unbounded: Collection[str] = ()
+) -> str:
+    """In words, the columns with numbers that are infinite or beyond `LARGEST_NUMBER`; else "".
+
+    Args:
+        con: where the table is.
+        table: its name.
+        unbounded: columns that may hold such numbers.
+    """
+    described = con.execute(f"DESCRIBE {sql_name(table)}").fetchall()
+    floats = [c for c, kind, *_ in described if kind in ("FLOAT", "DOUBLE") and c not in unbounded]
+    if not floats:
+        return ""
+    counts = ", ".join(  # NaN counts as greater than any number
+        f"count(*) FILTER (abs({n}) > {LARGEST_NUMBER} AND NOT isnan({n}))"
+        for n in map(sql_name, floats)
+    )
+    total, *numbers = con.execute(f"SELECT count(*), {counts} FROM {sql_name(table)}").fetchall()[0]
+    return "; ".join(
+        f"{column} is infinite, or beyond {LARGEST_NUMBER:.1e}, in {number:,} of {total:,} rows"
+        for column, number in zip(floats, numbers, strict=True)
+        if number
+    )

@@ -22,7 +22,14 @@ from tasks.contracts.data import (
 )
 from tasks.errors import ConfigurationError, DataContractError, FeatureStoreError
 from tasks.features.config import FeatureConfig, TrainingSet
-from tasks.features.duck import duckdb_session, set_window, sql_name, sql_text
+from tasks.features.duck import (
+    NUMBERS,
+    duckdb_session,
+    endless_numbers,
+    set_window,
+    sql_name,
+    sql_text,
+)
 from tasks.features.evidence import pin
 from tasks.features.ledger import SNAPSHOTS, training_set_key
 from tasks.features.store import apply_definitions, find_service, open_store
@@ -138,12 +145,17 @@ def write_entities(
 
 
 def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: TimeWindow) -> None:
-    present = {row[0] for row in con.execute("DESCRIBE frame").fetchall()}
+    types = {row[0]: row[1] for row in con.execute("DESCRIBE frame").fetchall()}
     wanted = [spec.row_id, spec.event_time, spec.label, spec.exclusion]
-    if missing := [c for c in (*wanted, *spec.categorical, *spec.numeric) if c not in present]:
+    if missing := [c for c in (*wanted, *spec.categorical, *spec.numeric) if c not in types]:
         raise ConfigurationError(
             f"query {spec.sql} gives no column {', '.join(missing)}, which the training set names; "
             "add it to the query or take it out of use_case.yaml. Nothing was retrieved"
+        )
+    if not types[spec.event_time].startswith("TIMESTAMP"):
+        raise ConfigurationError(
+            f"query {spec.sql} gives {spec.event_time} as {types[spec.event_time]}, expected a "
+            f"moment; write {spec.event_time}::TIMESTAMPTZ. Nothing was retrieved"
         )
     row_id, moment, label = (sql_name(c) for c in (spec.row_id, spec.event_time, spec.label))
     total, distinct, labelled, outside = con.execute(
@@ -161,6 +173,37 @@ def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: Time
         raise DataContractError(
             f"entity frame of {spec.sql}: none of {total} rows in {window} has a label; choose a "
             "window whose outcomes are known. Nothing was retrieved"
+        )
+    _check_label(con, spec, types[spec.label])
+    others = types.keys() - set(spec.numeric)
+    if endless := endless_numbers(con, "frame", {*others, *spec.unbounded}):
+        raise DataContractError(
+            f"entity frame of {spec.sql}: {endless}; expected numbers. Divide by nullif(..., 0) "
+            "there, or name the column among `unbounded` of the training set. Nothing was retrieved"
+        )
+
+
+def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, kind: str) -> None:
+    """See that every known label is 0 or 1, or a finite number where the task is regression."""
+    label, is_number = sql_name(spec.label), spec.task == "regression"
+    fits = "TRUE" if kind in NUMBERS or kind.startswith("DECIMAL") else "FALSE"
+    if fits == "TRUE":
+        fits = f"isfinite({label}::DOUBLE)" if is_number else f"{label} IN (0, 1)"
+    found = con.execute(
+        f"SELECT {label}::VARCHAR, count(*), sum(count(*)) OVER () FROM frame "
+        f"WHERE {label} IS NOT NULL AND NOT {fits} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 5"
+    ).fetchall()
+    if found:
+        shown = ", ".join(f"{value!r} ({count:,} rows)" for value, count, _ in found)
+        cure = (
+            "a finite number, or null where it is not known; mend the query"
+            if is_number
+            else f"0, 1, or null where it is not known; write ({spec.label} = ...)::INTEGER in the "
+            "query for one of the values, or set task to regression for a number"
+        )
+        raise DataContractError(
+            f"label {spec.label} of {spec.sql} ({kind}) has other values in {found[0][2]:,} rows: "
+            f"{shown}; expected {cure}. Nothing was retrieved"
         )
 
 

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -162,6 +163,9 @@ def load_definitions(repo: Path) -> list[Definition]:
 
     Modules are imported by their bare names, as Feast does it, and forgotten afterwards, so that
     another repository may have modules of the same names.
+
+    Raises:
+        ConfigurationError: a view's values would be too old from the start.
     """
     kinds = (Entity, DataSource, FeatureView, FeatureService, Permission)
     found: dict[int, Definition] = {}
@@ -179,6 +183,13 @@ def load_definitions(repo: Path) -> list[Definition]:
         sys.path.remove(str(repo))
         for name in bare_names:
             sys.modules.pop(name, None)
+    for view in found.values():
+        if isinstance(view, FeatureView) and view.ttl and view.ttl < timedelta(0):
+            raise ConfigurationError(
+                f"feature view {view.name} has ttl {view.ttl.days} days, so that no value is ever "
+                "young enough; expected a positive time, or 0 for values that never grow too old. "
+                "Mend the feature definitions. Nothing was applied"
+            )
     return list(found.values())
 
 

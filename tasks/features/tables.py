@@ -32,6 +32,7 @@ from tasks.errors import (
 from tasks.features.config import FeatureConfig, FeatureTable, StagingQuery
 from tasks.features.duck import (
     duckdb_session,
+    endless_numbers,
     names,
     parquet,
     set_window,
@@ -199,7 +200,7 @@ def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None
         raise ConfigurationError(
             f"query {name} of the feature repository is wrong: {reason}. Nothing was changed"
         ) from exc
-    except (duckdb.ConversionException, duckdb.InvalidInputException) as exc:
+    except (duckdb.DataError, duckdb.InvalidInputException) as exc:
         reason = " ".join(str(exc).split())
         raise DataContractError(
             f"query {name} met a value it cannot work with: {reason}. Nothing was changed"
@@ -329,6 +330,12 @@ class _Draft:
                 f"feature table {table.name}: {doubled} key(s) have two rows at one moment and "
                 f"{nameless} row(s) have a null key or time; expected one row a key and moment. "
                 "Check the raw rows for duplicates. Nothing was published"
+            )
+        if endless := endless_numbers(self._con, "computed", table.unbounded):
+            raise DataContractError(
+                f"feature table {table.name}: {endless}; expected numbers. Divide by "
+                f"nullif(..., 0) in {table.sql}, or name the column among `unbounded` of the table "
+                "in use_case.yaml. Nothing was published"
             )
 
     def _replace(

@@ -10,6 +10,7 @@ import great_expectations as gx
 
 from tasks.contracts.base import Artifact, Contract, TimeWindow
 from tasks.contracts.data import (
+    DataSplits,
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
@@ -26,6 +27,7 @@ from tasks.validation.expectations import Judged, compile_suite, run_checks
 from tasks.validation.outcome import CheckOutcome, Status, SuiteOutcome, read_outcome
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite
+from tasks.validation.windows import faults_of_windows
 from tasks.validation.wording import failure_in_words, observed_in_words, unexpected_values
 
 logger = logging.getLogger(__name__)
@@ -89,12 +91,24 @@ def validate_tables(
 
 
 def validate_snapshot(
-    snapshot: FeatureSnapshot, suite: Suite, store: ArtifactStore, show: Show | None = None
+    snapshot: FeatureSnapshot,
+    suite: Suite,
+    store: ArtifactStore,
+    show: Show | None = None,
+    splits: DataSplits | None = None,
 ) -> ValidatedDataset:
     """Vouch for a training set; training takes nothing else.
 
+    Args:
+        snapshot: the training set.
+        suite: what must hold.
+        store: holds the snapshot; the result is kept there too.
+        show: called with the outcome, good or bad, before anything is raised.
+        splits: windows that a model is to be trained and judged on; None where none is.
+
     Raises:
-        DataContractError: an expectation fails, or the snapshot does not hold what it says.
+        DataContractError: an expectation fails, the snapshot does not hold what it says, or a
+            window of the splits cannot be learned from.
         ConfigurationError: the suite is wrong.
     """
     subject = TableRef(name="snapshot", artifact=snapshot.data, num_rows=snapshot.num_rows)
@@ -105,6 +119,12 @@ def validate_snapshot(
             f"{'; '.join(faults)}. Bring the suite and the training set into line. {undone}"
         )
     result = validate_table(subject, suite, snapshot.window, store, undone, show)
+    if splits and (
+        faults := faults_of_windows(store.path(snapshot.data), snapshot.columns, splits)
+    ):
+        raise DataContractError(
+            f"training set of {snapshot.feature_service}: {'; '.join(faults)}. {undone}"
+        )
     return ValidatedDataset(snapshot=snapshot, validation=result)
 
 

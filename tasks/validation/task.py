@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
+    DataSplits,
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
@@ -104,18 +105,26 @@ def validate_feature_tables(
     result_serializer="json",
     cache_policy=ByContent(task_file=__file__),
 )
-def validate_training_set(snapshot: FeatureSnapshot, suite: Suite) -> ValidatedDataset:
+def validate_training_set(
+    snapshot: FeatureSnapshot, suite: Suite, splits: DataSplits | None = None
+) -> ValidatedDataset:
     """Check a training set, leaks included; nothing trains without what this returns.
 
     Safe to retry: it only reads, and a result is kept whole under a key of its content.
 
+    Args:
+        snapshot: The training set.
+        suite: What must hold.
+        splits: Windows that a model is to be trained and judged on; None where none is.
+
     Raises:
-        DataContractError: the snapshot breaks its contract. Not retried.
+        DataContractError: the snapshot breaks its contract, or a window of the splits cannot be
+            learned from. Not retried.
     """
     from tasks.validation.runner import validate_snapshot
 
     store = Settings.from_environment().store
-    return validate_snapshot(snapshot, suite, store, show=_show)
+    return validate_snapshot(snapshot, suite, store, show=_show, splits=splits)
 
 
 @task(

@@ -99,3 +99,15 @@ def test_a_training_window_without_rows_is_refused(store: ArtifactStore) -> None
     dataset = builders.dataset(store, data[data["event_timestamp"].dt.month > 6])
     with pytest.raises(DataContractError, match="has no row in 2013-01-01T00:00Z"):
         score_yardstick(dataset, builders.splits(), QUICK_YARDSTICK, store)
+
+
+@pytest.mark.parametrize("column", ["gust", "dest"])
+def test_a_column_without_known_values_in_the_sample_does_not_stop_it(
+    store: ArtifactStore, column: str
+) -> None:
+    data = builders.frame()
+    data.loc[data["event_timestamp"].dt.month <= 6, column] = None
+    other = score_yardstick(
+        builders.dataset(store, data), builders.splits(), QUICK_YARDSTICK, store
+    )
+    assert read_scores(other, store)["yardstick_score"].notna().all()

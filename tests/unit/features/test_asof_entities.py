@@ -127,7 +127,7 @@ def test_a_source_without_a_column_of_its_view_is_named(feast_store: FeatureStor
 
 
 def test_a_source_that_is_not_there_is_named(feast_store: FeatureStore) -> None:
-    with pytest.raises(FeatureStoreError, match=r"feature table gone\.parquet is not there yet"):
+    with pytest.raises(FeatureStoreError, match=r"feature table gone\.parquet is not there; "):
         ask(feast_store, [view_of("gone.parquet")], asked(("a", 1))).to_df()
 
 

@@ -1,0 +1,101 @@
+"""Data that is not ours: what cannot be used is refused before training, with column and cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.features.store import load_definitions
+from tests.support.data.shop import Shop, orders
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_the_shop_is_fine_as_it_is(shop: Shop) -> None:
+    excluded, labels = shop.entities()
+    assert excluded == ()
+    assert 0.2 < labels.mean < 0.8
+
+
+def without_items(shop: Shop) -> None:
+    rows = orders()
+    rows.loc[rows["customer"] == "c07", "items"] = 0
+    shop.write("orders", rows)
+
+
+def test_infinite_features_are_refused_where_a_table_lands(shop: Shop) -> None:
+    without_items(shop)
+    with pytest.raises(DataContractError, match=r"price_of_an_item is infinite.* nullif\("):
+        shop.tables()
+
+
+def test_infinite_features_are_let_through_where_they_are_declared(shop: Shop) -> None:
+    without_items(shop)
+    declared = "suite: feature_habits, unbounded: [price_of_an_item]"
+    shop.replace("use_case.yaml", "suite: feature_habits", declared)
+    assert shop.tables().tables[0].num_rows == 600
+
+
+def test_numbers_beyond_those_of_models_are_infinite_too(shop: Shop) -> None:
+    shop.replace("sql/habits.sql", "sum(amount)", "1e300 * sum(amount)")
+    with pytest.raises(DataContractError, match="price_of_an_item is infinite, or beyond"):
+        shop.tables()
+
+
+def test_a_sum_that_overflows_is_told_with_its_query(shop: Shop) -> None:
+    shop.replace("sql/habits.sql", "count(*) OVER weeks", "9223372036854775807 + items")
+    with pytest.raises(DataContractError, match=r"sql/habits\.sql"):
+        shop.tables()
+
+
+def test_infinite_numbers_of_the_entity_frame_are_refused(shop: Shop) -> None:
+    shop.replace("sql/entities.sql", "amount::FLOAT", "(amount / 0)::FLOAT")
+    with pytest.raises(DataContractError, match="amount is infinite"):
+        shop.entities()
+
+
+@pytest.mark.parametrize(
+    ("label", "seen"),
+    [
+        ("CASE WHEN items > 2 THEN 'yes' ELSE 'no' END", "'no'"),
+        ("(items > 2)", "'false'"),
+        ("items", "'3'"),
+        ("if(items > 2, 1.0, 'NaN'::DOUBLE)", "'nan'"),
+        ("ordered", "2024-"),
+    ],
+)
+def test_a_label_other_than_0_and_1_is_refused_with_column_values_and_cure(
+    shop: Shop, label: str, seen: str
+) -> None:
+    shop.replace("sql/entities.sql", "    NULL::", f"    {label} AS target,\n    NULL::")
+    shop.replace("use_case.yaml", "label: again", "label: target")
+    with pytest.raises(DataContractError, match=r"label target of .*::INTEGER") as refused:
+        shop.entities()
+    assert seen in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "label", ["items::VARCHAR", "'inf'::DOUBLE", "if(items > 2, 1.0, 'NaN'::DOUBLE)"]
+)
+def test_a_number_to_predict_is_a_finite_number(shop: Shop, label: str) -> None:
+    shop.replace("sql/entities.sql", "    NULL::", f"    {label} AS target,\n    NULL::")
+    shop.replace("use_case.yaml", "label: again", "task: regression\n    label: target")
+    with pytest.raises(DataContractError, match=r"label target of .*a finite number"):
+        shop.entities()
+
+
+def test_a_moment_that_is_text_is_told_with_its_cure(shop: Shop) -> None:
+    shop.replace("sql/entities.sql", "ordered + INTERVAL 1 HOUR AS", "ordered::VARCHAR AS")
+    with pytest.raises(ConfigurationError, match="event_timestamp::TIMESTAMPTZ"):
+        shop.entities()
+
+
+def test_a_ttl_below_zero_is_refused_before_it_is_applied(shop: Shop) -> None:
+    shop.replace("definitions.py", "timedelta(days=60)", "timedelta(days=-60)")
+    with pytest.raises(ConfigurationError, match=r"feature view habits has ttl -60 days"):
+        load_definitions(shop.repo)
