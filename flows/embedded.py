@@ -24,7 +24,7 @@ from tasks.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.settings import PRIVATE_MODE, PROJECT_ROOT
+from tasks.settings import PROJECT_ROOT, make_folder
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15
@@ -102,7 +102,7 @@ def only_run(home: Path) -> Iterator[None]:
         ConfigurationError: another run holds it.
     """
     with refused_writes_explained(home):
-        home.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)
+        make_folder(home)
         lock = (home / "run.lock").open("a+")
     with lock:
         try:
@@ -153,7 +153,7 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
 
     folder = home / "prefect"
     with refused_writes_explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         log = (folder / "server.log").open("ab")
     environment = {
         **server_environment(os.environ),

@@ -35,7 +35,7 @@ from tasks.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.settings import PRIVATE_MODE
+from tasks.settings import make_folder
 
 BUSY_TIMEOUT_MS = 60_000
 CONNECT_TIMEOUT_S = 10
@@ -91,7 +91,7 @@ def open_database(url: str, tables: MetaData) -> Engine:
     if address.get_backend_name() == "sqlite":
         if address.database:
             with refused_writes_explained(Path(address.database)):
-                Path(address.database).parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)
+                make_folder(Path(address.database).parent)
         engine = create_engine(
             address, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}
         )

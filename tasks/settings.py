@@ -240,7 +240,7 @@ class ArtifactStore:
     @contextmanager
     def _staging(self, final: Path) -> Iterator[Path]:
         with refused_writes_explained(final):
-            final.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(final.parent)
             with scratch_folder(final.parent, STAGING) as folder:
                 yield folder
 
@@ -357,7 +357,7 @@ def write_atomically(path: Path, text: str) -> None:
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Write a small file aside and rename it into place."""
     with refused_writes_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
         try:
             with aside.open("xb") as stream:
@@ -402,6 +402,18 @@ def platform_address(home: Path, name: str) -> str | None:
 PRIVATE_MODE = 0o700
 
 
+def make_folder(folder: Path) -> Path:
+    """Make a folder and those above it; only their owner may enter the new ones.
+
+    `Path.mkdir` with `parents` gives the mode to the last one alone. Those that exist stay as they
+    are.
+    """
+    for missing in [each for each in reversed(folder.parents) if not each.exists()]:
+        missing.mkdir(exist_ok=True, mode=PRIVATE_MODE)
+    folder.mkdir(exist_ok=True, mode=PRIVATE_MODE)
+    return folder
+
+
 def private_folder(folder: Path) -> Path:
     """Make a folder that only its owner may enter; one that others may enter is closed to them.
 
@@ -409,7 +421,7 @@ def private_folder(folder: Path) -> Path:
         StorageError: it cannot be made, or belongs to somebody else and is open to others.
     """
     with refused_writes_explained(folder):
-        folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)
+        make_folder(folder)
         if folder.stat().st_mode & 0o077:
             folder.chmod(PRIVATE_MODE)
     return folder

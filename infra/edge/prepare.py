@@ -21,7 +21,7 @@ from infra.edge.values import Value, follow, resources, typed
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
 from tasks.errors import ConfigurationError, refused_writes_explained
-from tasks.settings import write_atomically
+from tasks.settings import private_folder, write_atomically
 
 RUNTIME = {"tracing.opentelemetry.flush_interval_ms": 1000}
 INTERNAL, PUBLIC = "internal", "public-authority"
@@ -54,8 +54,7 @@ def write_routes(plan: EdgePlan, shares: Mapping[str, Shares]) -> str:
 def prepared_folder(place: EdgePlace) -> Iterator[None]:
     """Hold the lock of the edge's folder; only its owner can read what is written meanwhile."""
     with refused_writes_explained(place.folder):
-        place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place.folder.chmod(0o700)
+        private_folder(place.folder)
         previous = os.umask(0o077)
         try:
             with (place.folder / ".lock").open("w") as lock:

@@ -18,6 +18,7 @@ from infra.platform.api import PrefectApi
 from infra.platform.config import Place, PlatformConfig
 from infra.platform.state import Endpoint, PlatformState
 from tasks.errors import ConfigurationError, TransientError
+from tasks.settings import make_folder
 
 PROJECT = "falaj"
 PINNED = ("prefect", "fastapi", "sqlalchemy")
@@ -103,6 +104,17 @@ def check_secret(place: Place, config: PlatformConfig) -> list[Finding]:
         advice = f"make down, delete {place.secret}, make up, which makes a new one"
         return [Finding("password", "problem", seen, advice)]
     return [ok("password", f"kept in {place.secret}, mode 600")]
+
+
+def check_private(home: Path) -> list[Finding]:
+    """Nobody else can read the data of the state folder."""
+    mode = home.stat().st_mode & 0o777
+    if mode & 0o077:
+        seen = f"{home} has mode {mode:o}, expected 700: others may read data, models, predictions"
+        return [
+            Finding("state", "warning", seen, f"chmod 700 {home}, if nobody else is to read it")
+        ]
+    return [ok("state", f"{home} is closed to others, mode 700")]
 
 
 def check_api(api: PrefectApi) -> list[Finding]:
@@ -273,7 +285,7 @@ def check_writable(folder: Path) -> list[Finding]:
     """Artifacts can be written."""
     probe = folder / f".doctor-{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         probe.write_bytes(b"x")
         probe.unlink()
     except OSError as exc:

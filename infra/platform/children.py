@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.platform.state import Condition, ServiceState, now
 from tasks.errors import FalajError
-from tasks.settings import PROJECT_ROOT
+from tasks.settings import PROJECT_ROOT, make_folder
 from tasks.training.launch import guard
 
 LOGGER = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Service:
     needs: tuple[str, ...] = ()
     once: bool = False
     restart_when_silent: bool = False
-    before_start: Callable[[], None] = lambda: None
+    before_start: Callable[[], object] = lambda: None
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Child:
             self._put_off(f"cannot start yet: {exc}")
             return
         line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(self.grace_s), "--"]
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         try:
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(

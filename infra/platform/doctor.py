@@ -15,6 +15,7 @@ from infra.platform.checks import (
     check_disk,
     check_pins,
     check_postgres,
+    check_private,
     check_redis,
     check_scheduler,
     check_secret,
@@ -40,6 +41,7 @@ def examine(place: Place, environment: Mapping[str, str]) -> list[Finding]:
     findings = check_pins(*installed_pins())
     if place.folder.exists():
         findings += check_secret(place, config)
+        findings += check_private(place.home)
         findings += check_disk(place.home, config.min_free_bytes)
         findings += check_writable(place.home / "artifacts")
         findings += check_clock(read_state(place), now)

@@ -19,7 +19,7 @@ from infra.platform.cut_off import end_cut_off
 from infra.platform.mlflow_app import HOME_VARIABLE
 from infra.platform.ports import Ports, listens
 from tasks.errors import ConfigurationError, TransientError
-from tasks.settings import Settings
+from tasks.settings import Settings, make_folder
 
 SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
 RECOVERY = "recovery"
@@ -184,7 +184,7 @@ def mlflow_service(plan: Plan) -> Service:
         environment=environment,
         probe=lambda _: answers(f"{plan.local_mlflow_url}/health"),
         restart_when_silent=True,
-        before_start=lambda: settings.mlflow_artifacts.mkdir(parents=True, exist_ok=True),
+        before_start=lambda: make_folder(settings.mlflow_artifacts),
     )
 
 

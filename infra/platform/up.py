@@ -26,7 +26,7 @@ from infra.platform.state import (
     read_state,
 )
 from tasks.errors import ConfigurationError, FalajError, TransientError
-from tasks.settings import PROJECT_ROOT, private_folder, write_atomically
+from tasks.settings import PROJECT_ROOT, make_folder, private_folder, write_atomically
 
 START_LIMIT_S = 600.0
 POLL_S = 0.2
@@ -102,7 +102,7 @@ def _require_same(place: Place, config: PlatformConfig) -> None:
 
 def _start_supervisor(place: Place, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     log = place.log(SUPERVISOR)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     rotate(log, stored_config(place).log_limit_bytes, stored_config(place).log_keep)
     with log.open("ab") as output:
         return subprocess.Popen(

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tasks.errors import ConfigurationError
-from tasks.settings import write_bytes_atomically
+from tasks.settings import make_folder, write_bytes_atomically
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 397
@@ -182,7 +182,7 @@ def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePriva
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    pair.key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(pair.key.parent)
     previous = os.umask(0o077)  # the key must not be readable by others even for a moment
     try:
         write_bytes_atomically(pair.key, plain)

@@ -23,7 +23,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from serving.errors import UnauthorizedError
 from serving.security.config import Grant
 from tasks.errors import ConfigurationError, refused_writes_explained
-from tasks.settings import write_atomically
+from tasks.settings import make_folder, write_atomically
 
 LOGGER = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def _write(file: Path, keys: tuple[ApiKey, ...]) -> None:
 def _changing(file: Path) -> Iterator[None]:
     """Hold the lock of a file of keys, so that two commands do not lose each other's keys."""
     with refused_writes_explained(file):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(file.parent)
         with (file.parent / f".{file.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

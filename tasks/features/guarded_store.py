@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from tasks.errors import FeatureStoreError, TransientError, refused_writes_explained
 from tasks.features.ownership import claim_online_store
+from tasks.settings import make_folder
 
 WRITER_WAIT_S = 900
 """An apply takes seconds; with a file registry a whole materialization is waited for."""
@@ -112,7 +113,7 @@ class GuardedFeatureStore(FeatureStore):
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
     with refused_writes_explained(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         stream = file.open("a")
     deadline = time.monotonic() + WRITER_WAIT_S
     with stream:

@@ -19,7 +19,7 @@ from tasks.features.presence import online_store_is_there
 from tasks.features.profile import profile_file
 from tasks.features.store_mark import read_mark
 from tasks.features.tables import read_query
-from tasks.settings import code_digest, content_key, digest_of, write_atomically
+from tasks.settings import code_digest, content_key, digest_of, make_folder, write_atomically
 
 SNAPSHOTS = "snapshots"
 VIEWS = TypeAdapter(list[MaterializedView])
@@ -87,7 +87,7 @@ def write_ledger(
         version=tables.version, definitions=definitions_digest(repo), mark=mark, views=views
     )
     file = home / "feast" / "materialized.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     with file.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = load_ledger(home)

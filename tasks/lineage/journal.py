@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import refused_writes_explained
-from tasks.settings import write_atomically
+from tasks.settings import make_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Journal:
     def writing(self) -> Iterator[None]:
         """Hold the files against other processes that write them."""
         with refused_writes_explained(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             with (self.folder / LOCK).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield

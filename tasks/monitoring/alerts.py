@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from tasks.contracts.base import TimeWindow
 from tasks.errors import refused_writes_explained
+from tasks.settings import make_folder
 
 FILE = Path("monitoring") / "alerts.jsonl"
 Kind = Literal["freshness", "null_rate", "drift", "volume"]
@@ -74,7 +75,7 @@ def append_alerts(home: Path, events: Sequence[AlertEvent]) -> int:
     """
     path = home / FILE
     with refused_writes_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with path.open("ab+") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             stream.seek(0)

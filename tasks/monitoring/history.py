@@ -16,6 +16,7 @@ from pathlib import Path
 from tasks.contracts.base import TimeWindow
 from tasks.errors import StorageError, refused_writes_explained
 from tasks.monitoring.statistics import FeatureDay, ViewDay
+from tasks.settings import make_folder
 
 FILE = Path("monitoring") / "features.db"
 _TIMEOUT_S = 60
@@ -36,7 +37,7 @@ CREATE TABLE IF NOT EXISTS feature_days (
 def _database(home: Path) -> Iterator[sqlite3.Connection]:
     path = home / FILE
     with refused_writes_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     try:
         with closing(sqlite3.connect(path, timeout=_TIMEOUT_S)) as con:
             con.execute("PRAGMA journal_mode = WAL")

@@ -26,7 +26,7 @@ from tasks.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.settings import Settings, flush_to_disk
+from tasks.settings import Settings, flush_to_disk, make_folder
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -105,7 +105,7 @@ def prepare_database(location: RegistryLocation) -> None:
     with exclusive(location), refused_writes_explained(path), explained(location):
         if _is_database(path):
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         aside = path.with_name(f".{path.name}-new")
         for leftover in path.parent.glob(f"{aside.name}*"):  # of a process that was killed
             leftover.unlink()
@@ -151,7 +151,7 @@ def exclusive(location: RegistryLocation, wait_s: float = LOCK_WAIT_S) -> Iterat
     """
     path = location.artifacts / ".registry.lock"
     with refused_writes_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _wait_for_lock(descriptor, path, wait_s)

@@ -3,13 +3,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import MetaData
 
+from flows.embedded import only_run
 from tasks.contracts.base import Artifact, Contract
 from tasks.errors import (
     ArtifactError,
@@ -18,6 +22,7 @@ from tasks.errors import (
     refused_writes_explained,
 )
 from tasks.kernel.process import ProcessName
+from tasks.operation import open_database
 from tasks.settings import (
     DEFAULT_FEATURE_REPO,
     PROJECT_ROOT,
@@ -28,6 +33,7 @@ from tasks.settings import (
     content_key,
     digest_of,
     named_artifacts,
+    private_folder,
     tool_python,
     write_atomically,
 )
@@ -173,6 +179,32 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     write_atomically(target, json.dumps({"a": 2}))
     assert json.loads(target.read_text()) == {"a": 2}
     assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    "first_write",
+    [
+        lambda home: private_folder(home / "platform"),
+        lambda home: write_atomically(home / "reports" / "a", "x"),
+        lambda home: build(ArtifactStore(home / "artifacts")),
+        lambda home: open_database(f"sqlite:///{home / 'operation' / 'operation.db'}", MetaData()),
+        lambda home: only_run(home).__enter__(),
+    ],
+    ids=["platform", "file", "artifact", "database", "run"],
+)
+def test_whatever_makes_the_state_folder_closes_it_to_others(
+    tmp_path: Path, first_write: Callable[[Path], object]
+) -> None:
+    tmp_path.chmod(0o755)
+    home = tmp_path / "above" / "state"
+    before = os.umask(0o022)
+    try:
+        first_write(home)
+    finally:
+        os.umask(before)
+    for folder in (home, *(path for path in home.rglob("*") if path.is_dir())):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755  # what was there stays as it was
 
 
 def test_a_folders_digest_depends_on_names_and_content(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from infra.platform.checks import (
     check_disk,
     check_pins,
     check_postgres,
+    check_private,
     check_redis,
     check_secret,
     check_writable,
@@ -125,6 +126,14 @@ def test_a_password_that_others_can_read_or_that_is_gone_is_a_problem(tmp_path: 
     place.secret.chmod(0o640)
     assert "has mode 640, expected 600" in only(check_secret(place, config), "problem").seen
     assert only(check_secret(place, PlatformConfig(password=False)), "warning").name == "password"
+
+
+def test_a_state_folder_that_others_can_read_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    finding = only(check_private(tmp_path), "warning")
+    assert f"chmod 700 {tmp_path}" in finding.advice
+    tmp_path.chmod(0o700)
+    only(check_private(tmp_path), "ok")
 
 
 def test_stores_that_do_not_answer_are_problems_and_no_password_is_told(tmp_path: Path) -> None:
