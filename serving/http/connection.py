@@ -26,6 +26,7 @@ from serving.errors import (
 )
 from serving.http.errors import HeadersTooLargeError, RequestTimeoutError
 from serving.http.exchange import Exchange, too_large
+from serving.http.framing import check_head, parser_of_body
 from serving.http.heads import refused
 from serving.http.inferring import READ_HEADERS, Front, Target, now
 from serving.protocol.answers import encode_error
@@ -197,11 +198,13 @@ class InferProtocol(HttpToolsProtocol):
         Raises:
             HttpParserError: it is no HTTP.
         """
-        while data and not self.deaf:
+        while not self.deaf:
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as exc:
                 data = data[exc.args[0] :]
+                if self.reading and not self.deaf:
+                    self.parser = parser_of_body(self, self.headers, self.cycle.keep_alive)
             else:
                 return
 
@@ -247,18 +250,11 @@ class InferProtocol(HttpToolsProtocol):
         self.reading_headers = False
         if self.deaf:
             return
-        http = self.front.config.http
-        if len(self.headers) > http.max_headers or (
-            # No more than has been received: mostly that alone says enough.
-            self.header_bytes + self.num_fed > http.max_header_bytes
-            and self._num_header_bytes() > http.max_header_bytes
-        ):
-            self._refuse_rest(
-                HeadersTooLargeError(
-                    f"the request has {len(self.headers)} headers; this server takes "
-                    f"{http.max_headers}, of {http.max_header_bytes} bytes together"
-                )
-            )
+        try:
+            self._check_size_of_head()
+            check_head(self.headers, self.parser.get_http_version())
+        except ServingError as exc:
+            self._refuse_rest(exc)
             return
         target = self.front.target_of(self.url) if self.parser.get_method() == b"POST" else None
         if target is not None:
@@ -267,6 +263,18 @@ class InferProtocol(HttpToolsProtocol):
             self._to_application()
         else:
             self._refuse_rest(BadRequestError("the request's target is no path"))
+
+    def _check_size_of_head(self) -> None:
+        http = self.front.config.http
+        if len(self.headers) > http.max_headers or (
+            # No more than has been received: mostly that alone says enough.
+            self.header_bytes + self.num_fed > http.max_header_bytes
+            and self._num_header_bytes() > http.max_header_bytes
+        ):
+            raise HeadersTooLargeError(
+                f"the request has {len(self.headers)} headers; this server takes "
+                f"{http.max_headers}, of {http.max_header_bytes} bytes together"
+            )
 
     def _num_header_bytes(self) -> int:
         return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
@@ -294,6 +302,8 @@ class InferProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is whole: start it if it is the next one."""
+        if False:
+            return  # not whole: its body comes by another parser
         self.reading = self.in_trailer = False
         cycle = self.cycle
         if self.deaf:

@@ -52,7 +52,8 @@ def public_listener(
 
 def admin_listener(application: Callable[..., Any], stop_s: float) -> Listener:
     """The listener on loopback that only who holds the token can use."""
-    return Listener(_config(application, "httptools", stop_s, None))
+    # Not httptools: it takes a body behind `Upgrade` for the next request.
+    return Listener(_config(application, "h11", stop_s, None))
 
 
 def bound_socket(host: str, port: int, what: str) -> socket.socket:

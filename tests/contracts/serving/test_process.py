@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,11 +43,14 @@ def score(answer: bytes) -> list[float]:
     return json.loads(answer)["outputs"][0]["data"]
 
 
-def test_curl_gets_an_answer_and_what_served_it(server: Process, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+def test_curl_gets_an_answer_and_what_served_it(
+    server: Process, tmp_path: Path, version: str
+) -> None:
     body = tmp_path / "body.json"
     body.write_text(json.dumps(request(2, request_id="mine")))
     told = subprocess.run(
-        ["curl", "-sS", "-i", "-d", f"@{body}", "-H", "X-Request-Id: abc-1",
+        ["curl", version, "-sS", "-i", "-d", f"@{body}", "-H", "X-Request-Id: abc-1",
          f"{server.addresses['http']}{INFER}"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
@@ -66,6 +70,19 @@ def test_curl_gets_an_answer_and_what_served_it(server: Process, tmp_path: Path)
         "id": "mine",
         "outputs": [{"name": "score", "datatype": "FP32", "shape": [2], "data": [9.5, 9.5]}],
     }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no Java development kit is here")
+def test_javas_own_client_which_offers_http_2_gets_its_answers(server: Process) -> None:
+    source = PROJECT_ROOT / "tests" / "support" / "services" / "JavaClient.java"
+    url = f"{server.addresses['http']}{INFER}"
+    command = ["java", str(source), url, json.dumps(request())]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    assert [line.partition("{")[0] for line in lines] == ["HTTP_1_1 200 "] * 3
+    assert all(score(line.partition(" 200 ")[2].encode()) == [9.5] for line in lines)
 
 
 def test_binary_tensors_go_in_and_out(server: Process) -> None:

@@ -440,6 +440,20 @@ def test_who_asks_for_another_protocol_is_answered_and_so_is_what_follows() -> N
     talk(front_of(HeldEngine()), one)
 
 
+def test_a_request_for_answers_may_ask_for_another_protocol_and_keeps_its_body() -> None:
+    engine = HeldEngine()
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for rows in (2, 3):  # the second by the parser that the first one left
+            writer.write(raw(request(rows), *upgrade))
+            await until(lambda: engine.held)
+            engine.answer()
+            assert (await read(reader))[2]["outputs"][0]["shape"] == [rows]
+
+    talk(front_of(engine), one)
+
+
 CHUNKED = (
     b"POST /v2/models/sums/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
 )
