@@ -43,11 +43,11 @@ def is_api_away(failure: object) -> bool:
 
 @dataclass
 class ByContent(CachePolicy):
-    """Reuse a finished result while its inputs, its room's code and its artifacts are unchanged.
+    """Reuse a finished result while its inputs, its code and its artifacts are unchanged.
 
     The key is a digest of the task's inputs (contracts carry the digests of their data) and of the
-    room's source. A stored result whose artifacts were removed or damaged is passed over: the next
-    free key is taken, so the task runs again.
+    statements of its room that it reaches. A stored result whose artifacts were removed or damaged
+    is passed over: the next free key is taken, so the task runs again.
 
     Args:
         task_file: `__file__` of the `task.py` that uses the policy.

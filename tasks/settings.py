@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from typing import TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from tasks.code_digest import statements_digest
 from tasks.contracts.base import Artifact
 from tasks.errors import ArtifactError, ConfigurationError, refused_writes_explained
 from tasks.kernel.scratch import scratch_folder
@@ -307,17 +308,18 @@ def _plain(part: object) -> object:
     return part
 
 
-def code_digest(module_file: str) -> str:
-    """Digest of all Python source of the room that `module_file` (`__file__`) belongs to.
+def code_digest(module_file: str, *also: str, without: Collection[str] = ()) -> str:
+    """Digest of the statements that decide what the module `module_file` (`__file__`) makes.
 
-    Part of every content key, so that a stage runs again when its code, or that of the contracts,
-    changes. Folders inside a room are part of it.
+    Part of every content key, so that a stage runs again when its code changes, or the code of its
+    room and of the contracts that it imports; see `tasks.code_digest`.
+
+    Args:
+        module_file: the module that does the work.
+        also: dotted names of modules that it reaches otherwise than by import.
+        without: dotted names of modules and packages that change no result.
     """
-    folder = Path(module_file).resolve().parent
-    rooms = PROJECT_ROOT / "tasks"
-    room = rooms / folder.relative_to(rooms).parts[0] if rooms in folder.parents else folder
-    sources = [*sorted(room.rglob("*.py")), *sorted((rooms / "contracts").glob("*.py"))]
-    return content_key(*[[path.relative_to(PROJECT_ROOT).as_posix(), path] for path in sources])
+    return statements_digest(Path(module_file), PROJECT_ROOT, also, without)
 
 
 def digest_of(path: Path) -> str:

@@ -22,6 +22,12 @@ from tasks.features.tables import read_query
 from tasks.settings import code_digest, content_key, digest_of, make_folder, write_atomically
 
 SNAPSHOTS = "snapshots"
+RETRIEVAL = (
+    "tasks.features.snapshot",
+    "tasks.features.asof_store",  # these two by `feature_store.yaml`
+    "tasks.features.spark_store",
+)
+"""Modules that make a training set."""
 VIEWS = TypeAdapter(list[MaterializedView])
 
 
@@ -53,7 +59,7 @@ def training_set_key(
     spec = config.training_set
     queries = [spec.sql, *(query.sql for query in config.staging)]
     return content_key(
-        code_digest(__file__),
+        code_digest(__file__, *RETRIEVAL),
         definitions_digest(repo),
         tables.version,
         window,

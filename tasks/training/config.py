@@ -20,6 +20,8 @@ KERAS_IS_MISSING = (
     "network 'keras' is asked for, but Keras is not installed here; install the extra `keras`, or "
     "leave the network at 'torch'"
 )
+# Code that measures a training and changes nothing of it: no part of a model's key.
+ONLY_MEASURES = ("tasks.training.telemetry",)
 # Fields that say how a run is carried out, not what it computes: a run that was cut off may go on
 # from its checkpoints with other values of these, for example on fewer ranks.
 EXECUTION_FIELDS = frozenset(

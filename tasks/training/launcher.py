@@ -16,7 +16,7 @@ from tasks.errors import TransientError, refused_writes_explained
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.access import access_handed_over
 from tasks.training.checkpoints.store import open_store
-from tasks.training.config import TrainingConfig
+from tasks.training.config import ONLY_MEASURES, TrainingConfig
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
 from tasks.training.launch.nursery import GRACE_S, Nursery
@@ -91,7 +91,7 @@ def launch_training(
     if config.telemetry.apply_suggestions:
         config, applied = with_suggestions(config, advice, kind)
     learnt_from = (snapshot.data.sha256, snapshot.columns, splits, initial, lesson)
-    inputs = (*learnt_from, code_digest(__file__))
+    inputs = (*learnt_from, code_digest(__file__, without=ONLY_MEASURES))
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:

@@ -14,6 +14,11 @@ from tasks.conversion.triton.config import TritonConfig
 CONFIG_FILE = "config.pbtxt"
 WARMUP_FOLDER = "warmup"
 BACKENDS = Path(__file__).parent / "backends"
+BACKEND_MODULES = (
+    "tasks.conversion.triton.backends.onnx_model",
+    "tasks.conversion.triton.backends.tokenizer_model",
+)
+"""Copied into a repository, not imported."""
 TYPES = {
     "bool": "TYPE_BOOL",
     "uint8": "TYPE_UINT8",

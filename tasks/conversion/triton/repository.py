@@ -17,6 +17,7 @@ from tasks.conversion.loading import check_files
 from tasks.conversion.triton.checks import check_repository, check_schema
 from tasks.conversion.triton.config import TRITON_FORMATS, TritonConfig
 from tasks.conversion.triton.model import (
+    BACKEND_MODULES,
     BACKENDS,
     CONFIG_FILE,
     WARMUP_FOLDER,
@@ -85,7 +86,7 @@ def write_repository(
     assert variant.files is not None
     key = content_key(
         KIND,
-        code_digest(__file__),
+        code_digest(__file__, *BACKEND_MODULES),
         variant.files,
         program,
         rows,

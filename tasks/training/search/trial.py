@@ -15,7 +15,7 @@ from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.errors import TrainingError, refused_writes_explained
 from tasks.settings import code_digest, content_key
-from tasks.training.config import TrainingConfig
+from tasks.training.config import ONLY_MEASURES, TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import configured
 from tasks.training.search.storage import StudyStorage
@@ -72,7 +72,7 @@ def study_name(
         splits,
         base.computation(),
         config.identity(),
-        code_digest(__file__),
+        code_digest(__file__, "tasks.training.launcher", without=ONLY_MEASURES),
     )
     return f"{config.name}-{key[:12]}"
 
