@@ -1,17 +1,23 @@
-"""Prefect's own application, with two things mended that no setting of it mends.
+"""Prefect's own application, with what no setting of it mends.
 
-A request that found SQLite busy is repeated before it is refused, and an idle server rests longer.
-
-Prefect begins its transactions as readers. Where another one has written before such a transaction
-does, SQLite refuses at once ("database is locked"), however long it may wait, and Prefect answers
-503: ask again. Its own clients do. A browser does not, so that a click on Submit, Cancel or Resume
-had no effect and said nothing. The transaction was rolled back, so asking again is safe.
+- Transactions on SQLite begin as writers. Prefect begins most of them as readers. Where another one
+  has written before such a transaction does, SQLite refuses at once ("database is locked"), however
+  long it may wait. A writer waits for its turn.
+- A connection that is dropped within a transaction is rolled back first. SQLAlchemy closes the
+  connection of a cancelled coroutine. SQLite keeps the transaction, and the lock of all writers,
+  until each statement of that connection is gone: Python's garbage collector decides when.
+- A request that found the database busy is repeated before it is refused. Prefect answers 503: ask
+  again. Its own clients do. A browser does not, so that a click on Submit, Cancel or Resume had no
+  effect and said nothing. The transaction was rolled back, so asking again is safe.
+- A locked database is one line in the log, not a hundred. An idle server rests longer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import sqlite3
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -110,9 +116,72 @@ def rest_longer() -> None:
     )
 
 
+def begin_as_writer() -> None:
+    """Let each transaction of Prefect's on SQLite take the lock of writers when it begins.
+
+    None of them opens another one within it, so that none waits for itself.
+    """
+    module: Any = import_module("prefect.server.database.configurations")
+    begin = module.AioSqliteConfiguration.begin_transaction
+
+    def begin_transaction(self: Any, session: Any, with_for_update: bool = True) -> Any:
+        return begin(self, session, with_for_update=True)
+
+    module.AioSqliteConfiguration.begin_transaction = begin_transaction
+
+
+def roll_back_when_dropped() -> None:
+    """Let SQLAlchemy roll back an SQLite connection before it closes it by force."""
+    module: Any = import_module("sqlalchemy.dialects.sqlite.aiosqlite")
+    adapted = module.AsyncAdapt_aiosqlite_connection
+    close, force = adapted._terminate_graceful_close, adapted._terminate_force_close
+
+    def roll_back(connection: Any) -> None:
+        """After what its thread does now; that thread is done with the rest in order."""
+        if (opened := connection._connection._connection) is not None:
+            connection._connection._tx.put_nowait((None, opened.rollback))
+
+    async def close_gracefully(self: Any) -> None:
+        roll_back(self)
+        await close(self)
+
+    def close_by_force(self: Any) -> None:
+        roll_back(self)
+        force(self)
+
+    adapted._terminate_graceful_close = close_gracefully
+    adapted._terminate_force_close = close_by_force
+
+
+def log_busy_in_one_line() -> None:
+    """Leave the traceback out of a record that tells of a locked SQLite database."""
+    make = logging.getLogRecordFactory()
+
+    def make_shorter(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if record.exc_info and (busy := _found_busy(record.exc_info[1])):
+            record.msg, record.args = f"{record.getMessage()}: SQLite: {busy}", ()
+            record.exc_info = None
+        return record
+
+    logging.setLogRecordFactory(make_shorter)
+
+
+def _found_busy(error: BaseException | None) -> sqlite3.OperationalError | None:
+    """The error of SQLite that an error came from, where that is one of a locked database."""
+    while error is not None:
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def create_app() -> Any:
     """Prefect's application, for uvicorn."""
     from prefect.server.api.server import create_app as prefects_own
 
+    log_busy_in_one_line()
+    begin_as_writer()
+    roll_back_when_dropped()
     rest_longer()
     return RepeatBusy(prefects_own())
