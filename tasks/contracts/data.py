@@ -224,11 +224,20 @@ class FeatureMonitoring(Contract):
     num_statistics: NonNegativeInt = Field(description="Statistics kept of this window.")
     views: tuple[MonitoredView, ...]
     features: tuple[MonitoredFeature, ...]
-    alerts: tuple[str, ...] = Field(description="Sentence of every alert of the window.")
-    num_new_alerts: NonNegativeInt = Field(description="Those that nobody was told before.")
-    stale: tuple[str, ...] = Field(
-        default=(), description="Those alerts that say that a view's newest row is too old."
+    alerts: tuple[str, ...] = Field(
+        description="One sentence a view and kind of alert, the most serious first; a few at most."
     )
+    num_new_alerts: NonNegativeInt = Field(
+        description="Alerts of single days or windows that nobody was told before."
+    )
+    stale: tuple[str, ...] = Field(
+        default=(), description="Those that say that a view's newest row is too old."
+    )
+
+    @property
+    def num_alerts(self) -> int:
+        """Alerts of single days or windows."""
+        return sum(view.num_alerts for view in self.views)
 
     @property
     def newly_stale(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.errors import refused_writes_explained
 from tasks.settings import make_folder
 
+MOST_GROUPS = 20
 FILE = Path("monitoring") / "alerts.jsonl"
 Kind = Literal["freshness", "null_rate", "drift", "volume"]
 Severity = Literal["warning", "critical"]
@@ -66,6 +67,47 @@ def alert(
         bound=bound,
         sentence=sentence,
     )
+
+
+def grouped(events: Sequence[AlertEvent]) -> tuple[str, ...]:
+    """For people: one sentence a view and kind, counted, the most serious and frequent first.
+
+    The sentence is that of the event which left its bound furthest. At most `MOST_GROUPS` are
+    given, and then how much more there is.
+    """
+    groups: dict[tuple[str, str], list[AlertEvent]] = {}
+    for event in events:
+        groups.setdefault((event.view, event.kind), []).append(event)
+    ranked = sorted(groups.values(), key=_rank)
+    told = [_sentence(group) for group in ranked[:MOST_GROUPS]]
+    if rest := ranked[MOST_GROUPS:]:
+        told.append(
+            f"{sum(map(len, rest)):,} alerts more, of {len({g[0].view for g in rest}):,} other "
+            f"views or kinds; all are in {FILE} of the state folder"
+        )
+    return tuple(told)
+
+
+def _rank(group: Sequence[AlertEvent]) -> tuple[bool, int, str, str]:
+    serious = any(event.severity == "critical" for event in group)
+    return (not serious, -len(group), group[0].view, group[0].kind)
+
+
+def _sentence(group: Sequence[AlertEvent]) -> str:
+    worst = max(group, key=_excess)
+    if len(group) == 1:
+        return worst.sentence
+    first, last = min(e.window.start for e in group), max(e.window.end for e in group)
+    return (
+        f"{len(group):,} times from {first:%Y-%m-%d} to {last:%Y-%m-%d}, at its worst: "
+        f"{worst.sentence}"
+    )
+
+
+def _excess(event: AlertEvent) -> float:
+    if event.value is None:  # endless
+        return float("inf")
+    return abs(event.value - event.bound) / max(abs(event.bound), 1e-9)
 
 
 def append_alerts(home: Path, events: Sequence[AlertEvent]) -> int:

@@ -19,7 +19,7 @@ from tasks.contracts.data import (
     MonitoredPeriod,
     MonitoredView,
 )
-from tasks.monitoring.alerts import AlertEvent, append_alerts
+from tasks.monitoring.alerts import AlertEvent, append_alerts, grouped
 from tasks.monitoring.config import MonitoringConfig
 from tasks.monitoring.drift import WindowDrift, measure_drift
 from tasks.monitoring.history import keep
@@ -94,9 +94,9 @@ def monitor_tables(
         num_statistics=kept,
         views=tuple(_view(s) for s in seen),
         features=tuple(_features(seen, config.most_features)),
-        alerts=tuple(alert.sentence for alert in alerts),
+        alerts=grouped(alerts),
         num_new_alerts=append_alerts(home, alerts),
-        stale=tuple(alert.sentence for alert in alerts if alert.kind == "freshness"),
+        stale=grouped([alert for alert in alerts if alert.kind == "freshness"]),
     )
 
 
@@ -110,7 +110,10 @@ def _look(
     drift: list[WindowDrift] = []
     alerts: list[AlertEvent] = []
     if config.baseline:
-        usual_days = view_days(con, view, config.baseline)
+        # Before its first row a view was not there yet: such days are of no baseline.
+        usual_days = [
+            day for day in view_days(con, view, config.baseline) if math.isfinite(day.age_hours)
+        ]
         if sum(day.num_rows > 0 for day in usual_days) >= 2 * config.window_days:
             usual = feature_days(con, view, features, config.baseline)
             drift = _drift(

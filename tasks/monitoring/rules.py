@@ -18,8 +18,8 @@ MOST_NAMED = 3
 def volume_alerts(
     view: str, usual: Sequence[ViewDay], days: Sequence[ViewDay], config: MonitoringConfig
 ) -> Iterator[AlertEvent]:
-    """Days with far fewer or far more rows than any of the baseline."""
-    rows = sorted(day.num_rows for day in usual if day.num_rows)
+    """Days with far fewer or far more rows than any of the baseline, its empty days included."""
+    rows = sorted(day.num_rows for day in usual)
     low, high = rows[0] / config.volume_factor, rows[-1] * config.volume_factor
     before = False
     for day in days:
@@ -39,7 +39,7 @@ def freshness_alerts(
     view: str, usual: Sequence[ViewDay], days: Sequence[ViewDay], config: MonitoringConfig
 ) -> Iterator[AlertEvent]:
     """Ends of days at which the newest row is older than it ever was in the baseline."""
-    oldest = max(day.age_hours for day in usual if day.num_rows)
+    oldest = max(day.age_hours for day in usual)
     bound = oldest + config.spare_age_h
     before = False
     for day in days:
@@ -74,8 +74,8 @@ def null_alerts(
         yield alert(
             "null_rate", view, worst.feature, _day(start), "warning", worst.null_rate, bound,
             f"{_named([day.feature for day in fresh])} of {view} missing in "
-            f"{worst.null_rate:.0%} of the rows of {start:%Y-%m-%d}; on a day of the baseline in "
-            f"at most {highest[worst.feature]:.0%}",
+            f"{worst.null_rate:.0%} of the {worst.num_rows:,} rows of {start:%Y-%m-%d}; on a "
+            f"day of the baseline in at most {highest[worst.feature]:.0%}",
         )  # fmt: skip
 
 

@@ -66,4 +66,8 @@ def monitor_features(
 
 def _told(seen: FeatureMonitoring) -> str:
     lines = [f"- {sentence}" for sentence in seen.alerts] or ["Nothing to tell."]
-    return f"## Alerts of {seen.window}, {seen.num_new_alerts} new\n\n" + "\n".join(lines) + "\n"
+    return (
+        f"## {seen.num_alerts} alerts of {seen.window}, {seen.num_new_alerts} new\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )

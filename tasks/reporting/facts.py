@@ -210,7 +210,7 @@ def monitoring_told(record: RunRecord) -> str:
     if seen.baseline is None:
         return f"{text} There is no baseline, so nothing was judged."
     return (
-        f"{text} Against {days(seen.baseline)} they gave {plural(len(seen.alerts), 'alert')}. "
+        f"{text} Against {days(seen.baseline)} they gave {plural(seen.num_alerts, 'alert')}. "
         "Drift is measured over whole weeks, and counts from what the baseline's own weeks "
         "differ by: most of it is the season."
     )

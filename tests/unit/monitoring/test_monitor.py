@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tasks.monitoring.history import days_kept, read_feature
 from tasks.monitoring.kept import monitor_once
 from tasks.monitoring.monitor import monitor_tables
 from tasks.settings import ArtifactStore
-from tests.support.data.stations import CONFIG, KEYS, LATER, Change, after, tables
+from tests.support.data.stations import CONFIG, KEYS, LATER, START, Change, after, tables
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
     ),
     "nulls": (
         lambda d: d.assign(level=d["level"].where(d["event_timestamp"] < after(20))),
-        "null_rate", "level of stations missing in 100% of the rows of 2013-03-04",
+        "null_rate", "level of stations missing in 100% of the 144 rows of 2013-03-04",
     ),
     "another unit": (
         lambda d: d.assign(level=np.where(d["event_timestamp"] < after(14), 1, 0.5) * d["level"]),
@@ -106,6 +107,59 @@ def test_a_fault_is_told_once_with_its_kind(
 
     events = [e for e in read_alerts(tmp_path / "home")[0] if e.kind == kind]
     assert [words in event.sentence for event in events] == [True]
+
+
+def sparse(data: pd.DataFrame) -> pd.DataFrame:
+    """A shop: of every four days two are empty, on the others there are one or two rows."""
+    day = (data["event_timestamp"] - START).dt.days
+    kept = data[(day % 4 < 2) & (data["event_timestamp"].dt.hour % 19 == 5)]
+    return kept.groupby(kept["event_timestamp"].dt.date).head(2)
+
+
+def test_days_without_rows_are_part_of_a_baseline(tmp_path: Path, store: ArtifactStore) -> None:
+    seen = monitored(tmp_path, store, sparse)
+
+    assert seen.alerts == ()
+    assert seen.num_alerts == 0
+
+
+def test_a_longer_silence_than_any_of_a_sparse_baseline_is_told(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    seen = monitored(tmp_path, store, lambda d: sparse(d)[sparse(d)["event_timestamp"] < after(20)])
+
+    [stale] = seen.alerts
+    assert "h old" in stale
+
+
+def test_a_table_that_begins_within_the_baseline_is_judged_by_the_days_since(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    late = START + timedelta(days=20)
+
+    def change(data: pd.DataFrame) -> pd.DataFrame:
+        moments = data["event_timestamp"]
+        return data[(moments >= late) & ((moments < after(9)) | (moments >= after(11)))]
+
+    seen = monitored(tmp_path, store, change)
+
+    assert sorted(e.kind for e in read_alerts(tmp_path / "home")[0]) == ["freshness", "volume"]
+    assert len(seen.alerts) == 2
+
+
+def test_alerts_of_one_view_and_kind_are_one_sentence_with_their_number(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    def every_second_day_twice(data: pd.DataFrame) -> pd.DataFrame:
+        day = (data["event_timestamp"] - START).dt.days
+        again = data[(data["event_timestamp"] >= after(0)) & (day % 2 == 0)]
+        return pd.concat([data, again], ignore_index=True)
+
+    seen = monitored(tmp_path, store, every_second_day_twice)
+
+    assert seen.num_alerts == seen.num_new_alerts == 14
+    [sentence] = seen.alerts
+    assert sentence.startswith("14 times from 2013-02-12 to 2013-03-11, at its worst: stations has")
 
 
 def test_without_a_baseline_nothing_is_judged(tmp_path: Path, store: ArtifactStore) -> None:
