@@ -17,6 +17,7 @@ from flows.stages import Stages
 from flows.training import training_flow
 from flows.whereabouts import RECORDED
 from tasks.contracts.run import RunRecord
+from tasks.registry.task import claim_model_name
 from tasks.reporting.task import publish_report, show_pictures
 from tasks.settings import Settings
 from tasks.validation.task import publish_data_docs
@@ -36,6 +37,8 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
         config: The use case.
     """
     started = datetime.now(UTC)
+    service = config.features.training_set.feature_service
+    claim_model_name(config.name, service, config.registry, reserve=False)
     stages = Stages(config.name, config.routing, Settings.from_environment().store)
     refresh = stages.run("feature refresh", feature_refresh_flow, config.window, config)
     trained = stages.run("training", training_flow, config)

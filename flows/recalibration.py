@@ -19,7 +19,12 @@ from tasks.conversion.task import map_program
 from tasks.evaluation.task import fit_yardstick, judge_candidate, score_model_window
 from tasks.features.task import build_training_set
 from tasks.lineage.task import record_recalibration
-from tasks.registry.task import find_calibration_source, find_rival, register_candidate
+from tasks.registry.task import (
+    claim_model_name,
+    find_calibration_source,
+    find_rival,
+    register_candidate,
+)
 from tasks.settings import Settings
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set
@@ -48,6 +53,7 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
         WindowError: the window is too short, or holds rows that the network was trained on.
         RegistryError: there is no champion.
     """
+    claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     window = days_or_newest(window, config)
     fit_window, holdout = split_window(window, config.recalibration)
     source = find_calibration_source(fit_window, holdout, config.registry)

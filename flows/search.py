@@ -16,7 +16,7 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.errors import TransientError
 from tasks.features.task import build_training_set
-from tasks.registry.task import end_study
+from tasks.registry.task import claim_model_name, end_study
 from tasks.reporting.task import publish_search
 from tasks.settings import Settings
 from tasks.training.search.driver import Driver, check_any_succeeded
@@ -46,6 +46,7 @@ def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchR
         config: The use case; `config.search` says what to try.
         make_candidate: Judge the best model and register it as the candidate.
     """
+    claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite, config.splits)

@@ -19,7 +19,12 @@ from tasks.contracts.training import ShrunkModel, TrainedModel
 from tasks.evaluation.task import fit_yardstick, judge_candidate, judge_student, score_model_window
 from tasks.features.task import build_training_set
 from tasks.lineage.task import record_shrinking
-from tasks.registry.task import find_rival, find_shrinking_parent, register_candidate
+from tasks.registry.task import (
+    claim_model_name,
+    find_rival,
+    find_shrinking_parent,
+    register_candidate,
+)
 from tasks.reporting.task import publish_shrinking
 from tasks.settings import Settings
 from tasks.training.shrinking.student import StudentPlan, chosen, lesson_of
@@ -53,6 +58,7 @@ def shrinking_flow(config: PipelineConfig, version: int | None = None) -> Shrink
         RegistryError: there is no such version, or its files are missing or damaged.
     """
     config.training.check_installed()
+    claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     parent = find_shrinking_parent(version, config.registry)
     plan = plan_student(parent, config.shrinking, config.training)
     config = with_splits(config, parent.splits)

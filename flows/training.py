@@ -12,7 +12,7 @@ from tasks.contracts.release import TrainingResult
 from tasks.evaluation.task import fit_yardstick, judge_candidate
 from tasks.features.task import build_training_set
 from tasks.lineage.task import record_training
-from tasks.registry.task import find_rival, find_start, register_candidate
+from tasks.registry.task import claim_model_name, find_rival, find_start, register_candidate
 from tasks.settings import Settings
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
@@ -36,6 +36,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         ConfigurationError: it asks for an extra that is not installed here.
     """
     config.training.check_installed()
+    claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite, config.splits)

@@ -276,6 +276,12 @@ class FeatureConfig(_Config):
         min_length=1, description="Tables of features, each the source of one feature view."
     )
     training_set: TrainingSet
+    adopts: str | None = Field(
+        default=None,
+        min_length=12,
+        description="Version of the published tables that these data continue although they look "
+        "like other data; the refusal names it.",
+    )
     memory_limit_mb: PositiveInt = Field(default=3000, description="DuckDB may hold this much.")
     threads: PositiveInt = Field(default=2, description="DuckDB threads.")
     materialization: MaterializationConfig = MaterializationConfig()

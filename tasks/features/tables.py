@@ -39,6 +39,7 @@ from tasks.features.duck import (
     sql_name,
     sql_text,
 )
+from tasks.features.same_data import check_same_data
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key, flush_to_disk
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,8 @@ def build_feature_tables(
     recomputed too.
 
     Raises:
-        ConfigurationError: a query of the feature repository is wrong.
+        ConfigurationError: a query of the feature repository is wrong, or the rows are of other
+            data than those of `base`.
         DataContractError: a query gives two rows for one key and moment, or a null key.
     """
     landed = validated.landed
@@ -103,6 +105,7 @@ def build_feature_tables(
     name = f"{landed.window.start.isoformat()}/{landed.window.end.isoformat()}"
     if base.sources.get(name) == source:
         return base
+    check_same_data(landed, base, config, store)
     key = content_key(code_digest(__file__), base.version, base.sources, name, source)
 
     def build(folder: StagedFolder) -> FeatureTables:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from tasks.contracts.base import field_title
+from tasks.settings import USE_CASE_NAME
 
 
 class RegistryConfig(BaseModel):
@@ -23,6 +24,12 @@ class RegistryConfig(BaseModel):
         default="training",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$",
         description="Experiment that holds the runs; also a folder name.",
+    )
+    adopts: str | None = Field(
+        default=None,
+        pattern=USE_CASE_NAME,
+        description="Use case that the model name belonged to so far, where this one takes its "
+        "model over; else a name of another use case is refused.",
     )
 
 

@@ -35,6 +35,7 @@ RIVAL_TAG = "rival"  # number of the version that the evaluation compared with
 DECISION_TAG = "promotion"
 DECISION_SHA_TAG = "promotion_sha256"
 PREVIOUS_TAG = "previous_champion"
+OWNER_TAG = "use_case"  # of a registered model: who registers and promotes under its name
 NOBODY = "none"
 MODEL_FOLDER = "model"
 _MAX_PARAMETERS = 100  # MLflow's bounds on one batch
@@ -164,6 +165,20 @@ class Registry:
             models = self._client.search_registered_models(f"name = '{name}'")
         number = models[0].aliases.get(alias) if models else None
         return None if number is None else self.version(name, int(number))
+
+    def owner(self, name: str) -> str | None:
+        """Use case that a model name belongs to, None where nobody claimed it."""
+        with explained(self.location):
+            models = self._client.search_registered_models(f"name = '{name}'")
+        return models[0].tags.get(OWNER_TAG) if models else None
+
+    def set_owner(self, name: str, use_case: str) -> None:
+        """Note whose a model name is; the model is created, without a version, where it is new."""
+        with explained(self.location):
+            if self._client.search_registered_models(f"name = '{name}'"):
+                self._client.set_registered_model_tag(name, OWNER_TAG, use_case)
+            else:
+                self._client.create_registered_model(name, tags={OWNER_TAG: use_case})
 
     def set_alias(self, version: RegisteredVersion, alias: str) -> None:
         """Point an alias at a version, in one transaction; does nothing where it already is."""

@@ -55,6 +55,30 @@ _POLICY: dict[str, Any] = {
 }
 
 
+@task(name="claim-model-name", task_run_name="claim-{config.model_name}", **_POLICY)
+def claim_model_name(
+    use_case: str, service: str, config: RegistryConfig, reserve: bool = True
+) -> None:
+    """See that no other use case registers under the model name, and note whose it is.
+
+    Safe to retry: the same owner is noted again.
+
+    Args:
+        use_case: who wants to register under it.
+        service: feature service that it trains on.
+        config: the name, and whose it takes over.
+        reserve: False to look only.
+
+    Raises:
+        ConfigurationError: it belongs to another use case. Not retried.
+    """
+    from tasks.registry import owner
+    from tasks.registry.connection import RegistryLocation
+
+    location = RegistryLocation.of(Settings.from_environment())
+    owner.claim_model_name(use_case, service, config, location, reserve=reserve)
+
+
 @task(name="find-rival", task_run_name="find-rival-{config.model_name}", **_POLICY)
 def find_rival(trained: CandidateModel, config: RegistryConfig) -> RegisteredProgram | None:
     """The champion that the trained model is to be compared with; None where there is none.

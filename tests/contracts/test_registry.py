@@ -20,7 +20,7 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, tabular_signature
 from tasks.contracts.release import PromotionDecision
 from tasks.contracts.training import StartingPoint
-from tasks.errors import RegistryError
+from tasks.errors import ConfigurationError, RegistryError
 from tasks.registry import pictures
 from tasks.registry import task as registry_tasks
 from tasks.registry.config import PromotionConfig
@@ -28,6 +28,7 @@ from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_dat
 from tasks.registry.imports import register_import
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
 from tasks.registry.model_folder import read_version
+from tasks.registry.owner import claim_model_name
 from tasks.registry.programs import (
     fetch_champion,
     fetch_program,
@@ -512,3 +513,45 @@ def artifacts_of(run_id: UUID) -> dict[str, Artifact]:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=wanted)
     return {str(artifact.key): artifact for artifact in found}
+
+
+# Whose a model name is
+
+
+def claim(world: World, use_case: str, reserve: bool = True, adopts: str | None = None) -> None:
+    config = CONFIG.model_copy(update={"adopts": adopts})
+    claim_model_name(use_case, "flight_delay_v1", config, world.location, reserve=reserve)
+
+
+def test_a_model_name_of_another_use_case_is_refused_unless_it_is_adopted(world: World) -> None:
+    claim(world, "flights")
+    claim(world, "flights")
+    world.register()
+    for reserve in (False, True):
+        with pytest.raises(ConfigurationError, match=r"belongs to use case flights.* houses"):
+            claim(world, "houses", reserve)
+    with pytest.raises(ConfigurationError, match="belongs to use case flights"):
+        claim(world, "houses", adopts="shops")
+    assert Registry(world.location).owner(NAME) == "flights"
+    claim(world, "houses", adopts="flights")
+    claim(world, "houses")
+    with pytest.raises(ConfigurationError, match="belongs to use case houses"):
+        claim(world, "flights")
+    assert alias(world, CANDIDATE) == 1
+
+
+def test_looking_whose_a_new_name_is_writes_nothing(tmp_path: Path, world: World) -> None:
+    new = World.at(tmp_path / "new")
+    claim(new, "flights", reserve=False)
+    assert not new.database.exists()
+    claim(world, "flights", reserve=False)
+    assert Registry(world.location).owner(NAME) is None
+
+
+def test_a_model_of_an_earlier_release_is_its_feature_services(world: World) -> None:
+    world.register()
+    config = CONFIG.model_copy(update={"model_name": NAME})
+    with pytest.raises(ConfigurationError, match="feature service flight_delay_v1"):
+        claim_model_name("houses", "house_prices", config, world.location, reserve=True)
+    claim(world, "flights")
+    assert Registry(world.location).owner(NAME) == "flights"
