@@ -302,7 +302,7 @@ class InferProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is whole: start it if it is the next one."""
-        if False:
+        if self.parser.should_upgrade() and self._length():
             return  # not whole: its body comes by another parser
         self.reading = self.in_trailer = False
         cycle = self.cycle
