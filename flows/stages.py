@@ -11,7 +11,7 @@ from flows.routing import StageOrder, run_stage
 from flows.stage_results import as_returned, dump_parameters
 from tasks.contracts.run import StageRoute, StageTime
 from tasks.routing.config import RoutingConfig, StageName
-from tasks.settings import ArtifactStore
+from tasks.settings import ArtifactStore, named_artifacts
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -22,8 +22,8 @@ COORDINATOR = "coordinator"
 class Stages:
     """Runs the stages of one loop after each other and keeps what each took.
 
-    A stage counts as reused when the artifact store built nothing during it; one that decides anew
-    each time never does.
+    A stage counts as reused when all that its result names was built before it began, whatever
+    other loops build meanwhile; one that decides anew each time never does.
 
     Args:
         use_case: name of the use case.
@@ -48,14 +48,16 @@ class Stages:
         **kwargs: Arguments.kwargs,
     ) -> Result:
         """Run one stage; its failure passes through."""
-        builds, started = self._store.num_builds, time.monotonic()
+        earlier, started = self._store.num_builds, time.monotonic()
         if self._by_deployment:
             told, route = self._on_pool(name, stage, *args, **kwargs)
             result = cast(Result, told)
         else:
             result, route = stage(*args, **kwargs), self._here(name)
-        reused = self._store.num_builds == builds and name not in self.DECIDES_ANEW
         seconds = round(time.monotonic() - started, 2)
+        is_new = self._store.built_since(earlier)
+        built = any(is_new(artifact) for artifact in named_artifacts(result))
+        reused = not built and name not in self.DECIDES_ANEW
         self.times.append(StageTime(stage=name, seconds=seconds, reused=reused, route=route))
         return result
 

@@ -172,11 +172,29 @@ class ArtifactStore:
 
     @property
     def num_builds(self) -> int:
-        """How many builds this store has ever finished; unchanged by a stage that reused all."""
+        """How many builds this store has ever finished, by whomever."""
+        return len(self._journal_lines())
+
+    def built_since(self, num_builds: int) -> Callable[[Artifact], bool]:
+        """Tells of an artifact whether it was built after the first `num_builds` of all builds."""
+        folders = set()
+        for line in self._journal_lines()[num_builds:]:
+            try:
+                build = json.loads(line)
+                folders.add((build["kind"], build["key"]))
+            except (ValueError, KeyError):  # cut off by a full disk
+                continue
+        return lambda artifact: self._folder_of(artifact) in folders
+
+    def _journal_lines(self) -> list[str]:
         try:
-            return len(self._journal.read_text().splitlines())
+            return self._journal.read_text().splitlines()
         except FileNotFoundError:
-            return 0
+            return []
+
+    @staticmethod
+    def _folder_of(artifact: Artifact) -> tuple[str, ...]:
+        return tuple(artifact.uri.removeprefix(URI_SCHEME).split("/")[:2])
 
     def path(self, artifact: Artifact, *, verify: bool = True) -> Path:
         """Local path of an artifact, its content checked against its digest.

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, PositiveInt
 
-from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.base import Artifact, Contract, TimeWindow
 from tasks.contracts.evaluation import Metric, Quality
 
 
@@ -63,3 +63,8 @@ class DriftReport(Contract):
     )
     verdict: DriftVerdict
     evidence: tuple[str, ...]
+    compared: tuple[Artifact, ...] = Field(
+        default=(),
+        description="Rows and scores of the reference and of the current window. Empty in reports "
+        "before 2026-11-23.",
+    )

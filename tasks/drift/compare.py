@@ -83,6 +83,12 @@ def compare_windows(
         evidence=explain(
             features, prediction, performance, faults, (scored_reference, scored_current), config
         ),
+        compared=(
+            reference.snapshot.data,
+            current.snapshot.data,
+            scored_reference.scores,
+            scored_current.scores,
+        ),
     )
 
 

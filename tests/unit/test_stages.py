@@ -1,0 +1,68 @@
+"""What a loop says of its stages: made, or reused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from prefect import Flow
+
+from flows.stages import Stages
+from tasks.contracts.base import Artifact, Contract
+from tasks.routing.config import RoutingConfig
+from tasks.settings import ArtifactStore, StagedFolder
+
+
+class Model(Contract):
+    weights: Artifact
+
+
+def built(store: ArtifactStore, key: str) -> Model:
+    def build(folder: StagedFolder) -> Model:
+        (folder.path / "weights").write_text(key)
+        return Model(weights=folder.artifact("weights"))
+
+    return store.build_once("models", key, Model, build)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path)
+
+
+def reused(store: ArtifactStore, stage: Callable[[], object]) -> bool:
+    stages = Stages("flights", RoutingConfig(mode="in process"), store)
+    stages.run("training", cast(Flow[..., Any], stage))
+    return stages.times[0].reused
+
+
+def test_a_stage_that_built_what_it_returns_is_not_reused_and_its_repetition_is(
+    store: ArtifactStore,
+) -> None:
+    assert not reused(store, lambda: {"models": [built(store, "a")]})
+    assert reused(store, lambda: {"models": [built(store, "a")]})
+
+
+def test_what_another_loop_builds_meanwhile_says_nothing_of_a_stage(store: ArtifactStore) -> None:
+    built(store, "a")
+
+    def stage() -> Model:
+        built(store, "of another loop")
+        return built(store, "a")
+
+    assert reused(store, stage)
+
+
+def test_a_stage_that_made_a_damaged_artifact_again_is_not_reused(store: ArtifactStore) -> None:
+    store.path(built(store, "a").weights).write_text("damaged")
+    assert not reused(store, lambda: built(store, "a"))
+
+
+def test_a_line_of_the_journal_that_was_cut_off_is_passed_over(store: ArtifactStore) -> None:
+    built(store, "a")
+    with (store.root / "builds.jsonl").open("a") as journal:
+        journal.write('{"kind": "mod\n')
+    assert reused(store, lambda: built(store, "a"))
+    assert not store.built_since(1)(built(store, "a").weights)
