@@ -24,13 +24,12 @@ from tasks.errors import (
     TransientError,
     refused_writes_explained,
 )
+from tasks.kernel.disk import lack_of_space, require_space
 from tasks.settings import PROJECT_ROOT, make_folder
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15
 FLUSH_TIMEOUT_S = 10
-LEAST_FREE_BYTES = 32_000_000
-"""Prefect's database alone begins with some megabytes, and fails in many ways without them."""
 LONGEST_REASON = 300
 
 # Of the caller's environment; anything else there may be a secret.
@@ -65,33 +64,18 @@ def disk_with_space(home: Path) -> Iterator[None]:
     Raises:
         StorageError: there is too little space.
     """
-    if trouble := _lack_of_space(home):
-        raise StorageError(f"{trouble}; nothing was begun")
+    require_space(home)
     try:
         yield
     except (ConfigurationError, DataContractError, StorageError):
         raise
     except Exception as exc:
-        if trouble := _lack_of_space(home):
+        if trouble := lack_of_space(home):
             said = str(exc).partition("\n")[0][:LONGEST_REASON]
             raise StorageError(
                 f"{trouble}; finished stages are kept. The run met {type(exc).__name__}: {said}"
             ) from exc
         raise
-
-
-def _lack_of_space(home: Path) -> str:
-    """A sentence about a disk that is full, or nearly; nothing where it is not."""
-    there = next(folder for folder in (home, *home.parents) if folder.exists())
-    disk = os.statvfs(there)
-    free = disk.f_bavail * disk.f_frsize
-    if free >= LEAST_FREE_BYTES:
-        return ""
-    return (
-        f"{home}: {free / 1e6:.1f} MB are free on its disk, expected at least "
-        f"{LEAST_FREE_BYTES / 1e6:.0f} MB. Free some space, or set FALAJ_HOME to a folder on "
-        "another disk, and run again"
-    )
 
 
 @contextmanager

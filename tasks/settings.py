@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from tasks.code_digest import statements_digest
 from tasks.contracts.base import Artifact
 from tasks.errors import ArtifactError, ConfigurationError, refused_writes_explained
+from tasks.kernel.disk import require_space
 from tasks.kernel.scratch import scratch_folder
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -152,7 +153,7 @@ class ArtifactStore:
             build: writes files into the staged folder and returns the value that names them.
 
         Raises:
-            StorageError: the disk refused a write; the staged folder was removed.
+            StorageError: the disk is full, or refused a write; the staged folder was removed.
         """
         final = self.root / kind / key
         finished = self._read_value(final, value_type)
@@ -258,6 +259,7 @@ class ArtifactStore:
 
     @contextmanager
     def _staging(self, final: Path) -> Iterator[Path]:
+        require_space(self.root)
         with refused_writes_explained(final):
             make_folder(final.parent)
             with scratch_folder(final.parent, STAGING) as folder:

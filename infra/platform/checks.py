@@ -18,6 +18,7 @@ from infra.platform.api import PrefectApi
 from infra.platform.config import Place, PlatformConfig
 from infra.platform.state import Endpoint, PlatformState
 from tasks.errors import ConfigurationError, TransientError
+from tasks.kernel.disk import lack_of_space, shows_damage
 from tasks.settings import make_folder
 
 PROJECT = "falaj"
@@ -240,6 +241,8 @@ def _check_database(file: Path) -> Finding:
         finally:
             connection.close()
     except sqlite3.Error as exc:
+        if not shows_damage(exc):
+            return _unchecked(file, exc)
         answer = str(exc)
     if answer == "ok":
         return ok("databases", f"{file.name} is whole, {size / 1e6:.1f} MB")
@@ -248,6 +251,17 @@ def _check_database(file: Path) -> Finding:
         "`sqlite3 FILE .recover`; then make up"
     )
     return Finding("databases", "problem", f"{file} is damaged: {answer}", advice)
+
+
+def _unchecked(file: Path, exc: sqlite3.Error) -> Finding:
+    """Why a database could not be looked through, which says nothing about what is in it."""
+    advice = (
+        "free some space on its disk, which is full"
+        if lack_of_space(file.parent)
+        else "mend its owner and mode, or the disk if the kernel's log (dmesg) tells of errors"
+    )
+    seen = f"{file} cannot be checked now ({exc}); nothing says that it is damaged"
+    return Finding("databases", "problem", seen, f"leave the file as it is; {advice}; make doctor")
 
 
 def check_postgres(url: str, now: datetime) -> list[Finding]:

@@ -26,6 +26,7 @@ from infra.platform.state import (
     read_state,
 )
 from tasks.errors import ConfigurationError, FalajError, TransientError
+from tasks.kernel.disk import require_space
 from tasks.settings import PROJECT_ROOT, make_folder, private_folder, write_atomically
 
 START_LIMIT_S = 600.0
@@ -45,6 +46,7 @@ def bring_up(place: Place, config: PlatformConfig, environment: dict[str, str]) 
     Raises:
         ConfigurationError: it runs with another configuration, or the configuration is wrong.
         NotUpError: a service did not become ready; the supervisor goes on trying.
+        StorageError: there is too little space on its disk.
     """
     private_folder(place.folder)
     with _one_at_a_time(place):
@@ -64,6 +66,7 @@ def _begin(
 ) -> subprocess.Popen[bytes]:
     """Start the supervisor, and wait until everybody can see that it lives."""
     refuse_wrong_pins()
+    require_space(place.home)
     database_url(config, environment), redis_url(config, environment)
     made = ensure_password(place)[1] if config.password else False
     write_atomically(place.config, config.model_dump_json(indent=1))

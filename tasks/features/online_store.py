@@ -38,6 +38,7 @@ from pydantic import model_validator
 from tasks.errors import FeatureStoreError, StorageError, TransientError
 from tasks.features.value_encoding import NO_TIME, EncodedColumn, EncodedRows
 from tasks.features.wire_format import Integers
+from tasks.kernel.disk import shows_damage
 
 LOCK_WAIT_S = 30
 """A writer waits this long for another writer; readers never wait."""
@@ -336,7 +337,7 @@ def _explained(exc: sqlite3.DatabaseError, file: str) -> Exception:
             f"the online store lacks a feature view's table ({exc}); apply the feature "
             f"definitions, then write again. {undone}"
         )
-    if "disk" in said or "readonly" in said or "unable to open" in said:
+    if not shows_damage(exc) and any(s in said for s in ("disk", "readonly", "unable to open")):
         return StorageError(
             f"the online store's disk refused a write ({exc}); expected a writable folder with "
             f"free space. {undone}; mend it and run again"

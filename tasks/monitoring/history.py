@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tasks.contracts.base import TimeWindow
 from tasks.errors import StorageError, refused_writes_explained
+from tasks.kernel.disk import shows_damage
 from tasks.monitoring.statistics import FeatureDay, ViewDay
 from tasks.settings import make_folder
 
@@ -45,10 +46,10 @@ def _database(home: Path) -> Iterator[sqlite3.Connection]:
             with con:
                 yield con
     except sqlite3.DatabaseError as exc:
+        cure = "remove the file" if shows_damage(exc) else "free some space or mend its permissions"
         raise StorageError(
             f"{path}: the history of features could not be read or written ({exc}); expected a "
-            "SQLite file and free space. Nothing half written is kept; remove the file to begin a "
-            "new history, and run again"
+            f"SQLite file and free space. Nothing half written is kept; {cure}, and run again"
         ) from exc
 
 

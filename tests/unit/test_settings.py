@@ -21,6 +21,7 @@ from tasks.errors import (
     StorageError,
     refused_writes_explained,
 )
+from tasks.kernel import disk
 from tasks.kernel.process import ProcessName
 from tasks.operation import open_database
 from tasks.settings import (
@@ -156,6 +157,16 @@ def test_a_build_in_another_container_on_the_same_volume_is_left_alone(
     (live / "half").write_text("x")
     build(store, "one", 1)
     assert (live / "half").exists()
+
+
+def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still_read(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = build(store)
+    monkeypatch.setattr(disk, "LEAST_FREE_BYTES", 1 << 60)
+    assert build(store) == finished
+    with pytest.raises(StorageError, match=r"Free some space.*nothing was begun"):
+        store.build_once("notes", "another", Note, write_note())  # type: ignore[arg-type]
 
 
 def test_a_full_disk_gives_a_sentence(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -36,6 +37,7 @@ from infra.platform.state import PlatformState, write_state
 from infra.platform.status import read_status, table
 from tasks.errors import TransientError
 from tasks.settings import PROJECT_ROOT
+from tests.support.host.disks import small_disk
 from tests.support.services.servers import free_port, redis_server
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -105,6 +107,27 @@ def test_a_damaged_database_is_found_and_a_missing_one_is_none(tmp_path: Path) -
     assert "is damaged: " in only(check_databases([file]), "problem").seen
     file.write_bytes(b"no database at all" * 1000)
     assert "file is not a database" in only(check_databases([file]), "problem").seen
+
+
+def test_a_database_that_cannot_be_looked_at_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "prefect.db").mkdir()
+    finding = only(check_databases([tmp_path / "prefect.db"]), "problem")
+    assert "cannot be checked now" in finding.seen
+    assert "leave the file as it is" in finding.advice
+    assert ".recover" not in finding.advice
+
+
+def test_on_a_full_disk_doctor_asks_for_space_and_for_nothing_that_destroys(tmp_path: Path) -> None:
+    with small_disk(tmp_path, 4_000_000) as disk:
+        file = tmp_path / "operation.db"
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("CREATE TABLE t (x)")
+        with disk.filled():
+            finding = only(check_databases([file]), "problem")
+            assert "disk I/O error" in finding.seen
+            assert "leave the file as it is; free some space" in finding.advice
+        only(check_databases([file]), "ok")
 
 
 def test_a_clock_that_was_set_back_is_a_problem() -> None:
