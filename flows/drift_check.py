@@ -28,7 +28,7 @@ from tasks.governor.task import store_verdict
 from tasks.predictions.task import take_served_window
 from tasks.registry.task import fetch_champion, fetch_version, find_standing
 from tasks.settings import Settings
-from tasks.validation.suites import read_suite
+from tasks.validation.suites import read_suite, read_suites
 from tasks.validation.task import validate_training_set
 
 
@@ -57,7 +57,10 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
     # Rows of the validation window: the champion was not trained on them.
     before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
     now = score_model_window(champion, current, window, config.evaluation)
-    report = check_drift(reference, config.splits.train, current, window, before, now, config.drift)
+    report = check_drift(
+        *(reference, config.splits.train, current, window, before, now, config.drift),
+        columns_with_unit(config),
+    )
     hand_over(report, champion, current, now, config)
     return report
 
@@ -109,11 +112,29 @@ def check_served(
     before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
     now = judge_served_window(served, config.evaluation)
     compared = check_drift(
-        *(served.reference, config.splits.train, served.dataset, window, before, now, config.drift)
+        *(served.reference, config.splits.train, served.dataset, window, before, now, config.drift),
+        columns_with_unit(config),
     )
     report = compared.model_copy(update={"evidence": (*compared.evidence, served.told)})
     hand_over(report, champion, served.dataset, now, config, served)
     return report
+
+
+def columns_with_unit(config: PipelineConfig) -> tuple[str, ...]:
+    """Columns of a training set for which a suite declares a unit, as the training set calls them.
+
+    Raises:
+        ConfigurationError: a suite is missing or wrong.
+    """
+    repo = Settings.from_environment().feature_repo
+    suites = {f"{view}__": suite for view, suite in read_suites(repo, config.table_suites).items()}
+    suites[""] = read_suite(repo, config.features.training_set.suite)
+    return tuple(
+        f"{prefix}{name}"
+        for prefix, suite in suites.items()
+        for names in suite.units.values()
+        for name in names
+    )
 
 
 def hand_over(

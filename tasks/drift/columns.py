@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tasks.drift.config import DriftConfig
 from tasks.drift.faults import (
+    UnitGuess,
     find_frozen,
     find_missing,
     find_unit_change,
@@ -41,6 +42,7 @@ class ExaminedColumn:
     name: str
     histogram: Histogram
     faults: tuple[str, ...]
+    guess: UnitGuess | None = None
 
 
 def examine_numbers(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
@@ -56,7 +58,8 @@ def examine_numbers(name: str, windows: Windows, config: DriftConfig) -> Examine
         config.unit_changes,
     )
     frozen = _frozen(windows, before, now, config)
-    return _examined(name, histogram, converted, frozen, find_missing(histogram, config))
+    examined = _examined(name, histogram, frozen, find_missing(histogram, config))
+    return replace(examined, guess=converted)
 
 
 def examine_categories(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:

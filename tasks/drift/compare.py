@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from tasks.contracts.drift import DriftReport, FeatureDrift
 from tasks.contracts.evaluation import Metric, ScoredWindow
 from tasks.drift.columns import Windows, examine_categories, examine_numbers
 from tasks.drift.config import DriftConfig
+from tasks.drift.faults import judge_guesses
 from tasks.drift.histograms import Histogram, count_numbers
 from tasks.drift.performance import (
     ClassificationChange,
@@ -40,6 +42,7 @@ def compare_windows(
     scored_current: ScoredWindow,
     config: DriftConfig,
     store: ArtifactStore,
+    with_unit: Collection[str] = (),
 ) -> DriftReport:
     """Compare features, predictions and performance of a current window with the reference.
 
@@ -53,6 +56,7 @@ def compare_windows(
         scored_current: the same model's scores on the current window.
         config: limits.
         store: holds the snapshots and scores.
+        with_unit: numeric columns that are declared to have a unit.
 
     Raises:
         DataContractError: the scores are not of one model and of these rows, or a column is absent.
@@ -62,7 +66,7 @@ def compare_windows(
     _check_same_origin(current, current_window, scored_reference, scored_current)
     columns = reference.snapshot.columns
     windows = _open_windows(reference, reference_window, current, current_window, config, store)
-    features, faults = _compare_features(columns, windows, config)
+    features, faults, remarks = _compare_features(columns, windows, config, with_unit)
     prediction = _prediction(columns.event_time, scored_reference, scored_current, config, store)
     performance = performance_change(scored_reference, scored_current)
     verdict = decide(features, prediction, performance, faults, config)
@@ -80,8 +84,16 @@ def compare_windows(
         performance_reference=scored_reference.window,
         effect_threshold=config.min_effect,
         verdict=verdict,
-        evidence=explain(
-            features, prediction, performance, faults, (scored_reference, scored_current), config
+        evidence=(
+            *explain(
+                features,
+                prediction,
+                performance,
+                faults,
+                (scored_reference, scored_current),
+                config,
+            ),
+            *(f"Look at {remark}." for remark in remarks),
         ),
         compared=(
             reference.snapshot.data,
@@ -161,9 +173,9 @@ def _check_days(rows: WindowColumns, window: TimeWindow, name: str, config: Drif
 
 
 def _compare_features(
-    columns: DatasetSchema, windows: Windows, config: DriftConfig
-) -> tuple[tuple[FeatureDrift, ...], list[str]]:
-    """Change of each feature, numbers first, and the signs of faults."""
+    columns: DatasetSchema, windows: Windows, config: DriftConfig, with_unit: Collection[str]
+) -> tuple[tuple[FeatureDrift, ...], list[str], list[str]]:
+    """Change of each feature, numbers first, the signs of faults, and what only looks like one."""
     examined = [
         *(examine_numbers(name, windows, config) for name in columns.numeric),
         *(examine_categories(name, windows, config) for name in columns.categorical),
@@ -177,7 +189,10 @@ def _compare_features(
         _feature(column.name, column.histogram, change, config)
         for column, change in zip(examined, changes, strict=True)
     )
-    return features, [f"{column.name}: {fault}" for column in examined for fault in column.faults]
+    guesses = {column.name: column.guess for column in examined if column.guess is not None}
+    converted, remarks = judge_guesses(guesses, with_unit)
+    faults = [f"{column.name}: {fault}" for column in examined for fault in column.faults]
+    return features, [*converted, *faults], remarks
 
 
 def _prediction(

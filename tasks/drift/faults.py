@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
@@ -23,6 +23,8 @@ MIN_FIT_RATIO = 3.0
 MAX_NAMED = 3
 MAX_USUAL_SHARE = 0.5
 MAX_CHANCE = 1e-6
+MIN_GUESS_ROWS = 200  # known rows on either side of a change of unit
+MIN_AGREEING = 3  # columns that change alike on one day, where none is declared to have a unit
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,23 @@ class FrozenRun:
     value: float = np.nan
     first: date | None = None
     last: date | None = None
+
+
+@dataclass(frozen=True)
+class UnitGuess:
+    """A column whose values look as if they came in another unit from one day on.
+
+    Args:
+        names: maps that fit, the best first.
+        day: first day of the new unit.
+        num_rows: known rows on the side that has fewer of them.
+        told: the guess in words.
+    """
+
+    names: tuple[str, ...]
+    day: date
+    num_rows: int
+    told: str
 
 
 @dataclass(frozen=True)
@@ -160,7 +179,7 @@ def largest_day_step(*parts: tuple[WindowColumns, Float64Array]) -> DayStep | No
 
 def find_unit_change(
     reference: DayStep | None, current: DayStep | None, changes: Sequence[UnitChange]
-) -> str | None:
+) -> UnitGuess | None:
     """The values look as if they came in another unit from one day on.
 
     A season moves and stretches a distribution too, but slowly. A mistake of units moves it from
@@ -186,11 +205,47 @@ def find_unit_change(
     if not fitting:  # nor where a misfit is NaN: values without a spread cannot be compared
         return None
     middle = len(LEVELS) // 2
-    return (
-        f"looks converted from {' or '.join(fitting[:MAX_NAMED])} on {current.day}: the median "
-        f"went from {before[middle]:.4g} to {after[middle]:.4g} and all quantiles fit; the largest "
-        f"step between days is {current.size:.4g}, in the reference {reference.size:.4g}"
+    return UnitGuess(
+        names=tuple(fitting),
+        day=current.day,
+        num_rows=min(len(current.before), len(current.after)),
+        told=(
+            f"looks converted from {' or '.join(fitting[:MAX_NAMED])} on {current.day}: the median "
+            f"went from {before[middle]:.4g} to {after[middle]:.4g} and all quantiles fit, of "
+            f"{len(current.before):,} rows before and {len(current.after):,} after; the largest "
+            f"step between days is {current.size:.4g}, in the reference {reference.size:.4g}"
+        ),
     )
+
+
+def judge_guesses(
+    guesses: Mapping[str, UnitGuess], with_unit: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Which guesses count as faults of the data, and which are only told, each in words.
+
+    A count may grow by 1.6 on a busy day, and that is no mile. So a guess counts where enough rows
+    stand behind it, and the column is declared to have a unit or several columns agree.
+
+    Args:
+        guesses: by column.
+        with_unit: columns that are declared to have a unit.
+    """
+    faults, remarks = [], []
+    sound = {name: guess for name, guess in guesses.items() if guess.num_rows >= MIN_GUESS_ROWS}
+    for name, guess in guesses.items():
+        agreeing = sum(
+            other.day == guess.day and bool(set(other.names) & set(guess.names))
+            for other in sound.values()
+        )
+        if name not in sound:
+            reason = f"{guess.num_rows:,} rows are too few to tell, expected {MIN_GUESS_ROWS}"
+        elif name in with_unit or agreeing >= MIN_AGREEING:
+            faults.append(f"{name}: {guess.told}")
+            continue
+        else:
+            reason = "no suite declares a unit for it, and no two other columns moved so that day"
+        remarks.append(f"{name}: {guess.told}. It counts as no fault: {reason}")
+    return faults, remarks
 
 
 def _misfit(expected: Float64Array, seen: Float64Array) -> float:

@@ -36,10 +36,12 @@ def check_drift(
     scored_reference: ScoredWindow,
     scored_current: ScoredWindow,
     config: DriftConfig,
+    with_unit: tuple[str, ...] = (),
 ) -> DriftReport:
     """Compare a current window with the reference the model was trained on.
 
-    Safe to retry: it only reads artifacts.
+    Safe to retry: it only reads artifacts. `with_unit` names the columns that suites declare to
+    have a unit.
 
     Raises:
         DataContractError: the scores are not of these rows, or a column is absent. Not retried.
@@ -56,6 +58,7 @@ def check_drift(
         scored_current,
         config,
         Settings.from_environment().store,
+        with_unit,
     )
     create_table_artifact(
         table=feature_rows(report), key="drift-features", description=f"Drift, {report.current}"

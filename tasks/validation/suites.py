@@ -140,7 +140,9 @@ class Suite(_SuiteValue):
         "it needs. Such a table is there without rows where it was not landed.",
     )
     units: dict[Unit, tuple[ColumnName, ...]] = Field(
-        default={}, description="Unit to columns: lets a change of unit be called by its name."
+        default={},
+        description="Unit to columns: lets a change of unit be called by its name, and count as "
+        "a fault of the data where a drift check meets one.",
     )
     profiling: Profiling = Profiling()
     blessed: Blessed | None = Field(

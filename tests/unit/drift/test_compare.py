@@ -40,6 +40,7 @@ def check(
     auc: float | None = 0.75,
     excess: float = 0.0,
     shift: float = 0.0,
+    with_unit: tuple[str, ...] = ("temp",),
 ) -> DriftReport:
     return compare_windows(
         dataset,
@@ -50,6 +51,7 @@ def check(
         scored(store, dataset, CURRENT, auc, excess, shift),
         CONFIG,
         store,
+        with_unit,
     )
 
 
@@ -135,6 +137,14 @@ def test_a_broken_feed_is_a_fault_even_when_performance_fell(
     assert report.evidence[0].startswith(f"Fault of the data: {sentence}")
 
 
+def test_a_guess_of_a_unit_that_nobody_declared_is_told_and_stops_no_retraining(
+    store: ArtifactStore,
+) -> None:
+    report = check(store, changed(store, to_celsius), auc=0.6, excess=0.1, with_unit=())
+    assert report.verdict == DriftVerdict.RETRAIN
+    assert report.evidence[-1].startswith("Look at temp: looks converted from Fahrenheit")
+
+
 def test_the_days_before_are_found_in_either_snapshot(store: ArtifactStore) -> None:
     reference = changed(store)
     faulty = builders.frame(20_000)
@@ -150,6 +160,7 @@ def test_the_days_before_are_found_in_either_snapshot(store: ArtifactStore) -> N
         scored(store, current, CURRENT),
         CONFIG,
         store,
+        ("temp",),
     )
     assert report.verdict == DriftVerdict.DATA_FAULT
 

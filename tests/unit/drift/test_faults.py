@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from tasks.drift.columns import Windows, examine_categories, examine_numbers
 from tasks.drift.config import COMMON_UNIT_CHANGES, DriftConfig, UnitChange
-from tasks.drift.faults import largest_day_step
+from tasks.drift.faults import UnitGuess, judge_guesses, largest_day_step
 from tests.support.evaluation.windows import window_of
 
 CONFIG = DriftConfig()
@@ -35,6 +37,17 @@ def numbers(
     return examine_numbers("x", Windows(*parts), CONFIG).faults
 
 
+def guessed(
+    folder: Path, before: np.ndarray, lead_in: np.ndarray | None, now: np.ndarray, rows: int = 40
+) -> UnitGuess | None:
+    """The change of unit that a column with so many rows a day looks like."""
+    parts = [
+        None if v is None else window_of(folder, {"x": v}, len(v) // rows)
+        for v in (before, now, lead_in)
+    ]
+    return examine_numbers("x", Windows(*parts), CONFIG).guess
+
+
 def categories(folder: Path, before: list[str | None], now: list[str | None]) -> tuple[str, ...]:
     windows = Windows(
         window_of(folder, {"c": before}, len(before) // DAY_ROWS),
@@ -52,10 +65,12 @@ def to_celsius(fahrenheit: np.ndarray) -> np.ndarray:
 def test_a_change_of_season_is_no_fault(tmp_path: Path, first_day: int) -> None:
     before, lead_in, now = season(0, 180), season(first_day - 30, 30), season(first_day, 30)
     assert numbers(tmp_path, before, lead_in, now) == ()
+    assert guessed(tmp_path, before, lead_in, now) is None
 
 
 def test_winter_against_summer_is_no_fault_without_the_days_between(tmp_path: Path) -> None:
     assert numbers(tmp_path, season(150, 90), None, season(335, 30)) == ()
+    assert guessed(tmp_path, season(150, 90), None, season(335, 30)) is None
 
 
 @pytest.mark.parametrize("first_day", range(180, 335, 30))
@@ -63,16 +78,21 @@ def test_fahrenheit_that_becomes_celsius_is_a_fault_in_any_season(
     tmp_path: Path, first_day: int
 ) -> None:
     lead_in, now = season(first_day - 30, 30), to_celsius(season(first_day, 30))
-    (fault,) = numbers(tmp_path, season(0, 180), lead_in, now)
-    assert fault.startswith("looks converted from ")
-    assert "Fahrenheit to Celsius" in fault
+    guess = guessed(tmp_path, season(0, 180), lead_in, now)
+    assert guess is not None
+    assert "Fahrenheit to Celsius" in guess.names
+    faults, remarks = judge_guesses({"x": guess}, ["x"])
+    assert faults == [f"x: {guess.told}"]
+    assert remarks == []
 
 
 def test_a_change_of_unit_in_the_middle_of_the_window_is_dated(tmp_path: Path) -> None:
     now = np.concatenate([season(200, 20), to_celsius(season(220, 10))])
-    (fault,) = numbers(tmp_path, season(0, 180), None, now)
-    assert "Fahrenheit to Celsius" in fault
-    assert " on 2013-01-21: the median went from" in fault
+    guess = guessed(tmp_path, season(0, 180), None, now)
+    assert guess is not None
+    assert "Fahrenheit to Celsius" in guess.names
+    assert guess.day == date(2013, 1, 21)
+    assert "of 280 rows before and 280 after" in guess.told
 
 
 @pytest.mark.parametrize("change", COMMON_UNIT_CHANGES, ids=lambda change: change.name)
@@ -81,14 +101,53 @@ def test_every_known_change_of_unit_is_found_in_steady_values(
 ) -> None:
     rng = np.random.default_rng(0)
     before, lead_in, now = (rng.gamma(36, 3, days * DAY_ROWS) for days in (90, 30, 30))
-    (fault,) = numbers(tmp_path, before, lead_in, now * change.scale + change.offset)
-    assert change.name in fault
+    guess = guessed(tmp_path, before, lead_in, now * change.scale + change.offset)
+    assert guess is not None
+    assert change.name in guess.names
 
 
 def test_an_abrupt_step_that_no_unit_explains_is_drift_and_no_fault(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     before, lead_in, now = (rng.normal(100, 5, days * DAY_ROWS) for days in (90, 30, 30))
+    assert guessed(tmp_path, before, lead_in, now + 37) is None
     assert numbers(tmp_path, before, lead_in, now + 37) == ()
+
+
+def test_a_count_that_grows_by_the_share_of_a_mile_is_no_fault(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, lead_in, now = (rng.gamma(40, 0.225, days * DAY_ROWS) for days in (90, 30, 30))
+    guess = guessed(tmp_path, before, lead_in, now * 1.609344)
+    assert guess is not None
+    faults, remarks = judge_guesses({"ratings": guess}, ["distance"])
+    assert faults == []
+    assert len(remarks) == 1
+    assert "280 rows before" in remarks[0]
+
+
+def test_a_guess_from_few_rows_is_no_fault_even_of_a_column_with_a_unit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, lead_in, now = (rng.gamma(40, 3, days * 25) for days in (90, 30, 30))
+    guess = guessed(tmp_path, before, lead_in, now * 1.609344, rows=25)
+    assert guess is not None
+    assert guess.num_rows == 175
+    faults, remarks = judge_guesses({"distance": guess}, ["distance"])
+    assert faults == []
+    assert "175 rows are too few to tell" in remarks[0]
+
+
+def test_columns_that_agree_are_a_fault_without_a_declared_unit() -> None:
+    day = date(2013, 3, 1)
+    miles = UnitGuess(("miles to kilometres", "feet to metres"), day, 300, "looks converted")
+    alike = {name: miles for name in ("a", "b", "c")}
+    other = {
+        "a": miles,
+        "b": replace(miles, day=date(2013, 3, 2)),
+        "c": replace(miles, names=("percent to share",)),
+        "d": replace(miles, num_rows=50),
+    }
+    assert len(judge_guesses(alike, [])[0]) == 3
+    assert judge_guesses(other, [])[0] == []
+    assert len(judge_guesses(other, [])[1]) == 4
 
 
 def test_restless_values_that_double_in_a_storm_are_no_fault(tmp_path: Path) -> None:
@@ -97,6 +156,7 @@ def test_restless_values_that_double_in_a_storm_are_no_fault(tmp_path: Path) -> 
     delays = (level[:, None] * rng.gamma(2, 5, (150, DAY_ROWS))).ravel()
     cut = [90 * DAY_ROWS, 120 * DAY_ROWS]
     assert numbers(tmp_path, *np.split(delays, cut)) == ()
+    assert guessed(tmp_path, *np.split(delays, cut)) is None
 
 
 def test_a_feed_that_repeats_one_value_for_days_is_a_fault(tmp_path: Path) -> None:

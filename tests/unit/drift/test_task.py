@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from flows.config import read_pipeline_config
+from flows.drift_check import columns_with_unit
 from tasks.drift.compare import compare_windows
 from tasks.drift.config import DriftConfig
 from tasks.drift.task import feature_rows, verdict_text
-from tasks.settings import ArtifactStore
+from tasks.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.windows import scored
 
@@ -56,3 +58,13 @@ def test_what_the_artifacts_say_comes_from_the_report(tmp_path: Path) -> None:
 def test_bins_that_do_not_nest_are_refused_with_the_fix() -> None:
     with pytest.raises(ValidationError, match="no multiple of psi_bins=30"):
         DriftConfig(num_bins=100, psi_bins=30)
+
+
+def test_columns_with_a_unit_are_those_of_the_suites_as_the_training_set_calls_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repo = PROJECT_ROOT / "feature_repo" / "flights"
+    monkeypatch.setenv("FALAJ_FEATURE_REPO", str(repo))
+    with_unit = columns_with_unit(read_pipeline_config(repo))
+    assert {"distance", "weather__temp", "weather__visib"} <= set(with_unit)
+    assert not any("landed" in name for name in with_unit)
