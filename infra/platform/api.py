@@ -61,6 +61,20 @@ class PrefectApi:
         """Version of the server; the first call that needs the password."""
         return str(self._call("GET", "/admin/version"))
 
+    def can_write(self) -> bool:
+        """True where the server answers, knows the password and can write to its database.
+
+        Deletes a variable of a name that no variable can have: the server begins a transaction for
+        it, which waits where another one holds the lock of writers.
+        """
+        try:
+            self._call_once("DELETE", "/variables/name/-", None)
+        except NotFoundError:
+            return True
+        except (TransientError, ConfigurationError):
+            return False
+        return True
+
     def settings(self) -> dict[str, Any]:
         """The server's settings, its secrets left out."""
         return dict(self._call("GET", "/admin/settings"))

@@ -26,11 +26,16 @@ STEADY_S = 60.0
 
 STARTING_PROBE_S = 0.3
 UP_PROBE_S = 20.0
+WATCHED_PROBE_S = 10.0
+"""Between two probes of what is started anew when it is silent."""
+
+SILENT_PROBE_S = 2.0
 START_LIMIT_S = 900.0
 """Migrations of a large database take minutes."""
 
-SILENT_PROBES = 6
-"""A server that lives and does not answer so often in a row, two minutes, is started anew."""
+SILENT_PROBES = 3
+"""A server that lives and does not answer so often in a row is started anew. A probe waits 5 s, so
+that this is within 30 s of its last answer."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +109,12 @@ class Child:
         """Moment (monotonic seconds) at which `look` has something to do, unless it ends before."""
         return self._next_look if self.condition != "waiting" else float("inf")
 
-    def look(self) -> None:
-        """Do what is due: notice the end, probe, start again."""
+    def look(self, *, probing: bool = True) -> None:
+        """Do what is due: notice the end, probe, start again.
+
+        Args:
+            probing: False where what it needs does not answer: its own probe would only wait.
+        """
         if self.process and (code := self.process.poll()) is not None:
             self._has_ended(code)
         moment = time.monotonic()
@@ -114,7 +123,10 @@ class Child:
         if self.condition == "restarting":
             self.start()
         elif self.process and self.service.probe:
-            self._probe(moment)
+            if probing:
+                self._probe(moment)
+            else:
+                self._next_look = moment + SILENT_PROBE_S
 
     def start(self) -> None:
         """Start it, now or, where that cannot be, later."""
@@ -198,8 +210,15 @@ class Child:
                 self._become("silent", "lives, but does not answer")
             if self._silent >= SILENT_PROBES and self.service.restart_when_silent:
                 self.renew(f"did not answer {self._silent} times in a row")
+                return
         if self.condition in ("up", "silent"):
-            self._next_look = time.monotonic() + UP_PROBE_S
+            self._next_look = time.monotonic() + self._pause_s
+
+    @property
+    def _pause_s(self) -> float:
+        if not self.service.restart_when_silent:
+            return UP_PROBE_S
+        return SILENT_PROBE_S if self.condition == "silent" else WATCHED_PROBE_S
 
     def clock_was_set_back(self, seconds: float) -> None:
         """Bring noted moments to the clock as it is now: a worker heard of since is heard of."""

@@ -156,7 +156,7 @@ def prefect_service(plan: Plan) -> Service:
         name=SERVER,
         command=command,
         environment=environment,
-        probe=lambda _: answers(f"{plan.local_url}/api/admin/version", plan.password),
+        probe=lambda _: plan.api.can_write(),
         restart_when_silent=True,
     )
 

@@ -89,7 +89,7 @@ class Supervisor:
                 child.start()
             for child in self.children:
                 was_up = child.condition == "up"
-                child.look()
+                child.look(probing=self._has_what_it_needs(child))
                 if child.condition == "up" and not was_up:
                     self.on_up(child.service.name)
             if phase == "starting" and all(child.serves for child in self.children):
@@ -116,12 +116,15 @@ class Supervisor:
 
     def _can_start(self) -> list[Child]:
         """Children that wait, though all they need is there."""
-        serving = {child.service.name for child in self.children if child.serves}
         return [
             child
             for child in self.children
-            if child.condition == "waiting" and serving.issuperset(child.service.needs)
+            if child.condition == "waiting" and self._has_what_it_needs(child)
         ]
+
+    def _has_what_it_needs(self, child: Child) -> bool:
+        serving = {other.service.name for other in self.children if other.serves}
+        return serving.issuperset(child.service.needs)
 
     def _sleep_s(self) -> float:
         if self._can_start():

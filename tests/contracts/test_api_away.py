@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,10 +26,12 @@ from prefect.settings import (
     temporary_settings,
 )
 
+import infra.platform.api as api_module
 from flows.client import client_settings
 from tasks.errors import TransientError
 from tasks.retry_policy import is_api_away, only_transient
 from tasks.training.task import Progress
+from tests.support.host.processes import wait_until
 from tests.support.services.gates import Gate, gate
 from tests.support.services.prefect_platform import PrefectApi
 
@@ -46,6 +51,19 @@ def way(prefect_api: PrefectApi) -> Iterator[Gate]:
         }
         with temporary_settings(through):
             yield made
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_write_does_not_count_as_well(prefect_api: PrefectApi) -> None:
+    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string, timeout_s=2)
+    assert api.can_write()
+    with closing(sqlite3.connect(prefect_api.home / "prefect.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert not api.can_write()
+        assert api.version(), "it answers whoever only reads"
+        other.execute("ROLLBACK")
+    wait_until(api.can_write, "it can write again")
+    assert not replace(api, password="admin:another").can_write()
 
 
 @pytest.mark.slow

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from flows.client import is_running
+from infra.platform import children
+from infra.platform.api import PROBE_TIMEOUT_S
+from infra.platform.children import Child, Service
 from infra.platform.config import Place
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
@@ -46,6 +52,65 @@ def test_what_was_killed_comes_back_as_another_process(tmp_path: Path) -> None:
             lambda s: s.services[0].restarts == 1 and s.services[0].condition == "up", "again up"
         )
         assert platform.child("server").pid != first
+
+
+@dataclass
+class Hung:
+    """A service that answered once and then lets each probe wait; its clock is its own."""
+
+    now_s: float = 1000.0
+    answered_s: float = 0.0
+    hangs: bool = False
+    num_probes: int = 0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def probe(self, started: datetime) -> bool:
+        self.num_probes += 1
+        if self.hangs:
+            self.now_s += PROBE_TIMEOUT_S
+            return False
+        self.answered_s = self.now_s
+        return True
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hung, Child]]:
+    service = Hung()
+    monkeypatch.setattr(children, "time", service)
+    described = Service(
+        "server", tuple(sleeper(tmp_path)), {}, probe=service.probe, restart_when_silent=True
+    )
+    child = Child(described, tmp_path / "log", grace_s=1)
+    child.start()
+    service.now_s = child.next_look
+    child.look()
+    assert child.condition == "up"
+    service.hangs = True
+    yield service, child
+    assert child.process
+    child.process.kill()
+    child.process.wait(LIMIT_S)
+
+
+def test_a_server_that_does_not_answer_is_started_anew_within_30_s_of_its_last_answer(
+    hung: tuple[Hung, Child], caplog: pytest.LogCaptureFixture
+) -> None:
+    service, child = hung
+    while "is started anew" not in caplog.text:
+        service.now_s = child.next_look
+        child.look()
+    assert service.now_s - service.answered_s <= 30
+    assert child.condition == "silent"
+
+
+def test_a_service_is_not_probed_while_what_it_needs_is_silent(hung: tuple[Hung, Child]) -> None:
+    service, child = hung
+    service.now_s, before = child.next_look, service.num_probes
+    child.look(probing=False)
+    assert (child.condition, service.num_probes) == ("up", before)
+    assert child.next_look > service.now_s
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
