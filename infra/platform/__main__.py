@@ -1,6 +1,7 @@
 """One command for the platform: `python -m infra.platform up|down|status|doctor|logs`.
 
-    make up       start Prefect, MLflow and a worker for each hardware class, and deploy
+    make up       start Prefect, MLflow and a worker for each hardware class, and deploy; options
+                  (UP_ARGS="--port 4300") hold for later starts too, until they are given again
     make down     let runs end, then end all; DOWN_ARGS=--now ends at once
     make status   what runs
     make doctor   what is wrong, and what to do
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from infra.platform.config import Place, read_config
+from infra.platform.config import Place, kept_options, read_config
 from tasks.errors import ConfigurationError, FalajError
 from tasks.settings import Settings
 
@@ -63,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--home", type=Path, help="state folder (default: .falaj, or FALAJ_HOME)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    up = commands.add_parser("up", help="start all; harmless where it runs")
+    up = commands.add_parser(
+        "up",
+        help="start all; harmless where it runs",
+        description="Options are kept for later starts; status shows them.",
+    )
     up.add_argument("--config", type=Path, help=f"YAML file (default: {CONFIG_VARIABLE}, or none)")
     up.add_argument("--profile", choices=("embedded", "server"))
     up.add_argument("--host", help="IP address to listen on (default: 127.0.0.1)")
@@ -72,8 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--mlflow-port", type=int, help="MLflow's port (default: 5000; 0: any free)")
     up.add_argument("--serving-port", type=int, help="inference server's (default: 8000)")
     up.add_argument("--serving-grpc-port", type=int, help="its gRPC's port (default: 8001)")
-    up.add_argument("--no-serving", dest="serving", action="store_const", const=False)
-    up.add_argument("--no-password", dest="password", action="store_const", const=False)
+    up.add_argument("--serving", action=argparse.BooleanOptionalAction)
+    up.add_argument("--password", action=argparse.BooleanOptionalAction)
+    up.add_argument("--reset", action="store_true", help="drop the options of earlier starts")
     up.add_argument("--deploying", help=argparse.SUPPRESS)
     down = commands.add_parser("down", help="let runs end, then end all")
     down.add_argument("--now", action="store_true", help="wait for no run; mark what is cut off")
@@ -92,7 +98,8 @@ def _up(place: Place, options: argparse.Namespace) -> int:
 
     chosen = options.config or os.environ.get(CONFIG_VARIABLE)
     given = {name: getattr(options, name) for name in OPTIONS}
-    config = read_config(Path(chosen) if chosen else None, given)
+    kept = {} if options.reset else kept_options(place)
+    config = read_config(Path(chosen) if chosen else None, given, kept)
     bring_up(place, config, dict(os.environ))
     return 0
 

@@ -94,7 +94,7 @@ def check_secret(place: Place, config: PlatformConfig) -> list[Finding]:
     """The password's file is there, and nobody else can read it."""
     if not config.password:
         seen = "the platform runs without one: every user of this machine can run code through it"
-        return [Finding("password", "warning", seen, "make down, make up without --no-password")]
+        return [Finding("password", "warning", seen, "make down, make up UP_ARGS=--password")]
     try:
         mode = place.secret.stat().st_mode & 0o777
     except FileNotFoundError:

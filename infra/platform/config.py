@@ -135,13 +135,20 @@ class PlatformConfig(BaseModel):
         return self
 
 
-def read_config(file: Path | None, options: Mapping[str, object]) -> PlatformConfig:
-    """The configuration of a YAML file with the command line's options over it.
+def read_config(
+    file: Path | None, options: Mapping[str, object], kept: Mapping[str, object] | None = None
+) -> PlatformConfig:
+    """The configuration of a YAML file, or else of the last start, with options over it.
+
+    Args:
+        file: says all; what was chosen at earlier starts does not count beside it.
+        options: of the command line; those that are None were not given.
+        kept: options of the last start, see `kept_options`.
 
     Raises:
         ConfigurationError: the file cannot be read, or a field is unknown or out of bounds.
     """
-    fields: dict[str, object] = {}
+    fields: dict[str, object] = dict(kept or {})
     if file:
         try:
             fields = yaml.safe_load(file.read_text()) or {}
@@ -172,6 +179,11 @@ def _fault(error: ErrorDetails) -> str:
         meaning = PlatformConfig.model_fields[name].description or said
         return f"{name}: {error['input']!r} is none; expected: {meaning}"
     return f"{name}: {said}" if name else said
+
+
+def kept_options(place: Place) -> dict[str, object]:
+    """What the platform was started with last, as far as it differs from the defaults."""
+    return stored_config(place).model_dump(exclude_defaults=True)
 
 
 @dataclass(frozen=True)

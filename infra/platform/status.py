@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.client import is_running, read_password
 from infra.platform.api import PrefectApi, answers
-from infra.platform.config import Place
+from infra.platform.config import Place, kept_options
 from infra.platform.services import MLFLOW, SERVER
 from infra.platform.state import (
     Endpoint,
@@ -47,6 +47,7 @@ class Status(BaseModel):
         running: a supervisor lives.
         phase: what it is doing; `dead` where one was killed.
         leases: who holds devices and who waits for them, on all hosts that share the database.
+        options: with which it runs, or ran last; later starts have them too.
         wrong: one sentence for each thing that is not well.
     """
 
@@ -55,6 +56,7 @@ class Status(BaseModel):
     running: bool
     phase: str
     home: Path
+    options: dict[str, str] = {}
     endpoint: Endpoint | None = None
     services: tuple[ServiceState, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
@@ -72,6 +74,7 @@ class Status(BaseModel):
 def read_status(place: Place) -> Status:
     """Ask the supervisor's files, and the servers themselves."""
     state = read_state(place)
+    options = {name: str(value) for name, value in kept_options(place).items()}
     leases, troubles = _leases(place)
     if not is_running(place.home):
         killed = state is not None and state.phase != "stopped"
@@ -79,12 +82,17 @@ def read_status(place: Place) -> Status:
             running=False,
             phase="dead" if killed else "down",
             home=place.home,
+            options=options,
             leases=leases,
             wrong=troubles,
         )
     if state is None:
         return Status(
-            running=True, phase="starting", home=place.home, wrong=("nothing has started yet",)
+            running=True,
+            phase="starting",
+            home=place.home,
+            options=options,
+            wrong=("nothing has started yet",),
         )
     endpoint = read_endpoint(place)
     wrong = _wrong_services(state, place)
@@ -95,6 +103,7 @@ def read_status(place: Place) -> Status:
         running=True,
         phase=state.phase,
         home=place.home,
+        options=options,
         endpoint=endpoint,
         services=state.services,
         pools=pools,
@@ -151,8 +160,9 @@ def table(status: Status) -> str:
     if not status.running:
         remark = " It was killed; make up starts it anew." if status.phase == "dead" else ""
         first = f"No platform runs on {status.home}.{remark}"
-        return "\n".join([first, *_lease_lines(status.leases), *status.wrong])
-    lines = [f"{'State':<12}{status.phase}, on {status.home}"]
+        told = (*_option_lines(status.options), *_lease_lines(status.leases), *status.wrong)
+        return "\n".join([first, *told])
+    lines = [f"{'State':<12}{status.phase}, on {status.home}", *_option_lines(status.options)]
     if status.endpoint:
         lines.append(f"{'Prefect':<12}{status.endpoint.ui_url}")
         lines.append(f"{'MLflow':<12}{status.endpoint.mlflow_url}")
@@ -169,6 +179,13 @@ def table(status: Status) -> str:
     lines += _lease_lines(status.leases)
     lines += ["", *(status.wrong or ("All is well.",))]
     return "\n".join(lines)
+
+
+def _option_lines(options: Mapping[str, str]) -> list[str]:
+    if not options:
+        return []
+    named = ", ".join(f"{name}={value}" for name, value in options.items())
+    return [f"{'Options':<12}{named}; kept for each start, dropped by make up UP_ARGS=--reset"]
 
 
 def _lease_lines(leases: Sequence[LeaseFacts]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What status shows of the devices that are leased, with and without a platform."""
+"""What status shows of options and of leased devices, with and without a platform."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from infra.platform import up
 from infra.platform.__main__ import EXIT_WRONG_INPUT, main
-from infra.platform.config import Place
+from infra.platform.config import Place, PlatformConfig
 from infra.platform.status import EXIT_NOT_RUNNING, read_status, table
 from tasks.leases.book import LeaseBook
 from tasks.leases.config import LeaseRequest
 from tasks.leases.leases import acquire
-from tasks.settings import Settings
+from tasks.settings import Settings, write_atomically
 from tests.support.platform.lease_devices import host
 
 TWO_CORES = LeaseRequest(cores=2)
@@ -38,6 +39,38 @@ def test_status_shows_who_holds_devices_and_who_waits_for_them(
     assert "train-delay (run 1), process" in first
     assert "waiting" in second
     assert second.split(": ")[1].startswith("train-fares (run 2)")
+
+
+def test_options_of_an_earlier_start_are_kept_shown_and_changed_by_giving_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, asked = Place(tmp_path), list[PlatformConfig]()
+
+    def start(place: Place, config: PlatformConfig, environment: dict[str, str]) -> None:
+        asked.append(config)
+        write_atomically(place.config, config.model_dump_json())
+
+    def ports(*options: str) -> tuple[int, int, bool]:
+        assert main(["--home", str(tmp_path), "up", *options]) == 0
+        return asked[-1].port, asked[-1].mlflow_port, asked[-1].serving
+
+    monkeypatch.setattr(up, "bring_up", start)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    monkeypatch.delenv("FALAJ_PLATFORM_CONFIG", raising=False)
+    assert ports("--port", "14400", "--mlflow-port", "15000", "--no-serving") == (
+        14400,
+        15000,
+        False,
+    )
+    assert ports() == (14400, 15000, False)
+    assert ports("--port", "14401", "--serving") == (14401, 15000, True)
+    assert read_status(place).options == {"port": "14401", "mlflow_port": "15000"}
+    assert "port=14401, mlflow_port=15000; kept for each start" in table(read_status(place))
+    file = tmp_path / "platform.yaml"
+    file.write_text("port: 4300\n")
+    assert ports("--config", str(file)) == (4300, 5000, True)  # a file says all
+    assert ports("--reset") == (4200, 5000, True)
+    assert read_status(place).options == {}
 
 
 def test_looking_at_the_status_makes_no_database(tmp_path: Path) -> None:
