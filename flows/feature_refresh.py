@@ -85,7 +85,8 @@ def check_training_set(tables: FeatureTables, config: PipelineConfig) -> Validat
         DataContractError: nothing could be trained on these tables. They are not published.
     """
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
-    return validate_training_set(build_training_set(config.window, config.features, tables), suite)
+    snapshot = build_training_set(config.window, config.features, tables)
+    return validate_training_set(snapshot, suite, config.splits)
 
 
 def announce_staleness(use_case: str, sentences: tuple[str, ...]) -> None:

@@ -129,6 +129,7 @@ def write_entities(
         statement = f"CREATE TEMP TABLE frame AS {read_query(repo, spec.sql)}"
         run_query(con, statement, spec.sql)
         _check_frame(con, spec, window)
+        _check_narrower_window(con, spec, repo, window)
         label, reason = sql_name(spec.label), sql_name(spec.exclusion)
         counted = con.execute(
             f"SELECT {reason}, count(*) FROM frame WHERE {label} IS NULL GROUP BY 1 ORDER BY 1"
@@ -180,6 +181,32 @@ def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: Time
         raise DataContractError(
             f"entity frame of {spec.sql}: {endless}; expected numbers. Divide by nullif(..., 0) "
             "there, or name the column among `unbounded` of the training set. Nothing was retrieved"
+        )
+
+
+def _check_narrower_window(
+    con: duckdb.DuckDBPyConnection, spec: TrainingSet, repo: Path, window: TimeWindow
+) -> None:
+    """See that the query keeps to a window that ends before the data do, as drift checks ask."""
+    quarter = (window.end - window.start) / 4
+    inner = TimeWindow(start=window.start + quarter, end=window.end - quarter)
+    set_window(con, inner)
+    statement = f"CREATE OR REPLACE TEMP TABLE narrower AS {read_query(repo, spec.sql)}"
+    run_query(con, statement, spec.sql)
+    set_window(con, window)
+    moment = sql_name(spec.event_time)
+    total, before, after = con.execute(
+        f"SELECT count(*), count(*) FILTER ({moment} < ?::TIMESTAMPTZ), "
+        f"count(*) FILTER ({moment} >= ?::TIMESTAMPTZ) FROM narrower",
+        [inner.start, inner.end],
+    ).fetchall()[0]
+    con.execute("DROP TABLE narrower")
+    if before or after:
+        raise DataContractError(
+            f"entity frame of {spec.sql}: asked for {inner}, it gives {before:,} rows before and "
+            f"{after:,} after that, of {total:,}; expected none. Bound {spec.event_time} by "
+            "getvariable('window_start') and getvariable('window_end') in the query: drift checks "
+            "ask for other windows than training. Nothing was retrieved"
         )
 
 

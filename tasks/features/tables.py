@@ -39,6 +39,7 @@ from tasks.features.duck import (
     sql_name,
     sql_text,
 )
+from tasks.features.lookback import LEAST_WINDOW, PROBED, check_same_rows, newest_part
 from tasks.features.same_data import check_same_data
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key, flush_to_disk
 
@@ -95,8 +96,8 @@ def build_feature_tables(
     recomputed too.
 
     Raises:
-        ConfigurationError: a query of the feature repository is wrong, or the rows are of other
-            data than those of `base`.
+        ConfigurationError: a query of the feature repository is wrong or reads further back than
+            its table says, or the rows are of other data than those of `base`.
         DataContractError: a query gives two rows for one key and moment, or a null key.
     """
     landed = validated.landed
@@ -270,12 +271,30 @@ class _Draft:
         """Recompute every feature table wherever the window's rows can be felt."""
         data_end = max(datetime.fromisoformat(name.split("/")[1]) for name in sources)
         lookback = timedelta(hours=max(t.lookback_hours for t in self._config.feature_tables))
-        folders = {t.name: self._folder.path / RAW / t.name for t in self._config.raw_tables}
-        register_raw(self._con, folders, self._config, self._repo, since=window.start - lookback)
+        self._read_raw(since=window.start - lookback)
         for table in self._config.feature_tables:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
             self._compute(table, felt)
+        if window.end - window.start >= LEAST_WINDOW:
+            for table in self._config.feature_tables:
+                self._check_lookback(table, window)
+
+    def _read_raw(self, since: datetime) -> None:
+        folders = {t.name: self._folder.path / RAW / t.name for t in self._config.raw_tables}
+        register_raw(self._con, folders, self._config, self._repo, since=since)
+
+    def _check_lookback(self, table: FeatureTable, window: TimeWindow) -> None:
+        """See that the table's newest rows come out the same with the raw rows of its lookback."""
+        rows = self._folder.path / FEATURES / table.name
+        part = None if table.static else newest_part(self._con, rows, window)
+        if part is None:
+            return
+        self._read_raw(since=part.start - timedelta(hours=table.lookback_hours))
+        set_window(self._con, part)
+        text = read_query(self._repo, table.sql)
+        run_query(self._con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)
+        check_same_rows(self._con, table, rows, part)
 
     def reference(self, group: str, name: str) -> TableRef:
         """Name a finished table with its digest and number of rows."""

@@ -1,0 +1,90 @@
+"""Queries keep to what they declare: feature tables to their lookback, entities to their window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.contracts.data import FeatureTables
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.features.config import FeatureConfig
+from tasks.features.landing import land_raw_rows
+from tasks.features.snapshot import write_entities
+from tasks.features.tables import EMPTY, build_feature_tables
+from tasks.settings import ArtifactStore
+from tests.support.data.repository import SmallRepository, days, vouched
+
+ALL_OF_THE_PAST = """
+SELECT origin, time_hour AS event_timestamp, time_hour + INTERVAL 1 HOUR AS created,
+    count(*) OVER (PARTITION BY origin ORDER BY time_hour)::FLOAT AS temp
+FROM weather WHERE time_hour < getvariable('window_end')
+QUALIFY time_hour >= getvariable('window_start')
+"""
+LATE_ROWS = """
+SELECT origin, time_hour + INTERVAL 3 HOURS AS event_timestamp, time_hour + INTERVAL 4 HOURS
+    AS created, temp::FLOAT AS temp
+FROM weather WHERE time_hour + INTERVAL 3 HOURS >= getvariable('window_start')
+AND time_hour + INTERVAL 3 HOURS < getvariable('window_end')
+"""
+UPPER = "  AND scheduled_departure - INTERVAL 2 HOURS < getvariable('window_end')"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
+    return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=3)
+
+
+def weather_alone(repository: SmallRepository, sql: str, lookback_hours: int) -> FeatureConfig:
+    """A configuration whose only feature table is the weather, by this query."""
+    (repository.path / "sql" / "weather.sql").write_text(sql)
+    (weather,) = (t for t in repository.config.feature_tables if t.name == "weather")
+    changed = weather.model_copy(update={"lookback_hours": lookback_hours})
+    return repository.config.model_copy(update={"feature_tables": (changed,)})
+
+
+def built(
+    repository: SmallRepository, config: FeatureConfig, store: ArtifactStore
+) -> FeatureTables:
+    landed = land_raw_rows(days(0, 3), config, repository.path, store)
+    return build_feature_tables(vouched(landed), EMPTY, config, repository.path, store)
+
+
+@pytest.mark.parametrize(
+    ("sql", "lookback_hours", "seen"),
+    [(ALL_OF_THE_PAST, 1, "temp differs in"), (LATE_ROWS, 2, "on one side only")],
+)
+def test_a_lookback_that_is_too_short_for_its_query_is_refused_with_what_was_seen(
+    repository: SmallRepository, tmp_path: Path, sql: str, lookback_hours: int, seen: str
+) -> None:
+    store = ArtifactStore(tmp_path)
+    config = weather_alone(repository, sql, lookback_hours)
+    with pytest.raises(
+        ConfigurationError, match=f"weather: lookback_hours: {lookback_hours}.*{seen}"
+    ):
+        built(repository, config, store)
+    assert not list(store.root.glob("tables/*"))
+
+
+@pytest.mark.parametrize(("sql", "lookback_hours"), [(ALL_OF_THE_PAST, 72), (LATE_ROWS, 3)])
+def test_a_lookback_that_holds_all_that_is_read_passes(
+    repository: SmallRepository, tmp_path: Path, sql: str, lookback_hours: int
+) -> None:
+    config = weather_alone(repository, sql, lookback_hours)
+    assert built(repository, config, ArtifactStore(tmp_path)).tables[0].num_rows > 0
+
+
+def test_entities_that_heed_only_one_end_of_their_window_are_refused(
+    repository: SmallRepository, tmp_path: Path
+) -> None:
+    """All rows lie in the window of training: only a narrower one shows it."""
+    store = ArtifactStore(tmp_path)
+    config = weather_alone(repository, LATE_ROWS, 3)
+    tables = built(repository, config, store)
+    window, file = days(-1, 5), repository.path / config.training_set.sql
+    target, text = tmp_path / "entities.parquet", file.read_text()
+    write_entities(tables, window, config, repository.path, store, target)
+    assert UPPER in text
+    file.write_text(text.replace(UPPER, ""))
+    with pytest.raises(DataContractError, match=r"gives 0 rows before and \d+ after"):
+        write_entities(tables, window, config, repository.path, store, target)
