@@ -41,6 +41,10 @@ class UnauthorizedError(ServingError):
     status, reason = HTTPStatus.UNAUTHORIZED, "unauthorized"
 
 
+class EndedError(UnauthorizedError):
+    """What was presented was issued here, or by an issuer that is known, and its time is over."""
+
+
 class ForbiddenError(ServingError):
     """Who asks may not do this with this model."""
 

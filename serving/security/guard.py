@@ -7,8 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import NoReturn, TypeVar
 
-from serving.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
+from serving.errors import EndedError, ForbiddenError, TooManyRequestsError, UnauthorizedError
 from serving.interfaces import Action, Headers, Principal
 from serving.security.certificate_header import subject_of
 from serving.security.config import SecurityConfig, roles_of
@@ -17,6 +18,7 @@ from serving.security.limits import Buckets
 from serving.security.tokens import TokenReader
 from tasks.errors import ConfigurationError
 
+Kept = TypeVar("Kept")
 BEARER = b"bearer "
 CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 ADDRESS_HEADER = b"x-falaj-address"
@@ -24,6 +26,8 @@ ADDRESS_HEADER = b"x-falaj-address"
 COPY = (b"x-falaj-slot", b"shadow")
 """Set by the edge on the copy of a request; its client asked once."""
 REFRESH_LOOK_S = 1.0
+REFUSED_S = 1.0
+"""What was refused is not looked into again for so long: a client that repeats it costs little."""
 MAX_ALLOWED = 64
 """Models that are remembered for a principal; a role for all of them could name any number."""
 
@@ -44,11 +48,24 @@ class _Known:
     allowed: set[tuple[Action, str | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Why a credential was refused, for as long as it is not looked into again."""
+
+    error: UnauthorizedError
+    until: float
+
+
 class SecurityGuard:
     """Bearer tokens, API keys and certificates, checked once and remembered for a while.
 
     What is remembered is named by the SHA-256 of what was presented. It is forgotten when keys
     of issuers or API keys change, when the credential ends, and after `cache_s`.
+
+    Every credential is checked, whatever came from its address before, so that nobody is kept out
+    by what strangers present there. That costs a bounded time: a token has at most
+    `tokens.MAX_TOKEN_BYTES` and one signature. The limit of refused credentials is spent by what
+    nobody here has issued, and only that is answered 429.
 
     Raises:
         ConfigurationError: files that the configuration names are not as they must be.
@@ -67,6 +84,7 @@ class SecurityGuard:
         self._requests = Buckets(limits.client, limits.max_clients, special, clock)
         self._failures = Buckets(limits.failures, limits.max_clients, clock=clock)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         self._tokens = TokenReader(config.issuers, config.grants, self.forget)
         self._keys = KeyRing(config.api_keys, self.forget) if config.api_keys else None
         self._looked = clock()
@@ -74,7 +92,7 @@ class SecurityGuard:
 
     def forget(self) -> None:
         """Ask everybody anew."""
-        self._known = OrderedDict()
+        self._known, self._refused = OrderedDict(), OrderedDict()
 
     def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
         """Who asks, if that is allowed now.
@@ -138,22 +156,36 @@ class SecurityGuard:
         return found[0] if found else certificate
 
     def _verified(self, kind: bytes, value: bytes, digest: bytes, address: str) -> _Known:
-        if (wait_s := self._failures.wait_s(address)) > 0:
-            raise TooManyRequestsError(
-                "too many refused credentials came from this address", retry_after_s=wait_s
-            )
-        remembered = self._known  # what is forgotten meanwhile, in another thread, stays so
+        # What is forgotten meanwhile, in another thread, stays so.
+        known, refused = self._known, self._refused
+        now = self._clock()
+        before = refused.get(digest)
+        if before is not None and now < before.until:
+            self._refuse(before.error, address)
         try:
             principal = self._verify(kind, value)
-        except UnauthorizedError:
-            self._failures.take(address)
-            raise
+        except UnauthorizedError as exc:
+            if exc.retry_after_s is None:
+                kept = type(exc)(str(exc))  # without the frames that hold what was presented
+                _remember(refused, digest, _Refused(kept, now + REFUSED_S), self._config.max_cached)
+            self._refuse(exc, address)
         seconds = min(self._config.cache_s, principal.expires - time.time())
-        known = _remembered(principal, self._clock() + seconds)
-        remembered[digest] = known
-        if len(remembered) > self._config.max_cached:
-            remembered.popitem(last=False)
-        return known
+        found = _remembered(principal, now + seconds)
+        _remember(known, digest, found, self._config.max_cached)
+        return found
+
+    def _refuse(self, error: UnauthorizedError, address: str) -> NoReturn:
+        """Say what is wrong with a credential; past the limit only that too many were.
+
+        Who comes with one that has ended is told so in any case: it is no guess.
+        """
+        wait_s = 0.0 if isinstance(error, EndedError) else self._failures.take(address)
+        if wait_s:
+            raise TooManyRequestsError(
+                "this credential is not valid, and too many such came from this address",
+                retry_after_s=wait_s,
+            )
+        raise type(error)(str(error), error.retry_after_s)
 
     def _verify(self, kind: bytes, value: bytes) -> Principal:
         if kind == b"t":
@@ -196,6 +228,12 @@ class SecurityGuard:
             raise ForbiddenError(f"model {model} does not belong to {principal.tenant}")
         if action == "admin" and owner is None:
             raise ForbiddenError("what tenants share is for operators to load and unload")
+
+
+def _remember(into: OrderedDict[bytes, Kept], digest: bytes, found: Kept, most: int) -> None:
+    into[digest] = found
+    if len(into) > most:
+        into.popitem(last=False)
 
 
 def _anonymous(config: SecurityConfig) -> _Known | None:

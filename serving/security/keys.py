@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from serving.errors import UnauthorizedError
+from serving.errors import EndedError, UnauthorizedError
 from serving.security.config import Grant
 from tasks.errors import ConfigurationError, refused_writes_explained
 from tasks.settings import make_folder, write_atomically
@@ -162,7 +162,8 @@ class KeyRing:
         """The key that was presented.
 
         Raises:
-            UnauthorizedError: it is none, or not valid any more.
+            UnauthorizedError: it is none.
+            EndedError: it is not valid any more.
         """
         match = _KEY.fullmatch(presented.decode("latin-1"))
         key = self._keys.get(match[1]) if match else None
@@ -171,7 +172,7 @@ class KeyRing:
         if not hmac.compare_digest(_digest(presented), expected) or key is None:
             raise UnauthorizedError("the API key is not known here")
         if (state := key.state(datetime.now(UTC))) != "valid":
-            raise UnauthorizedError(f"the API key {key.id} is {state}; ask for a new one")
+            raise EndedError(f"the API key {key.id} is {state}; ask for a new one")
         return key
 
 

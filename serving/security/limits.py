@@ -59,14 +59,6 @@ class Buckets:
         bucket.tokens = (tokens if tokens < bucket.burst else bucket.burst) - 1.0
         return 0.0
 
-    def wait_s(self, name: str) -> float:
-        """Seconds until there is a request, without taking one."""
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            return 0.0
-        tokens = bucket.tokens + (self._clock() - bucket.counted) * bucket.per_s
-        return max(0.0, (1.0 - tokens) / bucket.per_s)
-
     def _remember(self, name: str, now: float) -> _Bucket:
         if len(self._buckets) >= self._capacity:
             self._buckets.popitem(last=False)

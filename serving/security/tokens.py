@@ -8,7 +8,7 @@ from typing import Any
 
 import jwt
 
-from serving.errors import UnauthorizedError
+from serving.errors import EndedError, UnauthorizedError
 from serving.interfaces import Principal
 from serving.security.config import IssuerConfig, roles_of
 from serving.security.issuers import KeySource
@@ -49,7 +49,8 @@ class TokenReader:
         """Who the token names.
 
         Raises:
-            UnauthorizedError: it is forged, out of its time, for somebody else, or by nobody known.
+            UnauthorizedError: it is forged, for somebody else, or by nobody known.
+            EndedError: it is genuine and its time is over.
         """
         config, key = self._choose(token)
         try:
@@ -62,6 +63,8 @@ class TokenReader:
                 leeway=config.leeway_s,
                 options={"require": [*_REQUIRED, config.subject_claim.partition(".")[0]]},
             )
+        except jwt.ExpiredSignatureError as exc:  # the signature was found good before
+            raise EndedError(f"the token was refused: {exc}") from exc
         except _UNREADABLE as exc:
             raise UnauthorizedError(f"the token was refused: {exc}") from exc
         return self._principal(claims, config)
@@ -71,10 +74,10 @@ class TokenReader:
         if len(token) > MAX_TOKEN_BYTES:
             raise UnauthorizedError(f"the token has more than {MAX_TOKEN_BYTES} characters")
         try:
-            header = jwt.get_unverified_header(token)
-            claimed = jwt.decode(token, options={"verify_signature": False}).get("iss")
+            told = jwt.decode_complete(token, options={"verify_signature": False})
         except _UNREADABLE as exc:
             raise UnauthorizedError(f"what was sent is no token: {exc}") from exc
+        header, claimed = told["header"], told["payload"].get("iss")
         if not isinstance(claimed, str) or claimed not in self._issuers:
             raise UnauthorizedError("the token's issuer is not known here")
         config, source = self._issuers[claimed]
