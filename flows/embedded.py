@@ -27,6 +27,7 @@ from tasks.errors import (
 from tasks.kernel.disk import lack_of_space, require_space
 from tasks.settings import PROJECT_ROOT, make_folder
 
+SERVER = "infra.platform.prefect_app:create_app"
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15
 FLUSH_TIMEOUT_S = 10
@@ -146,7 +147,13 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
         "DO_NOT_TRACK": "1",
     }
-    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "--factory",
+        "infra.platform.prefect_app:create_app",
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     with (
         log,

@@ -9,6 +9,8 @@
 - A request that found the database busy is repeated before it is refused. Prefect answers 503: ask
   again. Its own clients do. A browser does not, so that a click on Submit, Cancel or Resume had no
   effect and said nothing. The transaction was rolled back, so asking again is safe.
+- Pages ask nobody but this server. Prefect's newer UI asks an analytics service though analytics is
+  off; a content security policy has the browser refuse it.
 - A locked database is one line in the log, not a hundred. An idle server rests longer.
 """
 
@@ -22,6 +24,7 @@ from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
 from asyncpg import PostgresError
 from sqlalchemy.exc import SQLAlchemyError
@@ -176,12 +179,51 @@ def _found_busy(error: BaseException | None) -> sqlite3.OperationalError | None:
     return None
 
 
+class OwnAddressesOnly:
+    """Has browsers ask nobody but the server itself, whatever its pages want.
+
+    Args:
+        app: the ASGI application behind it.
+        api_url: address of the API as pages know it; may be of another origin than the pages.
+    """
+
+    def __init__(self, app: Any, api_url: str) -> None:
+        self._app = app
+        self._header = (b"content-security-policy", content_security_policy(api_url).encode())
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass on; answers to HTTP requests carry the policy."""
+
+        async def send_with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), self._header]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_policy if scope["type"] == "http" else send)
+
+
+def content_security_policy(api_url: str) -> str:
+    """What pages may use: their own origin, the API's, and what they make themselves.
+
+    The graph of a run compiles functions ('unsafe-eval') and draws in workers made of blobs.
+    """
+    parts = urlsplit(api_url)
+    api = f" {parts.scheme}://{parts.netloc}" if parts.netloc else ""
+    return (
+        "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
+        f"connect-src 'self' data: blob:{api}; "
+        "object-src 'none'; base-uri 'self'; form-action 'self'"
+    )
+
+
 def create_app() -> Any:
     """Prefect's application, for uvicorn."""
     from prefect.server.api.server import create_app as prefects_own
+    from prefect.settings import PREFECT_UI_API_URL
 
     log_busy_in_one_line()
     begin_as_writer()
     roll_back_when_dropped()
     rest_longer()
-    return RepeatBusy(prefects_own())
+    return OwnAddressesOnly(RepeatBusy(prefects_own()), PREFECT_UI_API_URL.value() or "")

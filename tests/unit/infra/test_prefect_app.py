@@ -20,8 +20,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from infra.platform.prefect_app import (
     LOOK_EVERY,
     MAX_BODY_BYTES,
+    OwnAddressesOnly,
     RepeatBusy,
     begin_as_writer,
+    content_security_policy,
     log_busy_in_one_line,
     rest_longer,
     roll_back_when_dropped,
@@ -286,3 +288,37 @@ def test_a_locked_database_is_one_line_in_the_log_and_other_errors_keep_their_tr
         None,
     )
     assert other.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("api_url", "origin"),
+    [("/api", ""), ("http://falaj.example.org:4200/api", "http://falaj.example.org:4200")],
+)
+def test_pages_may_use_their_own_server_and_no_other_address(api_url: str, origin: str) -> None:
+    directives = dict(
+        part.strip().split(" ", 1) for part in content_security_policy(api_url).split(";")
+    )
+    assert directives["default-src"] == "'self'"
+    allowed = {word for words in directives.values() for word in words.split()}
+    words = {"'self'", "'none'", "'unsafe-eval'", "'unsafe-inline'", "data:", "blob:"}
+    assert allowed - words == ({origin} if origin else set())
+    assert "'unsafe-inline'" not in directives["script-src"]
+
+
+def test_every_answer_carries_the_policy() -> None:
+    async def passed_on(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
+        await send({"type": "http.response.body", "body": b"page"})
+
+    sent: list[Any] = []
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    app = OwnAddressesOnly(passed_on, "/api")
+    asyncio.run(app({"type": "http"}, None, keep))
+    assert dict(sent[0]["headers"]) == {
+        b"a": b"b",
+        b"content-security-policy": content_security_policy("/api").encode(),
+    }
+    assert sent[1]["body"] == b"page"
