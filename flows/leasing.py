@@ -18,6 +18,7 @@ from tasks.leases.config import LeaseRequest, StageLease
 from tasks.leases.hardware import HostDevices
 from tasks.leases.leases import Lease, acquire
 from tasks.settings import Settings
+from tasks.training.config import TrainingConfig
 
 ARTIFACT_KEY = "devices"
 
@@ -68,22 +69,24 @@ def leased(request: LeaseRequest, policy: StageLease) -> Iterator[Lease | None]:
         lease.check()
 
 
-def training_request(policy: StageLease, device: str) -> LeaseRequest:
-    """What a training holds: as configured, or all that this process may use.
+def training_request(policy: StageLease, training: TrainingConfig) -> LeaseRequest:
+    """What a training holds: as configured, or all cores that this process may use.
 
     Args:
         policy: its `request` is taken where there is one.
-        device: `cpu`, or `cuda` for GPUs too; slices (MIG) are leased one by one, by profile.
+        training: with device `cuda` a GPU for each rank, as far as there are; slices (MIG) are
+            leased one by one, by profile.
     """
     if policy.request is not None:
         return policy.request
     found = HostDevices.of_this_process()
-    if device != "cuda":
+    if training.device != "cuda":
         return LeaseRequest(cores=found.num_cores)
     whole = [gpu for gpu in found.gpus if gpu.mig_profile is None]
     slices = [gpu.mig_profile for gpu in found.gpus if gpu.mig_profile is not None]
     profile = slices[0] if slices and not whole else None
-    return LeaseRequest(cores=found.num_cores, gpus=max(1, len(whole)), mig_profile=profile)
+    gpus = max(1, min(training.num_ranks, len(whole)))
+    return LeaseRequest(cores=found.num_cores, gpus=gpus, mig_profile=profile)
 
 
 def lease_facts(settings: Settings) -> list[LeaseFacts]:

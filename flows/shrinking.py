@@ -122,7 +122,7 @@ def train_twins(
         train = config.splits.train
         answers = score_model_window(parent.program, dataset, train, config.evaluation)
         lesson = lesson_of(answers, config.shrinking)
-    with leased(training_request(config.lease, config.training.device), config.lease):
+    with leased(training_request(config.lease, config.training), config.lease):
         untaught = train_distributed(dataset, config.splits, plan.config, plan.initial)
         if lesson is None:
             return Twins(None, untaught)

@@ -44,7 +44,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     if config.training.start == "champion":
         training = config.training.model_dump(mode="json")
         initial = find_start(dataset, config.splits, training, config.registry)
-    with leased(training_request(config.lease, config.training.device), config.lease):
+    with leased(training_request(config.lease, config.training), config.lease):
         model = train_distributed(dataset, config.splits, config.training, initial)
     yardstick = fit_yardstick(dataset, config.splits, config.yardstick)
     rival = find_rival(model, config.registry)

@@ -86,27 +86,24 @@ def drive(how: str, folder: Path) -> None:
     from tasks.training.config import TrainingConfig
     from tasks.training.launch.config import LaunchConfig
     from tasks.training.launch.nursery import Nursery
-    from tasks.training.launch.probe_measure import PROBE_MODULE
     from tasks.training.launcher import run_job
-    from tasks.training.planning import plan_ranks
     from tasks.training.run_directory import RunDirectory, TrainingJob, exclusive
 
     launch = LaunchConfig(ranks=2, threads_per_rank=1, fork_ranks=how == "fork")
     config = TrainingConfig(launch=launch, max_epochs=1)
     run = RunDirectory(folder / "run")
     snapshot = rows.snapshot
-    modules = [RANK_MODULE, PROBE_MODULE]
+    modules = [RANK_MODULE]
     with exclusive(run.path, 0) as lock:
         with Nursery(modules, folder) if launch.fork_ranks else nullcontext() as nursery:
             path = store.path(snapshot.data)
-            plan = plan_ranks(path, snapshot.columns, splits(), config, folder / "probes", nursery)
             job = TrainingJob(
                 snapshot_path=path,
                 columns=snapshot.columns,
                 splits=splits(),
                 config=config,
-                num_ranks=plan.num_ranks,
-                threads_per_rank=plan.threads_per_rank,
+                num_ranks=2,
+                threads_per_rank=1,
             )
             run_job(run, job, lock, lambda _: None, RANK_MODULE, nursery)
     first_step = float((run.path / "first-step").read_text())

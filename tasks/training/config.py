@@ -202,6 +202,12 @@ class TrainingConfig(BaseModel):
             )
         return self
 
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of a run that is not elastic: as configured, else as few as the strategy needs."""
+        ranks = self.launch.ranks
+        return self.strategy.ranks_per_replica if ranks == "auto" else ranks
+
     def computation(self) -> dict[str, object]:
         """The fields that decide what is computed: all but those that say how it is carried out."""
         computed = self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))

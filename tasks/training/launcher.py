@@ -19,15 +19,14 @@ from tasks.training.checkpoints.store import open_store
 from tasks.training.config import ONLY_MEASURES, TrainingConfig
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
+from tasks.training.launch.host import Host
 from tasks.training.launch.nursery import GRACE_S, Nursery
 from tasks.training.launch.outcome import failure_of
-from tasks.training.launch.probe import RankPlan
-from tasks.training.launch.probe_measure import PROBE_MODULE
 from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rank_log import RankLog
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES
 from tasks.training.lesson import write_taught
-from tasks.training.planning import plan_ranks
+from tasks.training.planning import RankPlan, plan_ranks
 from tasks.training.replay import write_replayed
 from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.telemetry.exporting import RunLabels
@@ -96,7 +95,7 @@ def launch_training(
 
     def build(folder: StagedFolder) -> TrainedModel:
         with _nursery_of(config, run) as nursery:
-            job, plan = _planned(dataset, splits, config, store, run, initial, lesson, nursery)
+            job, plan = _planned(dataset, splits, config, store, run, initial, lesson)
             job = job.model_copy(update={"applied": applied})
             result = run_job(run, job, lock, on_epoch or (lambda _: None), nursery=nursery)
         if result.telemetry and result.telemetry.diagnosis:
@@ -123,7 +122,6 @@ def _planned(
     run: RunDirectory,
     initial: StartingPoint | None,
     lesson: Lesson | None,
-    nursery: Nursery | None,
 ) -> tuple[TrainingJob, RankPlan]:
     """What the ranks are asked to do, and how many they are."""
     snapshot = dataset.snapshot
@@ -136,7 +134,8 @@ def _planned(
     if lesson is not None:
         LOGGER.info("%s", write_taught(path, run.taught_snapshot, dataset, splits, lesson, store))
         path = run.taught_snapshot
-    plan = plan_ranks(path, columns, splits, config, run.path.parent / "probes", nursery)
+    plan = plan_ranks(config, Host.of_this_process())
+    LOGGER.info("%s", plan)
     job = TrainingJob(
         snapshot_path=path,
         columns=columns,
@@ -157,7 +156,7 @@ def _nursery_of(
 ) -> AbstractContextManager[Nursery | None]:
     if not config.launch.fork_ranks or config.elastic.enabled:
         return nullcontext()
-    return Nursery([WORKER_MODULE, PROBE_MODULE], run.path)
+    return Nursery([WORKER_MODULE], run.path)
 
 
 def run_job(

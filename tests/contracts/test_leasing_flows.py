@@ -31,6 +31,7 @@ from tasks.leases.hardware import HostDevices
 from tasks.leases.leases import acquire
 from tasks.retry_policy import only_transient
 from tasks.settings import Settings
+from tasks.training.config import TrainingConfig
 from tests.support.host.processes import wait_until
 from tests.support.services.prefect_platform import PrefectApi
 
@@ -146,7 +147,8 @@ def test_a_policy_may_say_that_no_lease_is_needed(home: Settings) -> None:
 
 def test_a_training_asks_for_all_it_may_use_unless_told_otherwise() -> None:
     some = LeaseRequest(cores=1, gpus=1, gpu_share=0.5)
-    assert training_request(StageLease(request=some), "cuda") == some
-    everything = training_request(StageLease(), "cpu")
+    on_gpus = TrainingConfig(device="cuda")
+    assert training_request(StageLease(request=some), on_gpus) == some
+    everything = training_request(StageLease(), TrainingConfig())
     assert everything == LeaseRequest(cores=HostDevices.of_this_process().num_cores)
-    assert training_request(StageLease(), "cuda").gpus >= 1
+    assert training_request(StageLease(), on_gpus).gpus == 1

@@ -122,7 +122,7 @@ def test_a_finished_model_is_not_trained_again(two_ranks: Trained) -> None:
 
 def test_nothing_but_the_model_is_left(two_ranks: Trained) -> None:
     left = {path.name for path in (two_ranks.folder / "work").iterdir()}
-    assert left <= {"advice", "probes"}
+    assert left <= {"advice"}
     assert two_ranks.log.count("attempt at") == 1
 
 

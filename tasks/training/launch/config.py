@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -12,15 +12,18 @@ AUTO: Literal["auto"] = "auto"
 Auto = Literal["auto"]
 
 
+REMOVED_FIELDS = ("probe_above_s", "probe_limit_s", "probe_max_ranks", "min_gain")
+
+
 class LaunchConfig(BaseModel):
-    """Number of ranks and threads of a run on one host; says nothing of what is computed."""
+    """Number of ranks and threads of a run, and how ranks are started on one host."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     ranks: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
         default=AUTO,
-        description="Ranks (processes). `auto`: one for each GPU; on a CPU host as many as a probe "
-        "finds to pay, which is one where the probe is not worth its time.",
+        description="Ranks (processes). `auto`: one, or as many as share a network that the "
+        "strategy cuts. Another number makes another model, so no host and no load chooses it.",
     )
     threads_per_rank: Auto | Annotated[int, Field(ge=1, le=1024)] = Field(
         default=AUTO,
@@ -31,30 +34,15 @@ class LaunchConfig(BaseModel):
         description="Fork ranks from a process that imports everything while data is prepared, so "
         "that they start at once. It holds about 400 MB, which the ranks share.",
     )
-    probe_above_s: float = Field(
-        default=60.0,
-        ge=0,
-        le=86400,
-        description="Seconds of expected training above which the probe is worth its time.",
-    )
-    probe_limit_s: float = Field(
-        default=5.0, gt=0, le=60, description="Seconds that the probe may measure."
-    )
-    probe_max_ranks: int = Field(
-        default=8, ge=1, le=64, description="Most ranks that the probe tries."
-    )
-    min_gain: float = Field(
-        default=0.05,
-        ge=0,
-        le=1,
-        description="Share by which several ranks must be faster than one to be taken.",
-    )
 
-    @model_validator(mode="after")
-    def _threads_need_ranks(self) -> Self:
-        if self.ranks == AUTO and self.threads_per_rank != AUTO:
+    @model_validator(mode="before")
+    @classmethod
+    def _measures_nothing(cls, given: Any) -> Any:
+        removed = [name for name in REMOVED_FIELDS if isinstance(given, dict) and name in given]
+        if removed:
             raise ValueError(
-                f"threads_per_rank={self.threads_per_rank} is given with ranks='auto'; the probe "
-                "weighs ranks against threads, so give both or neither"
+                f"launch has {', '.join(removed)}, which belonged to a measurement that chose the "
+                "number of ranks, and with it the model. Remove them, and set launch.ranks where "
+                "one rank is not enough"
             )
-        return self
+        return given

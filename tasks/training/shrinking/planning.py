@@ -75,7 +75,8 @@ def plan_student(
 
 def _trained_as(parent: ShrinkingParent) -> TrainingConfig:
     try:
-        return TrainingConfig.model_validate(parent.training_config)
+        was = parent.training_config
+        return TrainingConfig.model_validate({k: was[k] for k in was.keys() - EXECUTION_FIELDS})
     except ValidationError as exc:
         version = parent.program.version
         raise ConfigurationError(

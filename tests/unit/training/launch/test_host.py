@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tasks.training.launch import host
-from tasks.training.launch.host import Host, busy_share, count_gpus, cpu_model, cpu_quota
+from tasks.training.launch.host import Host, count_gpus, cpu_quota
 
 
-def test_this_host_has_a_core_and_a_name() -> None:
+def test_this_host_has_a_core() -> None:
     seen = Host.of_this_process()
     assert 1 <= seen.num_cores <= len(os.sched_getaffinity(0))
-    assert seen.cpu
 
 
 @pytest.mark.parametrize(("text", "quota"), [("max 100000", None), ("150000 100000", 1.5)])
@@ -25,21 +23,6 @@ def test_a_containers_share_of_time_is_read(tmp_path: Path, text: str, quota: fl
 
 def test_a_host_without_control_groups_has_no_quota(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None
-
-
-def test_a_processor_without_a_name_is_called_by_its_architecture(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor : 0\nBogoMIPS : 50\n")
-    assert cpu_model(tmp_path / "cpuinfo") == os.uname().machine
-
-
-def test_the_share_of_others_is_what_was_not_idle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "stat"
-    file.write_text("cpu 100 0 50 1000 20 0 0 0 7 0\ncpu0 1 2 3\n")
-    later = "cpu 130 0 50 1060 30 0 0 0 30 0\ncpu0 1 2 3\n"
-    monkeypatch.setattr(host, "time", SimpleNamespace(sleep=lambda _: file.write_text(later)))
-    assert busy_share(1.0, file) == pytest.approx(0.3)
 
 
 class FakeNvml:

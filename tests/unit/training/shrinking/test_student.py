@@ -58,6 +58,14 @@ def test_pruning_begins_with_what_is_left_and_trains_to_the_end(tmp_path: Path) 
     assert made.parent_parameters == sum(p.numel() for p in large_network().parameters())
 
 
+def test_a_parent_of_an_earlier_release_is_read_though_ranks_are_started_otherwise_now(
+    tmp_path: Path,
+) -> None:
+    recorded: dict[str, object] = {"launch": {"ranks": "auto", "probe_above_s": 60.0}}
+    plan = planned(tmp_path, recorded, method="distillation", hidden_sizes=[8])
+    assert plan.config.launch == PRESENT.launch
+
+
 def test_a_parent_that_was_continued_makes_a_student_from_its_own_rows(tmp_path: Path) -> None:
     recorded = {"start": "champion", "replay_share": 0.2}
     plan = planned(tmp_path, recorded, method="distillation", hidden_sizes=[8])
