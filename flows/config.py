@@ -153,8 +153,18 @@ def check_repository(config: PipelineConfig, repo: Path) -> None:
 
 
 def faults(exc: ValidationError) -> str:
-    """What a validation found, in one line: where, and what is wrong there."""
-    return "; ".join(
-        f"{'.'.join(map(str, error['loc'])) or 'it'}: {error['msg'].removeprefix('Value error, ')}"
-        for error in exc.errors()
-    )
+    """What a validation found, in one line: where, and what is wrong there.
+
+    Each mistake is told once, with all its places. A list whose items are wrong is not told to be
+    too short: pydantic counts only the right ones.
+    """
+    errors = exc.errors()
+    places = [error["loc"] for error in errors]
+    found: dict[str, list[str]] = {}
+    for error in errors:
+        place = error["loc"]
+        inside = any(len(p) > len(place) and p[: len(place)] == place for p in places)
+        if error["type"] != "too_short" or not inside:
+            name = ".".join(map(str, place)).removesuffix(".[key]")
+            found.setdefault(error["msg"].removeprefix("Value error, "), []).append(name or "it")
+    return "; ".join(f"{', '.join(names)}: {message}" for message, names in found.items())

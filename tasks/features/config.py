@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
-from zoneinfo import available_timezones
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,11 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.base import field_title
 from tasks.contracts.data import TaskKind
-
-ColumnType = Literal["BIGINT", "INTEGER", "DOUBLE", "FLOAT", "VARCHAR", "BOOLEAN", "TIMESTAMPTZ"]
-Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
+from tasks.features.raw_table import FrozenConfig, Identifier, RawTable
 
 
 def _stays_inside(name: str) -> str:
@@ -35,66 +29,14 @@ def _stays_inside(name: str) -> str:
 RepositoryFile = Annotated[str, AfterValidator(_stays_inside)]
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
-
-
-class RawTable(_Config):
-    """One table as it comes from outside."""
-
-    name: Identifier = Field(description="Table that the queries read.")
-    uri: str = Field(
-        min_length=1,
-        description="`package://<package>/<file>`, or the path of a CSV, zipped CSV or Parquet "
-        "file, relative to the feature repository.",
-    )
-    columns: dict[Identifier, ColumnType] = Field(min_length=1, description="Name to type.")
-    key: tuple[Identifier, ...] = Field(min_length=1, description="Columns that name one row.")
-    time_column: Identifier | None = Field(
-        default=None,
-        description="Column that places a row in a window; none for a table without history.",
-    )
-    time_zone: str | None = Field(
-        default=None,
-        description="Zone of times that the file writes without one, such as America/Chicago; "
-        "none: such times are refused. A repeated hour counts once, as the earlier one.",
-    )
-    null_text: str = Field(default="NA", description="Text that stands for a missing value.")
-    suite: str = Field(min_length=1, description="Expectation suite for its rows.")
-
-    @model_validator(mode="after")
-    def _columns_are_declared(self) -> Self:
-        named = {*self.key, *([self.time_column] if self.time_column else [])}
-        if unknown := sorted(named - self.columns.keys()):
-            raise ValueError(
-                f"raw table {self.name}: key or time column {', '.join(unknown)} is not among its "
-                "columns"
-            )
-        if self.time_column and self.columns[self.time_column] != "TIMESTAMPTZ":
-            raise ValueError(
-                f"raw table {self.name}: time column {self.time_column} must be TIMESTAMPTZ, a "
-                "moment with its time zone"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _zone_exists(self) -> Self:
-        if self.time_zone is not None and self.time_zone not in available_timezones():
-            raise ValueError(
-                f"raw table {self.name}: there is no time zone {self.time_zone!r}; name one of the "
-                "IANA data base, such as America/Chicago"
-            )
-        return self
-
-
-class StagingQuery(_Config):
+class StagingQuery(FrozenConfig):
     """A query over the raw tables that feature queries and the training set may read."""
 
     name: Identifier = Field(description="Table that the queries read.")
     sql: RepositoryFile = Field(description="File of the query in the feature repository.")
 
 
-class FeatureTable(_Config):
+class FeatureTable(FrozenConfig):
     """One table of features, the source of one feature view.
 
     Its query gives the entity keys, `event_timestamp` (the moment from which the values are known),
@@ -118,7 +60,7 @@ class FeatureTable(_Config):
     suite: str = Field(min_length=1, description="Expectation suite that judges the table.")
 
 
-class TrainingSet(_Config):
+class TrainingSet(FrozenConfig):
     """How training rows are made: the entity frame, its label and what the model may see of it."""
 
     task: TaskKind = Field(
@@ -165,7 +107,7 @@ class TrainingSet(_Config):
         return self
 
 
-class MaterializationConfig(_Config):
+class MaterializationConfig(FrozenConfig):
     """How far each materialization reaches back."""
 
     lateness_hours: float = Field(
@@ -183,7 +125,7 @@ class MaterializationConfig(_Config):
     )
 
 
-class ViewPolicy(_Config):
+class ViewPolicy(FrozenConfig):
     """What an online read does with a view's value that is too old, or was never written."""
 
     stale: Literal["null", "serve", "refuse"] = Field(
@@ -198,7 +140,7 @@ class ViewPolicy(_Config):
     )
 
 
-class OnlineConfig(_Config):
+class OnlineConfig(FrozenConfig):
     """How features are read online: freshness, patience with the store, what is measured."""
 
     policy: ViewPolicy = Field(default=ViewPolicy(), description="For views not named below.")
@@ -240,7 +182,7 @@ class OnlineConfig(_Config):
         return self
 
 
-class ParityConfig(_Config):
+class ParityConfig(FrozenConfig):
     """How online values are compared with historical retrieval."""
 
     entities_per_view: PositiveInt = Field(
@@ -252,7 +194,7 @@ class ParityConfig(_Config):
     )
 
 
-class SkewConfig(_Config):
+class SkewConfig(FrozenConfig):
     """When logged serving features count as different from later historical retrieval."""
 
     max_differing_share: float = Field(
@@ -263,7 +205,7 @@ class SkewConfig(_Config):
     )
 
 
-class FeatureConfig(_Config):
+class FeatureConfig(FrozenConfig):
     """Everything the feature stages need to know about one use case."""
 
     raw_tables: tuple[RawTable, ...] = Field(
@@ -281,6 +223,12 @@ class FeatureConfig(_Config):
         min_length=12,
         description="Version of the published tables that these data continue although they look "
         "like other data; the refusal names it.",
+    )
+    max_window_years: PositiveInt = Field(
+        default=20,
+        le=1000,
+        description="Longest window; tables are made month by month, so a mistyped year would keep "
+        "a run for days.",
     )
     memory_limit_mb: PositiveInt = Field(default=3000, description="DuckDB may hold this much.")
     threads: PositiveInt = Field(default=2, description="DuckDB threads.")

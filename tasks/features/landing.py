@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,8 +17,10 @@ import duckdb
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, SourceFile, TableRef
 from tasks.errors import ConfigurationError, DataContractError, WindowError
-from tasks.features.config import FeatureConfig, RawTable
+from tasks.features.config import FeatureConfig
 from tasks.features.duck import duckdb_session, names, sql_name, sql_text
+from tasks.features.raw_files import as_declared, reading_explained, unpacked
+from tasks.features.raw_table import RawTable
 from tasks.settings import (
     ArtifactStore,
     StagedFolder,
@@ -35,8 +36,9 @@ NUM_EXAMPLES = 3
 
 ZONE_AFTER_CLOCK = r":[0-9.]+ ?(Z|[+-]\d{2}(:?\d{2})?)$"
 
-MAX_YEARS = 20
-"""Longest window. Tables are made month by month, so a mistyped year would keep a run for days."""
+MOMENTS = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS")
+MARKERS = {"", "na", "n/a", "null", "none", "nan", "-", "?", "."}
+"""Texts, in lower case, by which files say that a value is missing."""
 
 
 def land_raw_rows(
@@ -51,14 +53,14 @@ def land_raw_rows(
         store: where the Parquet files go.
 
     Raises:
-        WindowError: the window ends in the future, or is longer than `MAX_YEARS`. Nothing is
+        WindowError: the window ends in the future, or is longer than is allowed. Nothing is
             touched.
         ConfigurationError: a source cannot be found.
         DataContractError: a column is missing, a value has the wrong type, a time has no zone, or
             the window holds no rows of a table with history.
     """
     window.check_not_in_future(datetime.now(UTC))
-    _check_length(window)
+    _check_length(window, config.max_window_years)
     sources = {table.name: locate_source(table, repo) for table in config.raw_tables}
     key = content_key(
         code_digest(__file__), window, list(config.raw_tables), list(sources.values())
@@ -68,20 +70,20 @@ def land_raw_rows(
         with duckdb_session(
             folder.path.parent, memory_limit_mb=config.memory_limit_mb, threads=config.threads
         ) as con:
-            tables = tuple(
-                _land_table(con, table, sources[table.name], window, folder)
-                for table in config.raw_tables
-            )
-        return LandedRows(window=window, tables=tables)
+            tables = []
+            for table in config.raw_tables:
+                with reading_explained(table):
+                    tables.append(_land_table(con, table, sources[table.name], window, folder))
+        return LandedRows(window=window, tables=tuple(tables))
 
     return store.build_once("landed", key, LandedRows, build)
 
 
-def _check_length(window: TimeWindow) -> None:
-    if window.end - window.start > timedelta(days=366 * MAX_YEARS):
+def _check_length(window: TimeWindow, max_years: int) -> None:
+    if window.end - window.start > timedelta(days=366 * max_years):
         raise WindowError(
-            f"window {window} is longer than {MAX_YEARS} years; check the years, or refresh longer "
-            "history in parts. Nothing was touched"
+            f"window {window} is longer than {max_years} years; check the years, or allow so long "
+            "a history with features.max_window_years in use_case.yaml. Nothing was touched"
         )
 
 
@@ -119,9 +121,8 @@ def _land_table(
     window: TimeWindow,
     folder: StagedFolder,
 ) -> TableRef:
-    readable = _unpack(source, folder.path)
-    relation = _as_written(table, readable)
-    _check_columns(con, table, relation)
+    readable = unpacked(source, folder.path, table)
+    relation = as_declared(con, table, readable)
     _check_types(con, table, relation)
     target = folder.path / f"{table.name}.parquet"
     seen = _seen_types(con, relation)
@@ -155,53 +156,6 @@ def _land_table(
     )
 
 
-def _unpack(source: Path, folder: Path) -> Path:
-    """A zip's only member, written under `folder`; any other file as it is."""
-    if source.suffix != ".zip":
-        return source
-    with zipfile.ZipFile(source) as archive:
-        members = [m for m in archive.infolist() if not m.is_dir()]
-        if len(members) != 1:
-            raise DataContractError(
-                f"{source.name} holds {len(members)} files, expected one CSV; unpack it and name "
-                "the file itself. Nothing was landed"
-            )
-        suffix = Path(members[0].filename).suffix
-        # Some writers name a CSV inside after the archive around it.
-        target = folder / f"unpacked{'.csv' if suffix == '.zip' else suffix}"
-        with archive.open(members[0]) as packed, target.open("wb") as unpacked:
-            while chunk := packed.read(1 << 20):
-                unpacked.write(chunk)
-    return target
-
-
-def _as_written(table: RawTable, path: Path) -> str:
-    """A relation with the values before any typing: text from CSV, own types from Parquet."""
-    if path.suffix == ".parquet":
-        return f"read_parquet({sql_text(path)})"
-    return (
-        f"read_csv({sql_text(path)}, header = true, all_varchar = true, "
-        f"nullstr = {sql_text(table.null_text)})"
-    )
-
-
-def _check_columns(con: duckdb.DuckDBPyConnection, table: RawTable, relation: str) -> None:
-    try:
-        present = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()]
-    except duckdb.InvalidInputException as exc:
-        reason = str(exc).splitlines()[0]
-        raise DataContractError(
-            f"raw table {table.name}: the file cannot be read as a table ({reason}); expected a "
-            f"header and the columns {', '.join(table.columns)}. Nothing was landed"
-        ) from exc
-    if missing := [c for c in table.columns if c not in present]:
-        raise DataContractError(
-            f"raw table {table.name}: column(s) {', '.join(missing)} are missing; the file has "
-            f"{', '.join(present)}. Send the file with all declared columns, or change the "
-            "declaration in the feature repository. Nothing was landed"
-        )
-
-
 def _check_types(con: duckdb.DuckDBPyConnection, table: RawTable, relation: str) -> None:
     seen = _seen_types(con, relation)
     conditions = {c: _misfit(table, c, kind, seen[c]) for c, kind in table.columns.items()}
@@ -216,12 +170,27 @@ def _check_types(con: duckdb.DuckDBPyConnection, table: RawTable, relation: str)
             ).fetchall()
             shown = ", ".join(repr(row[0]) for row in examples)
             wanted = _meaning(table.columns[column])
-            faults.append(f"{column} has {number} value(s) that are no {wanted}, such as {shown}")
+            cure = _cure(table, column, [row[0] for row in examples])
+            faults.append(
+                f"{column} has {number} value(s) that are no {wanted}, such as {shown}{cure}"
+            )
     if faults:
         raise DataContractError(
             f"raw table {table.name}: {'; '.join(faults)}. Mend the file or its declaration. "
             "Nothing was landed"
         )
+
+
+def _cure(table: RawTable, column: str, examples: list[str]) -> str:
+    """Which part of the declaration may be what is wrong, where the values show it."""
+    if markers := [text for text in examples if text.strip().lower() in MARKERS]:
+        return (
+            f" (if {markers[0]!r} stands for a missing value, name it in null_text, which is "
+            f"{table.null_text!r})"
+        )
+    if table.columns[column] == "TIMESTAMPTZ" and table.time_zone is None:
+        return " (if the file writes times without a zone, name theirs in time_zone)"
+    return ""
 
 
 def _seen_types(con: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
@@ -232,7 +201,7 @@ def _seen_types(con: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]
 def _typed(table: RawTable, column: str, kind: str, seen: str) -> str:
     """SQL value of a column in its declared type; times without a zone get the table's."""
     value = sql_name(column)
-    if kind != "TIMESTAMPTZ" or table.time_zone is None or seen == "TIMESTAMP WITH TIME ZONE":
+    if kind != "TIMESTAMPTZ" or table.time_zone is None or seen in MOMENTS:
         return f"CAST({value} AS {kind})"
     local = f"timezone({sql_text(table.time_zone)}, TRY_CAST({value} AS TIMESTAMP))"
     if seen != "VARCHAR":
@@ -258,7 +227,7 @@ def _misfit(table: RawTable, column: str, kind: str, seen: str) -> str:
         zone = sql_text(r"(Z|[+-]\d{2}(:?\d{2})?)$")
         return f"{misfit} OR NOT regexp_matches({value}, {zone})"
     # A file that stores times without a zone has them in a zone that nobody can know.
-    return misfit if seen == "TIMESTAMP WITH TIME ZONE" else f"{value} IS NOT NULL"
+    return misfit if seen in MOMENTS else f"{value} IS NOT NULL"
 
 
 def _meaning(kind: str) -> str:

@@ -1,0 +1,174 @@
+"""Files as strangers write them: what cannot be read is told with its line, column and cure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from zipfile import ZipFile
+
+import pandas as pd
+import pytest
+
+from flows.config import read_pipeline_config
+from tasks.contracts.base import TimeWindow
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.features.landing import land_raw_rows
+from tests.support.data.shop import Shop, orders
+
+HEADER = "order_id,customer,ordered,items,amount"
+ROW = "3,c01,2024-01-05T00:00:00Z,1,5.0"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def lines() -> list[str]:
+    return orders().to_csv(index=False).splitlines()
+
+
+def land(shop: Shop, content: str | bytes) -> pd.DataFrame:
+    """Orders as they landed from a file with this content."""
+    raw = content.encode() if isinstance(content, str) else content
+    (shop.repo / "raw" / "orders.csv").write_bytes(raw)
+    landed = next(t for t in shop.land().tables if t.name == "orders")
+    return pd.read_parquet(shop.store.path(landed.artifact))
+
+
+def refusal(shop: Shop, content: str | bytes) -> str:
+    with pytest.raises(DataContractError, match="raw table orders") as refused:
+        land(shop, content)
+    assert not list(shop.store.root.glob("landed/*"))
+    return str(refused.value)
+
+
+def test_columns_of_any_name_are_renamed(shop: Shop) -> None:
+    usual = land(shop, "\n".join(lines()))
+    rename = "rename: {userId: customer, Order Date: ordered}\n      suite: raw_orders"
+    shop.replace("use_case.yaml", "suite: raw_orders", rename)
+    text = "\n".join(lines()).replace("customer,ordered", "userId,Order Date", 1)
+    pd.testing.assert_frame_equal(land(shop, text), usual)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", ["", "time_zone: America/New_York\n      "])
+def test_moments_of_parquet_stay_what_they_are_in_any_resolution(
+    shop: Shop, unit: str, zone: str
+) -> None:
+    usual = land(shop, "\n".join(lines()))
+    moments = pd.to_datetime(orders()["ordered"]).astype(f"datetime64[{unit}, UTC]")
+    written = orders().drop(columns="ordered").assign(When=moments)
+    written.to_parquet(shop.repo / "raw" / "orders.parquet")
+    shop.replace("use_case.yaml", "raw/orders.csv", "raw/orders.parquet")
+    renamed = f"rename: {{When: ordered}}\n      {zone}suite: raw_orders"
+    shop.replace("use_case.yaml", "suite: raw_orders", renamed)
+    pd.testing.assert_frame_equal(land(shop, ""), usual)
+
+
+@pytest.mark.parametrize(
+    ("own", "cure"),
+    [("userId", "{userId: user_id}"), ("Order Date", "{Order Date: order_date}"), ("1st", "{1st:")],
+)
+def test_a_name_that_cannot_be_declared_is_told_once_with_the_renaming(
+    shop: Shop, own: str, cure: str
+) -> None:
+    shop.replace("use_case.yaml", "{order_id: BIGINT, ", f"{{{own}: BIGINT, ")
+    shop.replace("use_case.yaml", "key: [order_id]", f"key: [{own}]")
+    with pytest.raises(ConfigurationError) as refused:
+        read_pipeline_config(shop.repo)
+    assert str(refused.value).count(f"rename: {cure}") == 1
+    assert "at least 1 item" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rename", ["{userId: user}", "{a: customer, b: customer}"])
+def test_a_renaming_to_no_declared_column_or_twice_is_refused(shop: Shop, rename: str) -> None:
+    shop.replace("use_case.yaml", "suite: raw_orders", f"rename: {rename}\n      suite: raw_orders")
+    with pytest.raises(ConfigurationError, match="raw table orders: rename gives"):
+        read_pipeline_config(shop.repo)
+
+
+@pytest.mark.parametrize("own", ["Customer", "CUSTOMER", "cust_omer"])
+def test_a_column_that_is_only_spelled_otherwise_is_told_with_its_renaming(
+    shop: Shop, own: str
+) -> None:
+    told = refusal(shop, "\n".join(lines()).replace("customer", f'"{own}"', 1))
+    assert f"rename: {{{own}: customer}}" in told
+
+
+def test_a_name_that_stands_twice_is_refused(shop: Shop) -> None:
+    told = refusal(shop, f"{HEADER},Customer\n{ROW},c02\n")
+    assert "customer stand more than once" in told
+    assert len(land(shop, f"{HEADER},note,note,amount_1\n{ROW},a,b,1\n")) == 1
+
+
+def test_several_texts_may_stand_for_nothing(shop: Shop) -> None:
+    odd = [HEADER, ROW, "4,c01,2024-01-05T00:00:00Z,,", "5,c01,2024-01-05T00:00:00Z,NA,n/a"]
+    assert "'NA'" in refusal(shop, "\n".join(odd))
+    shop.replace("use_case.yaml", 'null_text: ""\n      key: [order_id]',
+                 'null_text: ["", NA, n/a]\n      key: [order_id]')  # fmt: skip
+    assert land(shop, "\n".join(odd))["amount"].isna().sum() == 2
+
+
+@pytest.mark.parametrize(("marker", "declared"), [("", "NA"), ("NA", '""'), ("null", "NA")])
+def test_a_marker_for_nothing_that_is_not_declared_names_null_text(
+    shop: Shop, marker: str, declared: str
+) -> None:
+    shop.replace("use_case.yaml", 'null_text: ""\n      key: [order_id]',
+                 f"null_text: {declared}\n      key: [order_id]")  # fmt: skip
+    assert "null_text" in refusal(shop, f"{HEADER}\n{ROW}\n4,c01,2024-01-05T00:00:00Z,{marker},1")
+
+
+def test_times_without_a_zone_name_the_setting(shop: Shop) -> None:
+    assert "time_zone" in refusal(shop, f"{HEADER}\n3,c01,2024-01-05 00:00:00,1,5.0\n")
+
+
+@pytest.mark.parametrize("place", [300, None])
+@pytest.mark.parametrize("line", ["1,2,3,4,5,6,7", "1,2"])
+def test_a_line_of_another_form_is_told_by_its_number(
+    shop: Shop, line: str, place: int | None
+) -> None:
+    """Early in the file, and beyond the rows by which DuckDB judges its form."""
+    rows = lines() if place else [HEADER, *lines()[1:] * 40]
+    rows.insert(place or len(rows), line)
+    told = refusal(shop, "\n".join(rows) + "\n")
+    assert "CSV Error on Line: " in told
+    assert "Expected Number of Columns: 5" in told
+
+
+@pytest.mark.parametrize("times", [1, 40])
+def test_another_encoding_than_utf_8_is_told_with_its_line(shop: Shop, times: int) -> None:
+    text = "\n".join([HEADER, *lines()[1:] * times, ROW.replace("c01", "ç")])
+    told = refusal(shop, text.encode("latin-1"))
+    assert f"Line: {600 * times + 2}" in told
+    assert "UTF-8" in told
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_a_file_without_a_header_is_told_so(shop: Shop, content: bytes) -> None:
+    assert "no line with the names of its columns" in refusal(shop, content)
+
+
+def test_a_byte_order_mark_other_delimiters_and_long_text_are_read(shop: Shop) -> None:
+    assert len(land(shop, "\ufeff" + "\n".join(lines()))) == 600
+    assert len(land(shop, "\n".join(lines()).replace(",", ";"))) == 600
+    assert (
+        land(shop, f"{HEADER}\n{ROW.replace('c01', 'x' * 300_000)}\n")["customer"].str.len()[0] > 9
+    )
+
+
+def test_what_is_no_zip_is_told_so(shop: Shop) -> None:
+    shop.replace("use_case.yaml", "raw/orders.csv", "raw/orders.ZIP")
+    file = shop.repo / "raw" / "orders.ZIP"
+    file.write_text("no archive")
+    with pytest.raises(DataContractError, match=r"orders\.ZIP cannot be unpacked"):
+        shop.land()
+    with ZipFile(file, "w") as archive:
+        archive.writestr("orders.csv", "\n".join(lines()))
+    assert next(t.num_rows for t in shop.land().tables if t.name == "orders") == 600
+
+
+def test_a_history_longer_than_twenty_years_is_a_matter_of_configuration(shop: Shop) -> None:
+    window = TimeWindow(start=datetime(1990, 1, 1, tzinfo=UTC), end=shop.config.window.end)
+    features = shop.config.features.model_copy(update={"max_window_years": 40})
+    assert land_raw_rows(window, features, shop.repo, shop.store).tables[0].num_rows == 600
