@@ -169,6 +169,9 @@ class MaterializedView(Contract):
     num_kept: NonNegativeInt = Field(
         default=0, description="Entities that kept values as new or newer in the latest write."
     )
+    num_taken_back: NonNegativeInt = Field(
+        default=0, description="Entities whose online row the corrected table no longer had."
+    )
     num_converted_by_feast: NonNegativeInt = Field(
         default=0, description="Values that took Feast's slower way, cell by cell."
     )

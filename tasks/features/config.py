@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 
@@ -17,6 +18,12 @@ from pydantic import (
 
 from tasks.contracts.data import TaskKind
 from tasks.features.raw_table import FrozenConfig, Identifier, RawTable
+
+CLOCK_SKEW = timedelta(minutes=5)
+"""So far may another clock be ahead of ours."""
+
+LONGEST_LAG = timedelta(days=1)
+"""So far may `created` lie ahead: it is often event time plus the lag of a pipeline."""
 
 
 def _stays_inside(name: str) -> str:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
@@ -32,9 +32,13 @@ VIEWS = TypeAdapter(list[MaterializedView])
 
 
 class Ledger(Contract):
-    """Which tables and definitions were materialized, and each view's watermark."""
+    """Which tables and definitions were materialized, and each view's watermark.
+
+    `sources` are those of the tables; nothing is known of them in a ledger of an earlier version.
+    """
 
     version: str
+    sources: dict[str, str] = Field(default={})
     definitions: str
     mark: int
     views: tuple[MaterializedView, ...]
@@ -90,7 +94,11 @@ def write_ledger(
     Of two that end at the same time with the same tables, the later watermark stays.
     """
     new = Ledger(
-        version=tables.version, definitions=definitions_digest(repo), mark=mark, views=views
+        version=tables.version,
+        sources=tables.sources,
+        definitions=definitions_digest(repo),
+        mark=mark,
+        views=views,
     )
     file = home / "feast" / "materialized.json"
     make_folder(file.parent)

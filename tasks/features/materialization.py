@@ -42,11 +42,13 @@ def materialize(
     store: ArtifactStore,
     config: MaterializationConfig = MaterializationConfig(),  # noqa: B008 (frozen)
 ) -> tuple[MaterializedView, ...]:
-    """Write each view's newest values of the window online; older values never replace newer ones.
+    """Write each view's newest values of the window online, and of windows changed since the last.
 
-    Watermarks move, all together, only after every view was written, so a killed run is simply done
-    again. Nothing is done where this version of the tables is online up to the window's end. Two
-    processes may do it at once: of two values the newer stays, and so does the later watermark.
+    What an earlier version of a table had put online and a corrected one no longer has is taken
+    back, `write_rules.py` says how; pushed values stay until newer ones come. Watermarks move, all
+    together, only after every view was written, so a killed run is simply done again. Nothing is
+    done where this version of the tables is online up to the window's end. Two processes may do it
+    at once: of two values the newer stays, and so does the later watermark.
 
     Without a ledger that speaks of this very store (it was lost or damaged, or the store is new,
     emptied or another's), all of history is written. The end is then the window's, or that of all
@@ -67,8 +69,13 @@ def materialize(
     apply_definitions(feast, home, repo, again=not present)
     # Other definitions, or an online store of which nothing is known: not this window alone.
     same = present and ledger is not None and _holds_these_views(ledger, feast, repo)
-    since = window.start - timedelta(hours=config.lateness_hours) if same else BEGINNING
+    changed = _changed_since(tables, window, ledger if same else None)
+    since = changed - timedelta(hours=config.lateness_hours) if same else BEGINNING
     until = _reach(tables, window, ledger, mark)
+    grew = same and ledger is not None and all(v.watermark <= changed for v in ledger.views)
+    engine = feast._get_provider().batch_engine
+    if isinstance(engine, VectorComputeEngine):
+        engine.takes_back = not grew
     written = tuple(
         _materialize_view(feast, view, since, until)
         for view in sorted(feast.list_feature_views(), key=lambda v: v.name)
@@ -83,6 +90,17 @@ def materialize(
         write_mark(home, repo, mark)
     write_ledger(tables, repo, written, home, mark)
     return written
+
+
+def _changed_since(tables: FeatureTables, window: TimeWindow, ledger: Ledger | None) -> datetime:
+    """Start of the first window whose rows are not those that were materialized last.
+
+    A refresh may have been published and killed before it was materialized.
+    """
+    known = ledger.sources if ledger else {}
+    changed = [name for name, digest in tables.sources.items() if known.get(name) != digest]
+    starts = [datetime.fromisoformat(name.split("/")[0]) for name in changed]
+    return min([window.start, *starts])
 
 
 def _reach(
@@ -139,6 +157,7 @@ def _materialize_view(
         num_entities=online,
         num_written=write.num_written,
         num_kept=write.num_kept,
+        num_taken_back=write.num_taken_back,
         num_converted_by_feast=write.num_feast_cells + write.num_feast_rows * len(view.features),
         version=view.current_version_number or 0,
         definition=view_digest(view),

@@ -2,22 +2,21 @@
 
 A plug-in by Feast's own extension point: name it as `online_store.type`. Feast's own
 SQLite store overwrites whatever is there, so a late or repeated write puts a stale value in front
-of readers; here the comparison is part of the write itself. The tables are Feast's, which its own
-store can read, with two columns more: Feast's times are whole seconds, which cannot tell two values
-of one second apart.
+of readers; here the comparison is part of the write itself (`write_rules.py`). The tables are
+Feast's, which its own store can read, with columns more (`sqlite_rows.py`).
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-import pyarrow.compute as pc
 from feast.entity import Entity
 from feast.feature_view import FeatureView
 from feast.infra.key_encoding_utils import serialize_entity_key
@@ -31,13 +30,13 @@ from feast.infra.online_stores.sqlite import (
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import RepoConfig
-from feast.utils import to_naive_utc
-from feast.value_type import ValueType
 from pydantic import model_validator
 
 from tasks.errors import FeatureStoreError, StorageError, TransientError
-from tasks.features.value_encoding import NO_TIME, EncodedColumn, EncodedRows
-from tasks.features.wire_format import Integers
+from tasks.features import sqlite_rows
+from tasks.features.sqlite_rows import Row, ordered, stored_times, upsert
+from tasks.features.value_encoding import EncodedRows
+from tasks.features.write_rules import PUSHED, Origin, check_newest, checked, current_origin
 from tasks.kernel.disk import shows_damage
 
 LOCK_WAIT_S = 30
@@ -51,11 +50,6 @@ CACHE_KIB = 128 * 1024
 
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB after which the log is written back: seldom enough to write each page once."""
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICRO = 1_000_000
-ZONE_STEP_US = 900 * MICRO
-Row = tuple[object, ...]
 
 
 class NewerWinsSqliteOnlineStoreConfig(SqliteOnlineStoreConfig):
@@ -76,6 +70,9 @@ class NewerWinsSqliteOnlineStoreConfig(SqliteOnlineStoreConfig):
 class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
     """One SQLite file in which a batch is written whole or not at all, beside its readers."""
 
+    _inode: tuple[int, int] | None = None
+    """File that the readers' connection was opened on."""
+
     def update(
         self,
         config: RepoConfig,
@@ -85,7 +82,7 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
         entities_to_keep: Sequence[Entity],
         partial: bool,
     ) -> None:
-        """Make the views' tables, and drop those of views that are gone.
+        """Make the views' tables, and drop those of views that are gone, of all their versions.
 
         Raises:
             FeatureStoreError: the file is damaged. Others as for `write_rows`.
@@ -99,6 +96,12 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
                 entities_to_keep,
                 partial,
             )
+            kept = {_table_id_of(config, view) for view in tables_to_keep}
+            connection = self._get_conn(config)
+            for view in tables_to_delete:
+                for name in _version_tables(connection, f"{config.project}_{view.name}"):
+                    if name not in kept:  # a view may be named like a version of another
+                        connection.execute(f"DROP TABLE IF EXISTS {_quote_id(name)}")
 
     def online_write_batch(
         self,
@@ -107,8 +110,13 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
         data: list[tuple[EntityKey, dict[str, Value], datetime, datetime | None]],
         progress: Callable[[int], Any] | None,
     ) -> None:
-        """Write the rows whose event time is not older than what is stored for their entity."""
+        """Write the rows whose event time is not older than what is stored for their entity.
+
+        Raises:
+            WindowError: a time lies in the future. Others as for `write_rows`.
+        """
         by_features: dict[tuple[str, ...], list[Row]] = {}
+        newest_us = created_us = 0
         for key, values, event, created in data:
             cells = [
                 cell
@@ -118,18 +126,24 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
             packed = serialize_entity_key(
                 key, entity_key_serialization_version=config.entity_key_serialization_version
             )
-            moments = (*_times(event), *_times(created))
+            moments = (*stored_times(event), *stored_times(created))
+            newest_us = max(newest_us, moments[1] or 0)
+            created_us = max(created_us, moments[3] or 0)
             by_features.setdefault(tuple(values), []).append((packed, *moments, *cells))
-        with self._writer(config) as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        check_newest(table.name, newest_us, created_us)
+        with self._transaction(config) as connection:
+            name, origin = _table_id_of(config, table), current_origin()
             for features, rows in by_features.items():
-                _upsert(connection, _table_id_of(config, table), features, rows)
-            connection.execute("COMMIT")
+                upsert(connection, name, features, rows, origin)
         if progress:
             progress(len(data))
 
     def write_rows(
-        self, config: RepoConfig, table: FeatureView, batches: Iterable[EncodedRows]
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        batches: Iterable[EncodedRows],
+        origin: Origin = PUSHED,
     ) -> int:
         """Write encoded rows, an entity never in part; older ones are passed over.
 
@@ -140,23 +154,60 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
             Entities that got new values; the others had newer ones.
 
         Raises:
+            WindowError: a time lies in the future.
             TransientError: another process held the file for too long.
             FeatureStoreError: the feature view has no table yet, or the file is damaged.
             StorageError: the disk refused the write. What was committed before stays, whole.
         """
         name, written = _table_id_of(config, table), 0
         with self._writer(config) as connection:
-            for rows in batches:
+            for rows in checked(table.name, batches):
                 if not connection.in_transaction:
                     connection.execute("BEGIN IMMEDIATE")
                     begun = time.monotonic()
-                changed = _upsert(connection, name, tuple(rows.features), _ordered(rows))
+                changed = upsert(connection, name, tuple(rows.features), ordered(rows), origin)
                 written += -(-changed // max(len(rows.features), 1))
                 if time.monotonic() - begun > TRANSACTION_S:
                     connection.execute("COMMIT")
             if connection.in_transaction:
                 connection.execute("COMMIT")
         return written
+
+    def count_left_behind(
+        self, config: RepoConfig, table: FeatureView, start_us: int, origin: Origin
+    ) -> int:
+        """Entities with a value in the window that this materialization did not find any more."""
+        with self._transaction(config) as connection:
+            name = _table_id_of(config, table)
+            return sqlite_rows.count_left_behind(connection, name, start_us, origin)
+
+    def remove_left_behind(
+        self, config: RepoConfig, table: FeatureView, start_us: int, origin: Origin
+    ) -> None:
+        """Remove what `count_left_behind` counts."""
+        with self._transaction(config) as connection:
+            name = _table_id_of(config, table)
+            sqlite_rows.remove_left_behind(connection, name, start_us, origin)
+
+    def remove_values(
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        keys: Sequence[bytes] | None = None,
+        features: Sequence[str] | None = None,
+        *,
+        pushed: bool = True,
+    ) -> int:
+        """Remove values of a view; return how many entities had one.
+
+        Args:
+            keys: serialized entity keys; None for all.
+            features: names; None for all.
+            pushed: also those that were pushed.
+        """
+        with self._transaction(config) as connection:
+            name = _table_id_of(config, table)
+            return sqlite_rows.remove(connection, name, keys, features, pushed=pushed)
 
     def count_entities(self, config: RepoConfig, table: FeatureView) -> int:
         """Number of entities that have a value of this view online."""
@@ -167,8 +218,15 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
         return int(row[0])
 
     def _get_conn(self, config: RepoConfig) -> sqlite3.Connection:
-        """The connection of readers; it never holds a transaction open."""
+        """The connection of readers; it never holds a transaction open.
+
+        A file that was removed and made again elsewhere is opened again: the old one is a ghost.
+        """
         self._conn: sqlite3.Connection | None
+        path = Path(self._get_db_path(config))
+        if self._conn is not None and _inode_of(path) != self._inode:
+            self._conn.close()
+            self._conn = None
         opened = self._conn is not None
         connection: sqlite3.Connection = super()._get_conn(config)
         if not opened:
@@ -179,6 +237,7 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
                 connection.close()
                 self._conn = None  # else the next call would take it for a good one
                 raise
+            self._inode = _inode_of(path)
         return connection
 
     @contextmanager
@@ -203,125 +262,33 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
                 connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
                 yield connection
 
-
-def _upsert(
-    connection: sqlite3.Connection, table: str, features: Sequence[str], rows: Iterable[Row]
-) -> int:
-    """Write rows of key, event seconds and microseconds, created ones, and a value and text each.
-
-    Returns:
-        Number of values that were written.
-    """
-    name = _quote_id(table)
-    _make_ready(connection, table)
-    values = ", ".join(
-        f"(?1, {_text(feature)}, ?{6 + 2 * i}, ?{7 + 2 * i}, ?2, ?4, ?3, ?5)"
-        for i, feature in enumerate(features)
-    )
-    before = connection.total_changes
-    connection.executemany(
-        f"INSERT INTO {name} (entity_key, feature_name, value, value_text, event_ts, created_ts, "
-        f"event_us, created_us) VALUES {values} ON CONFLICT (entity_key, feature_name) DO UPDATE "
-        "SET value = excluded.value, value_text = excluded.value_text, "
-        "event_ts = excluded.event_ts, created_ts = excluded.created_ts, "
-        "event_us = excluded.event_us, created_us = excluded.created_us "
-        f"WHERE (excluded.event_us, coalesce(excluded.created_us, {NO_TIME})) >= "
-        f"(coalesce({name}.event_us, {_microseconds(name)}), "
-        f"coalesce({name}.created_us, {NO_TIME}))",
-        rows,
-    )
-    return connection.total_changes - before
+    @contextmanager
+    def _transaction(self, config: RepoConfig) -> Iterator[sqlite3.Connection]:
+        """One transaction of a writer, whole or not at all."""
+        with self._writer(config) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
 
 
-def _microseconds(name: str) -> str:
-    """SQL of the event time of a row that Feast's own store wrote: local time read as UTC."""
-    return f"strftime('%s', {name}.event_ts, 'unixepoch', 'localtime') * 1000000"
+def _version_tables(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Tables of a view: of its first version and of all numbered ones."""
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    versions = re.compile(re.escape(table) + r"(_v\d+)?")
+    return [name for (name,) in found if versions.fullmatch(name)]
 
 
-def _make_ready(connection: sqlite3.Connection, table: str) -> None:
-    """Add the finer times; drop Feast's second index, whose searches the primary key serves."""
-    name = _quote_id(table)
-    present = {row[1] for row in connection.execute(f"PRAGMA table_info({name})")}
-    if present and "event_us" not in present:
-        connection.execute(f"ALTER TABLE {name} ADD COLUMN event_us INTEGER")
-        connection.execute(f"ALTER TABLE {name} ADD COLUMN created_us INTEGER")
-    connection.execute(f"DROP INDEX IF EXISTS {_quote_id(table + '_ek')}")
-
-
-def _ordered(rows: EncodedRows) -> list[Row]:
-    """Rows as `_upsert` takes them, in the order of their keys: neighbours share pages."""
-    nothing = [None] * len(rows)
-    created = rows.created_us
-    columns: list[Sequence[object]] = [
-        rows.keys.to_pylist(),
-        _seconds(rows.events_us),
-        rows.events_us.tolist(),
-        nothing if created is None else _seconds(created),
-        nothing if created is None else [None if c == NO_TIME else c for c in created.tolist()],
-    ]
-    for feature in rows.features.values():
-        columns += [feature.cells.to_pylist(), _texts(feature) or nothing]
-    return sorted(zip(*columns, strict=True), key=lambda row: row[0])
-
-
-def _texts(feature: EncodedColumn) -> list[str | None] | None:
-    """The readable form that Feast keeps beside numbers and texts; None for other types."""
-    if feature.value_type not in _READABLE:
+def _inode_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
         return None
-    column, kind = feature.source, _READABLE[feature.value_type]
-    if not kind:
-        return [None if value is None else str(value) for value in column.to_pylist()]
-    values = pc.cast(column, "float64", safe=False).to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):
-        texts: list[str | None] = list(map(str, values.astype(kind).tolist()))
-    for place in np.flatnonzero(np.isnan(values)).tolist():
-        texts[place] = None
-    return texts
-
-
-_READABLE = {
-    ValueType.FLOAT: "float32",
-    ValueType.DOUBLE: "float64",
-    **dict.fromkeys((ValueType.INT32, ValueType.INT64, ValueType.BOOL, ValueType.STRING), ""),
-}
-"""Types whose values Feast also keeps as text; floats by the precision of their own."""
-
-
-def _seconds(moments_us: Integers) -> list[int | None]:
-    """Feast's times: the UTC wall clock read as local time, in whole seconds, cut towards zero."""
-    known = moments_us != NO_TIME
-    steps, places = np.unique(np.where(known, moments_us // ZONE_STEP_US, 0), return_inverse=True)
-    shifts = np.array([_shift_us(step) for step in steps.tolist()], np.int64)
-    local_us = np.where(known, moments_us, 0) + shifts[places]
-    seconds: list[int | None] = np.where(
-        local_us < 0, -(-local_us // MICRO), local_us // MICRO
-    ).tolist()
-    for place in np.flatnonzero(~known).tolist():
-        seconds[place] = None
-    return seconds
-
-
-def _shift_us(step: int) -> int:
-    """How far local time lies from UTC in one quarter of an hour, the step of all time zones."""
-    start = EPOCH.replace(tzinfo=None) + timedelta(microseconds=step * ZONE_STEP_US)
-    return round(start.timestamp()) * MICRO - step * ZONE_STEP_US
-
-
-def _times(moment: datetime | None) -> tuple[int | None, int | None]:
-    """Feast's seconds, and microseconds since 1970 in UTC."""
-    if moment is None:
-        return None, None
-    naive = to_naive_utc(moment)
-    return int(naive.timestamp()), (naive - EPOCH.replace(tzinfo=None)) // timedelta(microseconds=1)
+    return found.st_dev, found.st_ino
 
 
 def _table_id_of(config: RepoConfig, table: FeatureView) -> str:
     versioned = config.registry.enable_online_feature_view_versioning
     return str(_table_id(config.project, table, versioned))
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _explained(exc: sqlite3.DatabaseError, file: str) -> Exception:

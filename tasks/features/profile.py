@@ -144,6 +144,9 @@ def _refusals(described: dict[str, Any]) -> Iterator[str]:
     yield from _online_refusals(described["online_store"])
     yield from _registry_refusals(described["registry"])
     yield from _materialization_refusals(described["materialization"])
+    engine = described.get("batch_engine")
+    if isinstance(engine, dict) and "equal_times" in engine:
+        yield "batch_engine.equal_times is no setting any more: corrections always win; remove it"
     if described["registry"]["registry_type"] == "file" and (
         "connection_string" in described["online_store"]
     ):
@@ -214,6 +217,12 @@ def _online_refusals(online: dict[str, Any]) -> Iterator[str]:
         yield (
             "online store sqlite lets an older value overwrite a newer one; use "
             "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+        )
+    if online["type"] == "redis":
+        yield (
+            "online store redis drops a pushed correction of the same event time and cannot take "
+            "back what a corrected table no longer has; use "
+            "tasks.features.redis_store.NewerWinsRedisOnlineStore, which reads what is there"
         )
     if online.get("redis_type", "redis") not in ("redis", "redis_cluster"):
         yield f"online_store.redis_type is {online['redis_type']}, expected redis or redis_cluster"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,7 @@ from feast.saved_dataset import SavedDataset, SavedDatasetStorage
 from tasks.contracts.base import TimeWindow
 from tasks.errors import WindowError
 from tasks.features.audit import AuditTrail, flow_run_id, process_identity
-
-CLOCK_SKEW = timedelta(minutes=5)
-"""So far may the clock of one who pushes be ahead of ours."""
+from tasks.features.write_rules import check_pushed
 
 
 class AuditedProvider(PassthroughProvider):
@@ -115,7 +113,7 @@ class AuditedProvider(PassthroughProvider):
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
         with self._pushed(feature_view, "online", len(df)):
-            _check_moments(feature_view, df)
+            check_pushed(feature_view, df)
             super().ingest_df(feature_view, df, field_mapping)
 
     async def ingest_df_async(
@@ -130,7 +128,7 @@ class AuditedProvider(PassthroughProvider):
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
         with self._pushed(feature_view, "online", len(df)):
-            _check_moments(feature_view, df)
+            check_pushed(feature_view, df)
             await super().ingest_df_async(feature_view, df, field_mapping)
 
     def ingest_df_to_offline_store(self, feature_view: FeatureView, table: pa.Table) -> None:
@@ -140,7 +138,7 @@ class AuditedProvider(PassthroughProvider):
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
         with self._pushed(feature_view, "offline", table.num_rows):
-            _check_moments(feature_view, table)
+            check_pushed(feature_view, table)
             super().ingest_df_to_offline_store(feature_view, table)
 
     def get_historical_features(
@@ -310,39 +308,3 @@ def _check_window(start: datetime, end: datetime) -> None:
             "nothing was written"
         ) from exc
     window.check_not_in_future(datetime.now(UTC))
-
-
-def _check_moments(view: FeatureView, rows: pd.DataFrame | pa.Table) -> None:
-    """Refuse times that cannot be: the newer value wins, so one of 2099 would stay for good."""
-    source = getattr(view, "batch_source", None)
-    if source is None:  # computed by Feast at this moment
-        return
-    pushed = {new: old for old, new in source.field_mapping.items()}
-    latest = datetime.now(UTC) + CLOCK_SKEW
-    for field in filter(None, (source.timestamp_field, source.created_timestamp_column)):
-        name = pushed.get(field, field)
-        if wrong := _wrong_moment(rows, name, latest):
-            raise WindowError(
-                f"feature view {view.name}: column {name} of the pushed rows {wrong}; expected in "
-                f"each row a time with a time zone, not after {latest:%Y-%m-%dT%H:%MZ}. Nothing "
-                "was written"
-            )
-
-
-def _wrong_moment(rows: pd.DataFrame | pa.Table, name: str, latest: datetime) -> str | None:
-    """What is wrong with a column of times, which may also be text, as it comes over HTTP."""
-    if name not in (rows.columns if isinstance(rows, pd.DataFrame) else rows.column_names):
-        return "is missing"
-    values = rows[name] if isinstance(rows, pd.DataFrame) else rows.select([name]).to_pandas()[name]
-    if values.isna().any():
-        return "has a null"
-    try:
-        moments = [value if hasattr(value, "tzinfo") else pd.Timestamp(value) for value in values]
-    except (ValueError, TypeError):
-        return "holds something that is no time"
-    if any(moment is pd.NaT for moment in moments):  # text that says so
-        return "has a null"
-    if any(moment.tzinfo is None for moment in moments):
-        return "has a time without a time zone"
-    newest = max(moments, default=latest)
-    return f"reaches {newest.isoformat()}" if newest > latest else None

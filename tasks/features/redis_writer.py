@@ -1,14 +1,16 @@
 """Write encoded rows to Redis: many entities in one command, each compared and written at once.
 
-A script on the server compares an entity's event time with the stored one and writes all its values
-in one step, so no reader sees half of them, and of two writers the newer value stays whoever comes
-last. Field names travel once for a group of entities, and each group has one short answer.
+A script on the server compares an entity's times with the stored ones, as `write_rules.py` says,
+and writes all its values in one step, so no reader sees half of them, and of two writers the newer
+value stays whoever comes last. Field names travel once for a group of entities, and each group has
+one short answer.
 """
 
 from __future__ import annotations
 
 import binascii
 import hashlib
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,54 +26,78 @@ from redis.exceptions import ConnectionError as ConnectionLostError
 from redis.exceptions import TimeoutError as NoAnswerError
 
 from tasks.errors import FeatureStoreError, TransientError
-from tasks.features.value_encoding import EncodedRows, encode_timestamps
-from tasks.features.wire_format import BINARY, constant, contents, join_parts
+from tasks.features.value_encoding import NO_TIME, EncodedRows, encode_timestamps
+from tasks.features.wire_format import BINARY, constant, contents, fixed, join_parts
+from tasks.features.write_rules import PUSHED, Origin
 
 GROUP_ROWS = 64
 """Entities in one command: the server answers other clients between two of them."""
 
+CREATED_TAG, ORIGIN_TAG = b"\x19", b"\x21"
+"""Of protobuf: fields 3 and 4, eight bytes each."""
+
 NUM_SLOTS = 16384
 """Slots of a Redis Cluster; a key belongs to one of them."""
 
-KEEP, REPLACE, ALWAYS = "keep", "replace", "always"
-"""What becomes of a stored value with the same event time; the last asks for no comparison."""
+MOMENT = """
+local byte, unpack_bytes = string.byte, struct.unpack
 
-SCRIPT = """
-local KEYS, ARGV, call, byte, unpack = KEYS, ARGV, redis.call, string.byte, unpack
-local rule, ttl, count, time_field = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local hash = {}
-for i = 0, count - 1 do hash[2 * i + 1] = ARGV[4 + i] end
-
--- Seconds and nanoseconds of a protobuf Timestamp.
+-- Seconds, nanoseconds, created and origin of a stored time, as `_stored_times` lays it out.
 local function moment(text)
-  local seconds, nanos, at = 0, 0, 1
+  local seconds, nanos, created, origin, at = 0, 0, -math.huge, nil, 1
   while at <= #text do
-    local is_seconds, value, inverse, scale, first = byte(text, at) == 8, 0, 0, 1, at + 1
-    repeat
+    local tag = byte(text, at)
+    if tag == 25 or tag == 33 then
+      local value = unpack_bytes('<i8', text, at + 1)
+      if tag == 25 then created = value else origin = value end
+      at = at + 9
+    else
+      local value, inverse, scale, first = 0, 0, 1, at + 1
+      repeat
+        at = at + 1
+        local group = byte(text, at) % 128
+        value = value + group * scale
+        if at - first < 9 then inverse = inverse + (127 - group) * scale end
+        scale = scale * 128
+      until byte(text, at) < 128
+      if at - first == 9 then value = -inverse - 1 end -- ten bytes: a negative number
       at = at + 1
-      local group = byte(text, at) % 128
-      value = value + group * scale
-      if at - first < 9 then inverse = inverse + (127 - group) * scale end
-      scale = scale * 128
-    until byte(text, at) < 128
-    if at - first == 9 then value = -inverse - 1 end -- ten bytes: a negative number
-    at = at + 1
-    if is_seconds then seconds = value else nanos = value end
+      if tag == 8 then seconds = value else nanos = value end
+    end
   end
-  return seconds, nanos
+  return seconds, nanos, created, origin
 end
+"""
 
+SCRIPT = (
+    """
+local KEYS, ARGV, call, unpack = KEYS, ARGV, redis.call, unpack
+local ttl, began, end_us = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local count, time_field = tonumber(ARGV[4]), ARGV[5]
+local hash = {}
+for i = 0, count - 1 do hash[2 * i + 1] = ARGV[5 + i] end
+"""
+    + MOMENT
+    + """
 local function is_taken(key, new)
-  if rule == 'always' then return true end
   local old = call('HGET', key, time_field)
   if not old then return true end
-  if old == new then return rule == 'replace' end
-  local old_s, old_n = moment(old)
-  local new_s, new_n = moment(new)
-  return new_s > old_s or (new_s == old_s and new_n > old_n)
+  local old_s, old_n, old_created, old_origin = moment(old)
+  local new_s, new_n, new_created = moment(new)
+  if new_s ~= old_s then
+    if new_s > old_s then return true end
+  elseif new_n ~= old_n then
+    if new_n > old_n then return true end
+  elseif new_created ~= old_created then
+    if new_created > old_created then return true end
+  elseif began == 0 or (old_origin or 0) <= began then
+    return true
+  end
+  return old_origin and old_origin > 0 and old_origin < began
+    and old_s * 1000000 + old_n / 1000 <= end_us
 end
 
-local written, start = 0, 4 + count
+local written, start = 0, 5 + count
 for k = 1, #KEYS do
   local key = KEYS[k]
   if is_taken(key, ARGV[start]) then
@@ -86,6 +112,7 @@ for k = 1, #KEYS do
 end
 return written
 """
+)
 SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest().encode()
 
 
@@ -98,14 +125,14 @@ class RedisTarget:
         time_field: field of the event time.
         fields: feature name to field name.
         ttl_s: seconds after which an entity that is not written again is dropped; 0 for never.
-        rule: `KEEP` or `REPLACE` a value of the same event time, or `ALWAYS` write.
+        origin: what writes, see `write_rules.py`.
     """
 
     suffix: bytes
     time_field: bytes
     fields: Mapping[str, bytes]
     ttl_s: int = 0
-    rule: str = KEEP
+    origin: Origin = PUSHED
 
 
 def write_rows(
@@ -120,14 +147,28 @@ def write_rows(
             and writing it again changes nothing.
         FeatureStoreError: the server refused the write.
     """
-    with _explained(), _lanes(client) as lanes:
+    with redis_errors_explained(), _lanes(client) as lanes:
         for rows in batches:
             keys = join_parts([rows.keys, constant(target.suffix)], len(rows))
-            values = _bulk(encode_timestamps(rows.events_us))
+            values = _bulk(_stored_times(rows, target.origin))
             for name in target.fields:
                 values += _bulk(rows.features[name].cells)
             lanes.send(target, keys, join_parts(values, len(rows)))
         return lanes.finish()
+
+
+def _stored_times(rows: EncodedRows, origin: Origin) -> pa.LargeBinaryArray:
+    """Feast's event time, a protobuf `Timestamp`, and behind it two fields that Feast passes over.
+
+    Field 3 is `created` in microseconds, where there is one; field 4 the origin.
+    """
+    parts: list[pa.Array | pa.Scalar] = [encode_timestamps(rows.events_us)]
+    if rows.created_us is not None:
+        known = rows.created_us != NO_TIME
+        parts.append(fixed(CREATED_TAG, rows.created_us, None if known.all() else known))
+    return join_parts(
+        [*parts, constant(ORIGIN_TAG + struct.pack("<q", origin.began_us))], len(rows)
+    )
 
 
 @dataclass
@@ -234,13 +275,13 @@ def _single(
 def _head(target: RedisTarget, num_keys: int) -> bytes:
     width = len(target.fields) + 1
     words = [b"EVALSHA", SCRIPT_SHA, b"%d" % num_keys]
-    return b"*%d\r\n" % (len(words) + 3 + width + num_keys * (1 + width)) + _words(words)
+    return b"*%d\r\n" % (len(words) + 4 + width + num_keys * (1 + width)) + _words(words)
 
 
 def _fields(target: RedisTarget) -> bytes:
-    count = b"%d" % (len(target.fields) + 1)
-    settings = [target.rule.encode(), b"%d" % target.ttl_s, count]
-    return _words([*settings, target.time_field, *target.fields.values()])
+    count = len(target.fields) + 1
+    settings = [target.ttl_s, target.origin.began_us, target.origin.end_us, count]
+    return _words([*(b"%d" % s for s in settings), target.time_field, *target.fields.values()])
 
 
 def _words(words: Sequence[bytes]) -> bytes:
@@ -267,7 +308,8 @@ def _slot(key: bytes) -> int:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def redis_errors_explained() -> Iterator[None]:
+    """Errors of the client become ours, as `write_rows` lists them."""
     try:
         yield
     except (ConnectionLostError, NoAnswerError, BusyLoadingError, NoScriptError) as exc:

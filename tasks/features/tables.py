@@ -29,10 +29,10 @@ from tasks.errors import (
     DataContractError,
     refused_writes_explained,
 )
+from tasks.features.computed_rows import check_computed
 from tasks.features.config import FeatureConfig, FeatureTable, StagingQuery
 from tasks.features.duck import (
     duckdb_session,
-    endless_numbers,
     names,
     parquet,
     set_window,
@@ -98,7 +98,8 @@ def build_feature_tables(
     Raises:
         ConfigurationError: a query of the feature repository is wrong or reads further back than
             its table says, or the rows are of other data than those of `base`.
-        DataContractError: a query gives two rows for one key and moment, or a null key.
+        DataContractError: a query gives two rows for one key and moment, a null key, or a time that
+            lies after the window or in the future.
     """
     landed = validated.landed
     rules = _rules_digest(config, repo)
@@ -323,42 +324,11 @@ class _Draft:
         set_window(self._con, felt)
         text = read_query(self._repo, table.sql)
         run_query(self._con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.sql)
-        self._check_computed(table)
+        check_computed(self._con, table, felt)
         time_column = None if table.static else "event_timestamp"
         key = (*table.entity_keys, "event_timestamp")
         self._replace(FEATURES, table.name, "computed", time_column, key, felt)
         logger.info("computed %s for %s", table.name, felt)
-
-    def _check_computed(self, table: FeatureTable) -> None:
-        present = {row[0] for row in self._con.execute("DESCRIBE computed").fetchall()}
-        needed = {*table.entity_keys, "event_timestamp", "created"}
-        if missing := sorted(needed - present):
-            raise ConfigurationError(
-                f"query {table.sql} gives no column {', '.join(missing)}; a feature table needs "
-                "its keys, event_timestamp and created. Nothing was changed"
-            )
-        keys = names([*table.entity_keys, "event_timestamp"])
-        nulls = " OR ".join(
-            f"{sql_name(k)} IS NULL" for k in (*table.entity_keys, "event_timestamp")
-        )
-        doubled = self._con.execute(
-            f"SELECT count(*) FROM (SELECT 1 FROM computed GROUP BY {keys} HAVING count(*) > 1)"
-        ).fetchall()[0][0]
-        nameless = self._con.execute(f"SELECT count(*) FROM computed WHERE {nulls}").fetchall()[0][
-            0
-        ]
-        if doubled or nameless:
-            raise DataContractError(
-                f"feature table {table.name}: {doubled} key(s) have two rows at one moment and "
-                f"{nameless} row(s) have a null key or time; expected one row a key and moment. "
-                "Check the raw rows for duplicates. Nothing was published"
-            )
-        if endless := endless_numbers(self._con, "computed", table.unbounded):
-            raise DataContractError(
-                f"feature table {table.name}: {endless}; expected numbers. Divide by "
-                f"nullif(..., 0) in {table.sql}, or name the column among `unbounded` of the table "
-                "in use_case.yaml. Nothing was published"
-            )
 
     def _replace(
         self,

@@ -133,7 +133,7 @@ def materialize_features(
 ) -> tuple[MaterializedView, ...]:
     """Bring the online store up to the end of the window.
 
-    Safe to retry: older values never replace newer ones, and watermarks move last.
+    Safe to retry: of one table the newer values stay, and watermarks move last.
     """
     from tasks.features.ledger import online_views
 
@@ -159,6 +159,7 @@ def materialize_features(
                 "entities": v.num_entities,
                 "written": v.num_written,
                 "kept, as new or newer": v.num_kept,
+                "taken back": v.num_taken_back,
                 "values converted by Feast": v.num_converted_by_feast,
                 "watermark": v.watermark.isoformat(),
             }

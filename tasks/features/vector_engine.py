@@ -2,7 +2,7 @@
 
 A plug-in by Feast's own extension point: name it as `batch_engine.type`. Feast's local engine makes
 a Python object of every value; here Arrow batches from the offline store become the online store's
-own bytes. Redis and the SQLite store of this project are written so. All else takes Feast's way,
+own bytes. The Redis and SQLite stores of this project are written so. All else takes Feast's way,
 and how much did is counted: rows of views that need it, cells of types without a layout here.
 """
 
@@ -23,15 +23,14 @@ from feast.infra.compute_engines.local.compute import LocalComputeEngine
 from feast.infra.compute_engines.local.feature_builder import LocalFeatureBuilder
 from feast.infra.compute_engines.local.job import LocalMaterializationJob
 from feast.infra.offline_stores.offline_store import RetrievalJob
-from feast.infra.online_stores.helpers import _mmh3, compute_versioned_name
-from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import FeastConfigBaseModel
 from feast.utils import _validate_vector_field_lengths
 
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
-from tasks.features.redis_writer import ALWAYS, KEEP, REPLACE, RedisTarget, write_rows
+from tasks.features.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.value_encoding import EncodedRows, encode_rows
+from tasks.features.write_rules import Origin, micros, written_by
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +38,7 @@ DEFAULT_BATCH_ROWS = 10_000
 KEY_VERSION = 3
 STORES = ("offline_store", "online_store")
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+KNOWN_STORES = (NewerWinsSqliteOnlineStore, NewerWinsRedisOnlineStore)
 
 
 class VectorComputeEngineConfig(FeastConfigBaseModel):
@@ -50,10 +50,6 @@ class VectorComputeEngineConfig(FeastConfigBaseModel):
     backend: str | None = "pandas"
     """Data frames of the views that take Feast's way: `pandas` or `polars`."""
 
-    equal_times: Literal["keep", "replace"] = "keep"
-    """What Redis does with a value of the same event time as the stored one. `keep` is what
-    Feast does; `replace` lets a corrected row of the same moment through."""
-
 
 @dataclass(frozen=True)
 class ViewWrite:
@@ -63,6 +59,8 @@ class ViewWrite:
         num_rows: entities that the offline store gave.
         num_written: entities that got these values.
         num_kept: entities that kept a value as new or newer.
+        num_taken_back: entities whose row in the window an earlier materialization wrote, and the
+            source no longer has.
         num_feast_cells: cells that Feast's own code converted, having no layout here.
         num_feast_rows: rows that took Feast's way altogether.
         reason: why they did; empty where none did.
@@ -71,6 +69,7 @@ class ViewWrite:
     num_rows: int = 0
     num_written: int = 0
     num_kept: int = 0
+    num_taken_back: int = 0
     num_feast_cells: int = 0
     num_feast_rows: int = 0
     reason: str = ""
@@ -90,9 +89,9 @@ class VectorComputeEngine(LocalComputeEngine):
     Asks the offline store for the newest row of each key, whatever `pull_latest_features` says, and
     holds two batches of `online_write_batch_size` rows at most.
 
-    What is written is what Feast writes, byte for byte, but for three cases in which Feast's own
-    way changes a value: an integer beyond 2^53 keeps its digits beside a null, a newer value wins
-    before 1970 too, and a row without a join key is refused with a sentence.
+    Values are written as Feast writes them, byte for byte, but for two cases in which Feast's own
+    way changes one: an integer beyond 2^53 keeps its digits beside a null, and a row without a join
+    key is refused with a sentence. What replaces what is said in `write_rules.py`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -100,6 +99,9 @@ class VectorComputeEngine(LocalComputeEngine):
         self.config = VectorComputeEngineConfig(**options)  # Feast would swallow a misspelt one
         super().__init__(backend=self.config.backend, **given)
         self.writes: dict[str, ViewWrite] = {}  # by view: what its latest materialization did
+        self.takes_back = True
+        """Look for values that the source no longer has; false where it is known to have grown
+        only. A materialization of all history always does."""
 
     def _materialize_one(
         self, registry: BaseRegistry, task: MaterializationTask, **kwargs: Any
@@ -113,7 +115,9 @@ class VectorComputeEngine(LocalComputeEngine):
             reason = f"entity keys are of version {version}"
         builder = LocalFeatureBuilder(registry, task, backend=self._backend)
         if reason:
-            write = _feasts_way(builder, self.get_execution_context(registry, task), reason)
+            origin = _origin(task)
+            with written_by(origin):
+                write = _feasts_way(builder, self.get_execution_context(registry, task), reason)
         else:
             write = self._write(builder.get_column_info(view), task)
         self.writes[view.name] = write
@@ -121,12 +125,31 @@ class VectorComputeEngine(LocalComputeEngine):
         return VectorMaterializationJob(job_id, write)
 
     def _write(self, columns: ColumnInfo, task: MaterializationTask) -> ViewWrite:
+        """Write the window's newest rows; what the source no longer has there is taken back.
+
+        An entity may have an older row, before the window: all rows are written before anything is
+        removed, so that no reader finds it blank meanwhile. A window without any row takes nothing
+        back: a source that was lost is no correction.
+        """
+        origin, start_us = _origin(task), micros(task.start_time)
+        write = self._write_window(columns, task, origin)
+        looked_for = self.takes_back or task.start_time <= BEGINNING
+        if not write.num_rows or not looked_for or task.disable_event_timestamp:
+            return write
+        store, config, view = self.online_store, self.repo_config, task.feature_view
+        behind = store.count_left_behind(config, view, start_us, origin)
+        if behind:
+            if task.start_time > BEGINNING:
+                everything = replace(task, start_time=BEGINNING)
+                write = self._write_window(columns, everything, origin)
+            store.remove_left_behind(config, view, start_us, origin)
+        return replace(write, num_taken_back=behind)
+
+    def _write_window(
+        self, columns: ColumnInfo, task: MaterializationTask, origin: Origin
+    ) -> ViewWrite:
         tally = _Tally(self._batches(columns, task), task.feature_view, columns)
-        if isinstance(self.online_store, NewerWinsSqliteOnlineStore):
-            written = self.online_store.write_rows(self.repo_config, task.feature_view, tally)
-        else:
-            client = self.online_store._get_client(self.repo_config.online_store)
-            written = write_rows(client, self.redis_target(task.feature_view), tally)
+        written = self.online_store.write_rows(self.repo_config, task.feature_view, tally, origin)
         return replace(tally.seen, num_written=written, num_kept=tally.seen.num_rows - written)
 
     def _batches(self, columns: ColumnInfo, task: MaterializationTask) -> Iterator[pa.RecordBatch]:
@@ -146,21 +169,6 @@ class VectorComputeEngine(LocalComputeEngine):
         for batch in _stream(job, size or DEFAULT_BATCH_ROWS):
             if batch.num_rows:
                 yield batch.rename_columns([mapping.get(n, n) for n in batch.schema.names])
-
-    def redis_target(self, view: FeatureView) -> RedisTarget:
-        """The layout of `RedisOnlineStore`."""
-        settings = self.repo_config.online_store
-        name = compute_versioned_name(
-            view, self.repo_config.registry.enable_online_feature_view_versioning
-        )
-        rule = REPLACE if self.config.equal_times == "replace" else KEEP
-        return RedisTarget(
-            suffix=self.repo_config.project.encode(),
-            time_field=f"_ts:{name}".encode(),
-            fields={f.name: _mmh3(f"{name}:{f.name}") for f in view.features},
-            ttl_s=settings.key_ttl_seconds or 0,
-            rule=ALWAYS if settings.skip_dedup else rule,
-        )
 
 
 class _Tally:
@@ -196,6 +204,7 @@ class _Tally:
 def _reason_for_feasts_way(view: Any, task: MaterializationTask, online_store: object) -> str:
     """Why a view cannot be written column by column; empty where it can."""
     batch_source = getattr(view, "batch_source", None)
+    is_known = isinstance(online_store, KNOWN_STORES)
     reasons = {
         "the view is not written online": not view.online,
         "the view is also written offline": getattr(view, "offline", False),
@@ -207,7 +216,7 @@ def _reason_for_feasts_way(view: Any, task: MaterializationTask, online_store: o
         "it filters its rows": bool(getattr(view, "filter", None)),
         "Feast validates its rows": bool(getattr(view, "enable_validation", False)),
         "all rows are asked for": not task.only_latest,
-        f"the online store is a {type(online_store).__name__}": not _is_known(online_store),
+        f"the online store is a {type(online_store).__name__}": not is_known,
     }
     found = [reason for reason, holds in reasons.items() if holds]
     if isinstance(view, BatchFeatureView) and view.batch_engine:
@@ -215,12 +224,9 @@ def _reason_for_feasts_way(view: Any, task: MaterializationTask, online_store: o
     return found[0] if found else ""
 
 
-def _is_known(store: Any) -> bool:
-    """True for the stores whose bytes are laid out here, and not by a subclass in its own way."""
-    return isinstance(store, NewerWinsSqliteOnlineStore) or (
-        isinstance(store, RedisOnlineStore)
-        and type(store).online_write_batch is RedisOnlineStore.online_write_batch
-    )
+def _origin(task: MaterializationTask) -> Origin:
+    now = datetime.now(UTC)
+    return Origin(micros(now), micros(now if task.disable_event_timestamp else task.end_time))
 
 
 def _feasts_way(builder: LocalFeatureBuilder, context: ExecutionContext, reason: str) -> ViewWrite:
@@ -255,6 +261,12 @@ def _log(view: str, write: ViewWrite) -> None:
         f"{write.num_written:,}",
         f"{write.num_kept:,}",
     )
+    if write.num_taken_back:
+        logger.warning(
+            "%s: values of %s entities were taken back: their rows are no longer in the source",
+            view,
+            f"{write.num_taken_back:,}",
+        )
     if write.num_feast_rows:
         logger.warning(
             "%s: %s rows took Feast's slower way: %s",

@@ -118,7 +118,8 @@ def test_a_feature_changes_when_its_event_times_are_shifted(
         file = shifted.path / "sql" / f"{name}.sql"
         file.write_text(
             f"SELECT * REPLACE (event_timestamp + INTERVAL 3 HOURS AS event_timestamp, "
-            f"created + INTERVAL 3 HOURS AS created) FROM ({file.read_text()})"
+            f"created + INTERVAL 3 HOURS AS created) FROM ({file.read_text()}) "
+            "WHERE event_timestamp < getvariable('window_end') - INTERVAL 3 HOURS"
         )
     other = Installation(tmp_path / "home", shifted)
     late = other.rows(other.snapshot(other.refresh(days(0, 10)), days(2, 6)))

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.infra.online_stores.sqlite import SqliteOnlineStore
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.features.redis_store import NewerWinsRedisOnlineStore
 from tasks.settings import PROJECT_ROOT
 from tests.support.data.feature_views import repo_config
 from tests.support.data.version_writer import (
@@ -124,7 +124,9 @@ class Readers:
         self._newest: dict[int, int] = {}
         self._stop = threading.Event()
         self._config = versioned_config(kind, address)
-        self._make = {"redis": RedisOnlineStore, "sqlite": NewerWinsSqliteOnlineStore}[kind]
+        self._make = {"redis": NewerWinsRedisOnlineStore, "sqlite": NewerWinsSqliteOnlineStore}[
+            kind
+        ]
         if feasts_own and kind == "sqlite":
             self._make = SqliteOnlineStore
             self._config = repo_config(Path(address).parent, {"type": "sqlite", "path": address})
@@ -173,7 +175,7 @@ def all_versions(target: tuple[str, str]) -> set[int]:
     """Values of all features of all entities."""
     kind, address = target
     config, view = versioned_config(kind, address), versioned_view()
-    store: Any = RedisOnlineStore() if kind == "redis" else NewerWinsSqliteOnlineStore()
+    store: Any = NewerWinsRedisOnlineStore() if kind == "redis" else NewerWinsSqliteOnlineStore()
     answers = store.online_read(config, view, [key(number) for number in range(NUM_KEYS)])
     connection = store._get_client(config.online_store) if kind == "redis" else store._conn
     connection.close()

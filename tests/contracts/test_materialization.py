@@ -18,6 +18,7 @@ from tasks.features.config import MaterializationConfig
 from tasks.features.ledger import online_views, read_ledger, write_ledger
 from tasks.features.materialization import materialize
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.features.parity import check_parity
 from tasks.features.store import apply_definitions, open_store
 from tasks.features.store_mark import read_mark, write_mark
 from tests.support.data.installation import Installation
@@ -65,11 +66,14 @@ def weather_online(installation: Installation) -> float:
     return float(answer["temp"][0])
 
 
-@pytest.mark.parametrize(("lateness_hours", "arrives"), [(24, True), (0, False)])
+@pytest.mark.parametrize("lateness_hours", [24, 0])
 def test_rows_that_arrive_late_are_written_within_the_overlap(
-    tmp_path: Path, lateness_hours: float, arrives: bool
+    tmp_path: Path, lateness_hours: float
 ) -> None:
-    """The weather of the second day comes after that day was materialized; the third has none."""
+    """The weather of the second day comes after that day was materialized; the third has none.
+
+    It came with a window that was never materialized, so without an overlap it arrives too.
+    """
     installation = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=3))
     weather = installation.repository.read("weather")
     times = pd.to_datetime(weather["time_hour"], utc=True)
@@ -83,8 +87,31 @@ def test_rows_that_arrive_late_are_written_within_the_overlap(
     late = weather[(times < days(2, 1).start) & (weather["origin"] == "JFK")]
     newest = float(late.iloc[-1]["temp"])
     assert newest != pytest.approx(before)
-    expected = newest if arrives else before
+    assert weather_online(installation) == pytest.approx(newest, rel=1e-6)
+
+
+def test_a_corrected_table_takes_back_what_its_earlier_version_put_online(tmp_path: Path) -> None:
+    """The second day of one station was wrong and is gone; the others keep theirs."""
+    installation = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=2))
+    weather = installation.repository.read("weather")
+    times = pd.to_datetime(weather["time_hour"], utc=True)
+    wrong = (times >= days(1, 1).start) & (weather["origin"] == "JFK")
+    tables = installation.refresh(days(0, 2))
+    run(installation, tables, days(0, 2))
+    installation.repository.write("weather", weather[~wrong])
+    tables = installation.refresh(days(1, 1), tables)
+    views = run(installation, tables, days(1, 1), lateness_hours=0)
+    right = weather[(times < days(1, 1).start) & (weather["origin"] == "JFK")]
+    expected = float(right.iloc[-1]["temp"])
     assert weather_online(installation) == pytest.approx(expected, rel=1e-6)
+    assert views["weather"].num_taken_back == 1
+    assert views["carrier_stats"].num_taken_back == 0
+    repository = installation.repository
+    installation.publish(tables)
+    report = check_parity(
+        tables, repository.config, installation.home, repository.path, installation.store
+    )
+    assert report.verdict == "equal"
 
 
 @proves(Promise.BAD_DATE, "a sentence; nothing touched")

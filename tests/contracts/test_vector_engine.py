@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 from feast import FeatureStore, FeatureView, Field, FileSource, RepoConfig
+from feast.infra.online_stores.helpers import _mmh3
 from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.infra.online_stores.sqlite import SqliteOnlineStore
 from feast.types import Float32
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -26,7 +28,8 @@ from redis.cluster import RedisCluster
 
 from tasks.errors import DataContractError, FeatureStoreError, TransientError
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
-from tasks.features.redis_writer import GROUP_ROWS, write_rows
+from tasks.features.redis_store import NewerWinsRedisOnlineStore
+from tasks.features.redis_writer import GROUP_ROWS
 from tasks.features.value_encoding import EncodedRows, encode_entity_keys, encode_rows, microseconds
 from tasks.features.vector_engine import VectorComputeEngine
 from tests.support.data.feature_views import (
@@ -50,6 +53,7 @@ pytestmark = [
 
 ENGINE = "tasks.features.vector_engine.VectorComputeEngine"
 OURS = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+OUR_REDIS = "tasks.features.redis_store.NewerWinsRedisOnlineStore"
 ANY_TYPE = st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, min_size=1, max_size=8)
 ANY_KEYS = st.lists(st.sampled_from(sorted(KEYS)), unique=True, min_size=1, max_size=2)
 DRILL = settings(suppress_health_check=list(HealthCheck))
@@ -69,13 +73,28 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
         yield connected
 
 
-def redis_online(server: RedisServer, database: int = 0, **options: Any) -> dict[str, Any]:
+def redis_online(
+    server: RedisServer, database: int = 0, kind: str = OUR_REDIS, **options: Any
+) -> dict[str, Any]:
     address = f"{server.connection_string},db={database}"
-    return {"type": "redis", "connection_string": address, **options}
+    return {"type": kind, "connection_string": address, **options}
 
 
 def hashes(client: redis.Redis) -> Hashes:
-    return {key: client.hgetall(key) for key in client.scan_iter(count=1000)}
+    """All of the server, times as Feast reads them: what is behind them is ours."""
+    return {key: as_feast_reads(client.hgetall(key)) for key in client.scan_iter(count=1000)}
+
+
+def as_feast_reads(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    return {
+        name: feasts_part(value) if name.startswith(b"_ts:") else value
+        for name, value in fields.items()
+    }
+
+
+def feasts_part(moment: bytes) -> bytes:
+    read = Timestamp.FromString(moment)
+    return Timestamp(seconds=read.seconds, nanos=read.nanos).SerializeToString()
 
 
 def encoded(view: FeatureView, batch: pa.RecordBatch) -> EncodedRows:
@@ -90,11 +109,9 @@ def encoded(view: FeatureView, batch: pa.RecordBatch) -> EncodedRows:
 
 
 def write_to_redis(config: RepoConfig, view: FeatureView, *batches: pa.RecordBatch) -> int:
-    store = RedisOnlineStore()
-    client = store._get_client(config.online_store)
-    target = engine_for(config, store).redis_target(view)
-    written = write_rows(client, target, (encoded(view, batch) for batch in batches))
-    client.close()
+    store = NewerWinsRedisOnlineStore()
+    written = store.write_rows(config, view, (encoded(view, batch) for batch in batches))
+    store._get_client(config.online_store).close()
     return written
 
 
@@ -116,14 +133,43 @@ def write_as_feast(config: RepoConfig, view: FeatureView, *batches: pa.RecordBat
 
 @DRILL
 @given(
-    seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+    seed=st.integers(0, 10**6),
     keys=ANY_KEYS,
     features=ANY_TYPE,
     created=st.booleans(),
     unit=st.sampled_from(["s", "ms", "us", "ns"]),
     zone=st.sampled_from([None, "UTC", "America/New_York"]),
 )
-def test_hashes_equal_those_of_feast_after_any_history(
+def test_hashes_equal_those_of_feast(
+    server: RedisServer,
+    client: redis.Redis,
+    tmp_path: Path,
+    seed: int,
+    keys: list[str],
+    features: list[str],
+    created: bool,
+    unit: str,
+    zone: str | None,
+) -> None:
+    client.flushall()
+    view = make_view(keys, features, created=created)
+    batch = first_of_each(make_rows(seed, keys, features, 12, unit, zone), view)
+    write_as_feast(repo_config(tmp_path, redis_online(server, 0)), view, batch)
+    written = write_to_redis(repo_config(tmp_path, redis_online(server, 1)), view, batch)
+    with redis.Redis(port=server.port, db=1) as second:
+        ours = hashes(second)
+    assert ours == hashes(client)
+    assert written == len(ours) == len(batch)
+
+
+@DRILL
+@given(
+    seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+    keys=ANY_KEYS,
+    features=ANY_TYPE,
+    created=st.booleans(),
+)
+def test_in_redis_the_newer_row_stays_whatever_the_order(
     server: RedisServer,
     client: redis.Redis,
     tmp_path: Path,
@@ -131,21 +177,44 @@ def test_hashes_equal_those_of_feast_after_any_history(
     keys: list[str],
     features: list[str],
     created: bool,
-    unit: str,
-    zone: str | None,
 ) -> None:
-    """Older, equal and newer times in random order, keys repeated within a batch, all types."""
+    """The rules are those of SQLite: see the test of that name."""
     client.flushall()
     view = make_view(keys, features, created=created)
-    batches = [make_rows(seed, keys, features, 12, unit, zone) for seed in seeds]
-    write_as_feast(repo_config(tmp_path, redis_online(server, 0)), view, *batches)
-    written = write_to_redis(repo_config(tmp_path, redis_online(server, 1)), view, *batches)
-    with redis.Redis(port=server.port, db=1) as second:
-        ours = hashes(second)
-    assert ours == hashes(client)
-    newest, expected = newest_of(view, batches)
-    assert {key[: -len(PROJECT)] for key in ours} == set(newest)
-    assert written == expected
+    batches = [make_rows(seed, keys, features, 12, "us", "UTC") for seed in seeds]
+    write_to_redis(repo_config(tmp_path, redis_online(server, 0)), view, *batches)
+    pushed, config = NewerWinsRedisOnlineStore(), repo_config(tmp_path, redis_online(server, 1))
+    for batch in batches:
+        pushed.online_write_batch(config, view, feasts_rows(view, batch), None)
+    with pushed._get_client(config.online_store) as second:
+        assert hashes(second) == hashes(client)
+    fields = {name: _mmh3(f"v:{name}") for name in features}
+    assert {
+        (key[: -len(PROJECT)], name): found[field]
+        for key, found in hashes(client).items()
+        for name, field in fields.items()
+    } == cells_that_stay(view, batches)
+
+
+def cells_that_stay(
+    view: FeatureView, batches: list[pa.RecordBatch]
+) -> dict[tuple[bytes, str], bytes]:
+    """Oracle: the newer event time, then the later `created`, then the row that came last."""
+    names = [feature.name for feature in view.features]
+    newest: dict[bytes, tuple[tuple[int, int], list[bytes]]] = {}
+    for batch in batches:
+        rows = encoded(view, batch)
+        second = [0] * len(rows) if rows.created_us is None else rows.created_us.tolist()
+        moments = zip(rows.events_us.tolist(), second, strict=True)
+        cells = zip(*(rows.features[name].cells.to_pylist() for name in names), strict=True)
+        for key, moment, values in zip(rows.keys.to_pylist(), moments, cells, strict=True):
+            if key not in newest or moment >= newest[key][0]:
+                newest[key] = (moment, list(values))
+    return {
+        (key, name): value
+        for key, (_, values) in newest.items()
+        for name, value in zip(names, values, strict=True)
+    }
 
 
 def newest_of(view: FeatureView, batches: list[pa.RecordBatch]) -> tuple[dict[bytes, int], int]:
@@ -187,30 +256,11 @@ def one_row(value: int, moment_us: int) -> pa.RecordBatch:
     )
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("keep", 1), ("replace", 2)])
-def test_a_value_of_the_same_moment_is_kept_as_by_feast_unless_asked_otherwise(
-    server: RedisServer, client: redis.Redis, tmp_path: Path, rule: str, expected: int
+def test_a_setting_that_lets_older_values_win_is_refused(
+    server: RedisServer, tmp_path: Path
 ) -> None:
-    config = repo_config(tmp_path, redis_online(server))
-    view = make_view(["number"], ["int32"], created=False)
-    target = engine_for(config, RedisOnlineStore(), equal_times=rule).redis_target(view)
-    for value in (1, 2):
-        write_rows(client, target, [encoded(view, one_row(value, 5))])
-    (found,) = hashes(client).values()
-    cells = encoded(view, one_row(expected, 5)).features["int32"].cells.to_pylist()
-    assert cells[0] in found.values()
-
-
-def test_without_dedup_the_last_write_stays_as_by_feast(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    config = repo_config(tmp_path, redis_online(server, skip_dedup=True))
-    view = make_view(["number"], ["int32"], created=False)
-    write_to_redis(config, view, one_row(1, 10), one_row(2, 5))
-    ours = hashes(client)
-    client.flushall()
-    write_as_feast(config, view, one_row(1, 10), one_row(2, 5))
-    assert ours == hashes(client)
+    with pytest.raises(ValidationError, match="remove skip_dedup"):
+        repo_config(tmp_path, redis_online(server, skip_dedup=True)).online_store  # noqa: B018
 
 
 def test_a_key_lives_as_long_as_feast_lets_it(
@@ -264,7 +314,8 @@ def test_many_batches_and_groups_lose_no_row(
     )
     assert write_to_redis(config, view, *table.to_batches(3 * GROUP_ROWS + 1)) == num_rows
     assert client.dbsize() == num_rows
-    assert write_to_redis(config, view, *table.to_batches()) == 0
+    older = table.set_column(2, "event", pa.array(np.full(num_rows, 10**15 - 1), "timestamp[us]"))
+    assert write_to_redis(config, view, *older.to_batches()) == 0
 
 
 def test_a_view_of_thousands_of_features_is_written_whole(
@@ -294,7 +345,7 @@ def test_a_lost_server_and_a_foreign_key_get_a_sentence(
     with pytest.raises(FeatureStoreError, match=r"Redis refused to write.*WRONGTYPE"):
         write_to_redis(config, view, one_row(1, 10))
     gone = repo_config(
-        tmp_path, {"type": "redis", "connection_string": "127.0.0.1:1,socket_timeout=5"}
+        tmp_path, {"type": OUR_REDIS, "connection_string": "127.0.0.1:1,socket_timeout=5"}
     )
     with pytest.raises(TransientError, match=r"Redis did not take all values.*refused"):
         write_to_redis(gone, view, one_row(1, 10))
@@ -311,7 +362,7 @@ def test_a_cluster_gets_every_entity_on_its_own_node(tmp_path: Path) -> None:
     ):
         join_cluster(one, two)
         online = {
-            "type": "redis",
+            "type": OUR_REDIS,
             "redis_type": "redis_cluster",
             "connection_string": one.connection_string,
         }
@@ -452,22 +503,8 @@ def test_in_sqlite_the_newer_row_stays_whatever_the_order(
         columns.write_rows(columns_config, view, [encoded(view, batch)])
         pushed.online_write_batch(pushed_config, view, feasts_rows(view, batch), None)
     assert sqlite_rows(columns, columns_config) == sqlite_rows(pushed, pushed_config)
-    newest: dict[bytes, tuple[tuple[int, int], list[bytes]]] = {}
-    for batch in batches:
-        rows = encoded(view, batch)
-        second = [0] * len(rows) if rows.created_us is None else rows.created_us.tolist()
-        moments = zip(rows.events_us.tolist(), second, strict=True)
-        cells = zip(*(rows.features[name].cells.to_pylist() for name in features), strict=True)
-        for key, moment, values in zip(rows.keys.to_pylist(), moments, cells, strict=True):
-            if key not in newest or moment >= newest[key][0]:
-                newest[key] = (moment, list(values))
-    expected = {
-        (key, name): value
-        for key, (_, values) in newest.items()
-        for name, value in zip(features, values, strict=True)
-    }
     found = {(row[0], row[1]): row[2] for row in sqlite_rows(columns, columns_config)}
-    assert found == expected
+    assert found == cells_that_stay(view, batches)
     for store in (columns, pushed):
         store._conn.close()
 
@@ -520,9 +557,10 @@ def test_feast_materializes_through_either_engine_to_the_same_hashes(
     keys, features = ["name", "number"], sorted(COLUMNS)
     write_table(tmp_path, "v", make_rows(5, keys, features, 60, "us", "UTC"))
     found = []
-    for engine in ("local", ENGINE):
+    for engine, kind in (("local", "redis"), (ENGINE, OUR_REDIS)):
         client.flushall()
-        store = feature_store(tmp_path, redis_online(server), batch_engine={"type": engine})
+        online = redis_online(server, kind=kind)
+        store = feature_store(tmp_path, online, batch_engine={"type": engine})
         define(store, view_of("v", features, keys), keys)
         with caplog.at_level(logging.INFO, "tasks.features.vector_engine"):
             store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
@@ -580,7 +618,7 @@ def test_a_view_that_needs_more_than_columns_takes_feasts_way(
 
     view = SimpleNamespace(**{"online": True, "batch_source": object(), **change})
     task = SimpleNamespace(only_latest=True)
-    found = _reason_for_feasts_way(view, task, RedisOnlineStore())
+    found = _reason_for_feasts_way(view, task, NewerWinsRedisOnlineStore())
     assert reason in found
     assert bool(reason) == bool(found)
 
@@ -603,7 +641,7 @@ def test_an_error_of_a_row_reaches_the_caller_and_the_view_stays_readable(
 def test_an_unknown_setting_of_the_engine_is_refused(tmp_path: Path) -> None:
     config = repo_config(tmp_path, {"type": "redis", "connection_string": "127.0.0.1:1"})
     with pytest.raises(ValidationError, match="equal_time"):
-        engine_for(config, RedisOnlineStore(), equal_time="keep")
+        engine_for(config, NewerWinsRedisOnlineStore(), equal_time="keep")
 
 
 def test_all_of_the_source_is_written_where_event_times_are_disabled(

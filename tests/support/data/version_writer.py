@@ -17,13 +17,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from feast import FeatureView, Field, RepoConfig
-from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.types import Int64
 
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
-from tasks.features.redis_writer import write_rows
+from tasks.features.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.value_encoding import EncodedRows, encode_rows
-from tasks.features.vector_engine import VectorComputeEngine
 from tests.support.data.feature_views import NOON, make_view, repo_config
 
 NUM_KEYS = 1_000
@@ -39,7 +37,10 @@ def versioned_view() -> FeatureView:
 
 def versioned_config(kind: str, address: str) -> RepoConfig:
     online = {
-        "redis": {"type": "redis", "connection_string": address},
+        "redis": {
+            "type": "tasks.features.redis_store.NewerWinsRedisOnlineStore",
+            "connection_string": address,
+        },
         "sqlite": {
             "type": "tasks.features.online_store.NewerWinsSqliteOnlineStore",
             "path": address,
@@ -72,10 +73,9 @@ def write_version(kind: str, config: RepoConfig, version: int) -> int:
         written = store.write_rows(config, view, version_rows(view, version))
         store._get_conn(config).close()
         return written
-    online = RedisOnlineStore()
-    engine = VectorComputeEngine(repo_config=config, offline_store=None, online_store=online)
-    with online._get_client(config.online_store) as client:
-        return write_rows(client, engine.redis_target(view), version_rows(view, version))
+    online = NewerWinsRedisOnlineStore()
+    with online._get_client(config.online_store):
+        return online.write_rows(config, view, version_rows(view, version))
 
 
 def write_versions(kind: str, address: str, first: int, last: int, times: int) -> None:

@@ -21,9 +21,8 @@ from tasks.features import online_store
 from tasks.features.online_store import (
     NewerWinsSqliteOnlineStore,
     NewerWinsSqliteOnlineStoreConfig,
-    _seconds,
-    _times,
 )
+from tasks.features.sqlite_rows import _seconds, stored_times
 from tests.support.data.feature_views import NOON, make_view, repo_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
@@ -184,7 +183,7 @@ def test_whole_columns_of_times_are_noted_as_feast_notes_one(
         moments = [spring + timedelta(minutes=7 * i, microseconds=i) for i in range(250)]
         moments += [autumn + timedelta(minutes=7 * i, microseconds=i) for i in range(250)]
         moments += [datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)]
-        pairs = [_times(moment) for moment in moments]
+        pairs = [stored_times(moment) for moment in moments]
         assert _seconds(np.array([us for _, us in pairs])) == [seconds for seconds, _ in pairs]
     finally:
         monkeypatch.undo()

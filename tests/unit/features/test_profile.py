@@ -141,6 +141,8 @@ def test_a_store_that_loses_rows_is_refused_inside_another(repo: Path) -> None:
         ("entity_key_serialization_version", None, "is None, expected 3"),
         ("online_store.skip_dedup", True, "older value overwrite a newer one"),
         ("online_store.type", "sqlite", "older value overwrite a newer one"),
+        ("online_store.type", "redis", "NewerWinsRedisOnlineStore"),
+        ("batch_engine.equal_times", "replace", "equal_times is no setting any more"),
         ("provider", "local", "writes no audit"),
         ("audit", None, "section audit is missing"),
         ("audit.path", None, "nothing would be audited"),

@@ -153,6 +153,18 @@ def test_readers_see_a_version_only_once_it_is_published_and_vouched_for(
             DataContractError,
             "null key",
         ),
+        (
+            "SELECT origin, time_hour + INTERVAL 10 YEARS AS event_timestamp, time_hour AS created "
+            "FROM weather",
+            DataContractError,
+            "weather: .* event_timestamp at or after 2013-01-03T05:00Z, the newest 2023-01-03",
+        ),
+        (
+            "SELECT origin, time_hour AS event_timestamp, now() + INTERVAL 2 DAYS AS created "
+            "FROM weather",
+            DataContractError,
+            "weather: .* have a created that is more than 1 day",
+        ),
     ],
 )
 def test_a_wrong_query_is_named_and_nothing_is_written(
@@ -163,6 +175,28 @@ def test_a_wrong_query_is_named_and_nothing_is_written(
     with pytest.raises(error, match=said):
         refresh(repository, store, days(0, 2))
     assert not list(store.root.glob("tables/*"))
+
+
+def test_a_static_table_from_the_future_is_refused(tmp_path: Path, store: ArtifactStore) -> None:
+    repository = SmallRepository(tmp_path, num_days=2)
+    file = repository.path / "sql" / "planes.sql"
+    ahead = "* REPLACE (now() + INTERVAL 1 HOUR AS event_timestamp)"
+    file.write_text(f"SELECT {ahead} FROM ({file.read_text()})")
+    with pytest.raises(DataContractError, match=r"planes: .* before now"):
+        refresh(repository, store, days(0, 2))
+
+
+def test_rows_created_before_they_hold_are_counted(
+    tmp_path: Path, store: ArtifactStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = SmallRepository(tmp_path, num_days=2)
+    file = repository.path / "sql" / "weather.sql"
+    known = "* REPLACE (event_timestamp - INTERVAL 1 DAY AS created)"
+    file.write_text(f"SELECT {known} FROM ({file.read_text()})")
+    with caplog.at_level("WARNING", "tasks.features.computed_rows"):
+        tables = refresh(repository, store, days(0, 2))
+    num_rows = len(rows_of(tables, "weather", store))
+    assert f"weather: {num_rows} row(s) have a created before" in caplog.text
 
 
 def test_months_touch_every_month_of_a_window() -> None:
