@@ -132,8 +132,8 @@ test-litert: setup .venv-litert/complete ## convert to LiteRT; afterwards the ta
 	@test -e .venv-litert/complete
 	@$(VENV_PYTHON) -m pytest tests/contracts/test_litert.py -m "not drill" $(PYTEST_ARGS)
 
-bench: setup ## measure the figures that the project promises, as ratios
-	@$(VENV_PYTHON) -m infra.bench
+bench: setup .venv-mlserver/complete .venv-kserve/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
+	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
 
 lint: setup ## check style, format and types
 	$(VENV_PYTHON) -m ruff check .

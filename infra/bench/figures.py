@@ -1,39 +1,84 @@
-"""A measured figure and the bound it must keep."""
+"""What the benches measure: figures with a bound, and what could not be measured here."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure, its bound, and what it was measured on."""
+    """One measured figure, its bound, and what it was measured on.
+
+    Attributes:
+        value: None where there is nothing that could have the figure, or it is no finite number;
+            such a figure misses every bound.
+        bound: None where the figure is only reported.
+        at_least: whether the bound is the least value; else it is the largest.
+    """
 
     name: str
-    value: float
-    bound: float
+    value: float | None
+    bound: float | None
     at_least: bool
     evidence: str
 
     @property
     def holds(self) -> bool:
         """True where the figure keeps its bound."""
+        if self.value is None or self.bound is None:
+            return self.value is not None
         return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+    @property
+    def bound_text(self) -> str:
+        """The bound with its sign; nothing where there is none."""
+        if self.bound is None:
+            return ""
+        return f"{'>=' if self.at_least else '<='} {self.bound:g}"
+
+    @property
+    def value_text(self) -> str:
+        """The value as it is printed."""
+        return "none" if self.value is None else f"{self.value:.3f}"
 
     def line(self) -> str:
         """The figure as one line of the table."""
-        sign = ">=" if self.at_least else "<="
         state = "ok  " if self.holds else "MISS"
         return (
-            f"{state}  {self.name:<44}{self.value:>9.3f}  {sign} {self.bound:<8g} {self.evidence}"
+            f"{state}  {self.name:<44}{self.value_text:>9}  {self.bound_text:<11} {self.evidence}"
         )
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A figure that this host cannot have, and why."""
+
+    name: str
+    reason: str
+
+    def line(self) -> str:
+        """It as one line of the table."""
+        return f"none  {self.name}: not measured, {self.reason}"
+
+
+Measured = list[Figure | LeftOut]
 
 
 def at_most(name: str, value: float, bound: float, evidence: str) -> Figure:
     """A figure that must not exceed its bound."""
-    return Figure(name, value, bound, False, evidence)
+    return Figure(name, _finite(value), bound, False, evidence)
 
 
 def at_least(name: str, value: float, bound: float, evidence: str) -> Figure:
     """A figure that must reach its bound."""
-    return Figure(name, value, bound, True, evidence)
+    return Figure(name, _finite(value), bound, True, evidence)
+
+
+def reported(name: str, value: float, evidence: str) -> Figure:
+    """A figure without a bound."""
+    return Figure(name, _finite(value), None, False, evidence)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -16,7 +16,9 @@ from infra.provision.checkout import Checkout, wanted_digest, write_stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("tensorrt-rtx", "triton", "serving-clients")
-"""Have environments of their own, which `make test` makes."""
+"""Have environments of their own, which `make test-slow` makes."""
+ENVIRONMENTS = (*TOOLS, "mlserver", "kserve")
+"""With those of the servers that `make bench` measures beside its own."""
 
 
 def program(path: Path, script: str) -> None:
@@ -58,7 +60,7 @@ def finish(checkout: Checkout) -> None:
         '[ "$1" = -I ] && exit; echo "called: $*"; echo "PYTHONPATH=$PYTHONPATH"; pwd',
     )
     write_stamp(checkout, wanted_digest(checkout))
-    for tool in TOOLS:
+    for tool in ENVIRONMENTS:
         (checkout.root / f".venv-{tool}").mkdir()
         (checkout.root / f".venv-{tool}" / "complete").touch()
 
@@ -254,7 +256,7 @@ def test_clean_removes_environments_and_state_and_only_when_told(
     assert before - {path.name for path in checkout.root.iterdir()} == {
         ".venv",
         ".falaj",
-        *(f".venv-{tool}" for tool in TOOLS),
+        *(f".venv-{tool}" for tool in ENVIRONMENTS),
     }
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.bench.elastic.runs import LOCAL, ElasticRun, pid_of_rank, run_here
+from infra.bench.elastic.worker import TinyJob
 from tasks.errors import TrainingError
 from tasks.settings import PROJECT_ROOT
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.launch.guard import descendants
-from tests.support.elastic.elastic_runs import LOCAL, ElasticRun, pid_of_rank, run_here
-from tests.support.elastic.elastic_worker import TinyJob
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.suite.promises import Promise, proves
 
@@ -110,7 +110,7 @@ def test_kill_9_of_the_driver_leaves_no_rank_and_no_secret_was_to_be_seen(tmp_pa
     run = ElasticRun(tmp_path / "run")
     run.prepare(TinyJob(config=LOCAL, num_steps=100_000))
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.elastic.elastic_driver", str(run.path)],
+        [sys.executable, "-m", "infra.bench.elastic.driver", str(run.path)],
         cwd=PROJECT_ROOT,
         env={**os.environ, "FALAJ_DATABASE_PASSWORD": SECRET},
         stderr=subprocess.DEVNULL,

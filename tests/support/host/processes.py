@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+from infra.bench.waiting import wait_until
 
 
 def pids_whose_command_holds(text: str) -> list[int]:
@@ -21,20 +22,6 @@ def pids_whose_command_holds(text: str) -> list[int]:
             if text.encode() in command:
                 found.append(int(entry.name))
     return found
-
-
-def wait_until(
-    condition: Callable[[], object], what: str, limit_s: float = 30, pause_s: float = 0.05
-) -> None:
-    """Poll until `condition` holds, every `pause_s` seconds.
-
-    Raises:
-        AssertionError: it did not within the limit.
-    """
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
-        time.sleep(pause_s)
 
 
 def wait_patiently(condition: Callable[[], object], what: str) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import yaml
 
+from infra.bench.small import SMALL
 from tasks.contracts.base import Artifact
 from tasks.contracts.run import RunRecord
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.settings import PROJECT_ROOT, ArtifactStore, Settings
-from tests.support.data.repository import SmallRepository, days
+from tests.support.data.repository import SmallRepository
 
 NUM_DAYS = 31
 
@@ -27,28 +28,7 @@ def loop_repository(folder: Path) -> SmallRepository:
     """A repository of one month with a small model; gates as wide as so little data needs."""
     repository = SmallRepository(folder, NUM_DAYS)
     file = repository.path / "use_case.yaml"
-    described = yaml.safe_load(file.read_text())
-    train, validation, test = days(1, 13), days(14, 8), days(22, 9)
-    described |= {
-        "window": days(0, NUM_DAYS).model_dump(mode="json"),
-        "splits": {
-            "train": train.model_dump(mode="json"),
-            "validation": validation.model_dump(mode="json"),
-            "test": test.model_dump(mode="json"),
-        },
-        "current": test.model_dump(mode="json"),
-        "recalibration": {"holdout_days": 9},
-        "training": {"max_epochs": 6, "hidden_sizes": [32], "num_bins": 8},
-        "shrinking": {"method": "pruning-distillation", "pruned_share": 0.5, "max_epochs": 4},
-        "promotion": {
-            "min_auc": 0.55,
-            "max_plausible_auc": 0.85,
-            "yardstick_margin": 0.2,
-            "max_calibration_error": 0.3,
-            "min_slice_auc": 0.2,
-        },
-    }
-    file.write_text(yaml.safe_dump(described))
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | SMALL))
     return repository
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
+from infra.bench.serving.v2_server import Upstream
 from infra.edge.admin import Admin
 from infra.edge.config import EdgePlan, read_plan
 from infra.edge.prepare import prepare
@@ -26,7 +27,6 @@ from serving.security.keys import create_key
 from tests.support.host.processes import wait_until
 from tests.support.services.servers import free_port
 from tests.support.services.signing import AUDIENCE, Signer, published
-from tests.support.serving.v2_app import Upstream
 
 MODEL, OTHERS = "flight-delay", "acme-churn"
 BODY_LIMIT = 64 * 1024

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 from prefect import flow, task
-from infra.bench.plain import without_prefect
+from infra.bench.loop.plain import without_prefect
 
 @task
 def add(one: int, other: int) -> int:

@@ -13,6 +13,9 @@ import pytest
 from tasks.settings import PROJECT_ROOT
 
 TESTS = PROJECT_ROOT / "tests"
+FOREIGN = PROJECT_ROOT / "infra" / "feast_suite.py"  # the tests there are those of Feast
+CODE = ("falaj", "flows", "infra", "serving", "tasks")
+A_TEST_MODULE = re.compile(r"tests(?:\.\w+)+|(?:.*\b)?(?:from|import) tests\b.*", re.DOTALL)
 OF_TESTS = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
 # Quick to look for: without it, a file need not be parsed.
 SUSPECT = re.compile(r"\bfrom\s+(?:tests(?!\.support)|\.)[\w.]*\s+import\b|" + OF_TESTS.pattern)
@@ -67,6 +70,50 @@ def test_every_helper_lies_in_support() -> None:
         if TESTS / "support" not in path.parents
     ]
     assert wrong == []
+
+
+def imported_from_tests(text: str) -> list[int]:
+    """Lines of code that import from the tests, or name such a module for a process to run."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                words = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), level=0):
+                words = [f"{module}."]
+            case ast.Constant(value=str(value)) if A_TEST_MODULE.fullmatch(value):
+                words = ["tests"]
+            case _:
+                continue
+        found += [node.lineno for word in words if word.split(".")[0] == "tests"]
+    return found
+
+
+def test_no_code_imports_from_the_tests() -> None:
+    files = [file for name in CODE for file in (PROJECT_ROOT / name).rglob("*.py")]
+    wrong = [
+        f"{file.relative_to(PROJECT_ROOT)}:{line}"
+        for file in files
+        if file != FOREIGN and "tests" in (text := file.read_text())
+        for line in imported_from_tests(text)
+    ]
+    assert not wrong, "tests import code, and code no tests: move what they share to the code"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("from tests.support.data import builders", [1]),
+        ("import tests.support.suite", [1]),
+        ("def f():\n    from tests import x", [2]),
+        ("run('-m', 'tests.support.serving.v2_app')", [1]),
+        ("P = 'import os; from tests.support import a'", [1]),
+        ("FILE = 'tests/durations.json'\nfrom infra.tests import a\nfrom .tests import b", []),
+        ("SAID = 'it tests. It imports tests that are slow'", []),
+    ],
+)
+def test_each_way_to_import_from_the_tests_is_seen(text: str, lines: list[int]) -> None:
+    assert imported_from_tests(text) == lines
 
 
 @pytest.mark.parametrize(

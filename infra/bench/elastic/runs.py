@@ -1,0 +1,114 @@
+"""Elastic runs of the tiny worker, for benches, tests and drills."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from infra.bench.elastic.driver import VARIABLES, WORKER_MODULE
+from infra.bench.elastic.worker import TinyJob, unbroken
+from tasks.training.elastic.config import ElasticConfig
+from tasks.training.elastic.driver import ElasticDriver
+from tasks.training.elastic.process import ElasticSpec
+from tasks.training.elastic.report import ElasticReport
+from tasks.training.launch.guard import descendants
+
+LOCAL = ElasticConfig(enabled=True, slots_per_host=3, min_ranks=1, cooldown_min_s=0.5)
+LIMIT_S = 150
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that a group did, as its rank 0 noted it."""
+
+    at_s: float
+    number: int
+    size: int
+
+
+@dataclass(frozen=True)
+class ElasticRun:
+    """A run directory of the tiny worker."""
+
+    path: Path
+
+    def prepare(self, job: TinyJob) -> None:
+        """Make the run directory, with the job in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "job.json").write_text(job.model_dump_json())
+
+    @property
+    def job(self) -> TinyJob:
+        """What the ranks are asked to do."""
+        return TinyJob.model_validate_json((self.path / "job.json").read_text())
+
+    @property
+    def steps(self) -> list[Step]:
+        """All steps so far, those that were done again too."""
+        path = self.path / "steps.jsonl"
+        if not path.exists():
+            return []
+        whole = path.read_text().rpartition("\n")[0].splitlines()
+        return [Step(*json.loads(line)) for line in whole]
+
+    def has_done(self, number: int, size: int | None = None) -> bool:
+        """True where the newest step is at least that one, in a group of that size."""
+        newest = self.steps[-1:]
+        return bool(newest) and newest[0].number >= number and size in (None, newest[0].size)
+
+    def read_report(self) -> ElasticReport:
+        """What a driver that is a program of its own has written."""
+        return ElasticReport.model_validate_json((self.path / "report.json").read_text())
+
+    def check_result(self) -> None:
+        """The weights are those of a run that nothing disturbed."""
+        job = self.job
+        result = json.loads((self.path / "result.json").read_text())
+        for got, expected in zip(result, unbroken(job.num_steps, job.width), strict=True):
+            np.testing.assert_allclose(got, expected, atol=1e-4)
+
+    def go(self) -> None:
+        """Let a patient job hurry."""
+        (self.path / "go").touch()
+
+    def lost_steps(self) -> int:
+        """The most steps that were done again at once."""
+        numbers = [step.number for step in self.steps]
+        return max((before - after + 1 for before, after in pairwise(numbers)), default=0)
+
+
+def pid_of_rank(driver: ElasticDriver, rank: int) -> int:
+    """The process of a local rank that trains."""
+    member = next(m for m in driver.members if m.rank == rank and m.trains)
+    return descendants(member.process.pid)[0]
+
+
+def run_here(
+    run: ElasticRun,
+    job: TinyJob,
+    on_look: Callable[[ElasticDriver], None] = lambda _: None,
+    limit_s: float = LIMIT_S,
+) -> ElasticReport:
+    """Run a job with the driver in this process and thread."""
+    run.prepare(job)
+    deadline = time.monotonic() + limit_s
+    with (run.path / "ranks.log").open("a") as log:
+
+        def on_line(who: str, line: str) -> None:
+            log.write(f"{who} | {line}\n")
+            log.flush()
+
+        spec = ElasticSpec(WORKER_MODULE, run.path, VARIABLES)
+        with ElasticDriver(spec, job.config, on_line) as driver:
+
+            def look() -> None:
+                assert time.monotonic() < deadline, (run.path / "ranks.log").read_text()[-3000:]
+                on_look(driver)
+
+            return driver.run(look)

@@ -1,0 +1,243 @@
+"""How often the suites refuse a clean day: every daily window of a year, one after the other.
+
+The rows are those of a state folder in which the whole year was refreshed. Each day is cut out and
+judged as a window of its own, by the SQL of the rules; every refused day, and one day in
+`ONE_IN_GX` beside, is judged by Great Expectations too, and the two must agree.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import duckdb
+
+from flows.config import PipelineConfig
+from infra.bench.figures import Measured, at_most
+from infra.bench.parts import Bench
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import LandedRows
+from tasks.features.landing import land_raw_rows
+from tasks.features.tables import published_path
+from tasks.settings import ArtifactStore, Settings
+from tasks.validation.expectations import compile_suite, run_checks
+from tasks.validation.screen import failing
+from tasks.validation.subject import open_subject
+from tasks.validation.suites import Suite, read_suite
+
+ONE_IN_GX = 60
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One table of the year and the suite that judges it."""
+
+    name: str
+    suite: Suite
+    files: Path
+    time_column: str | None
+    references: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A clean day that a suite refused."""
+
+    suite: str
+    day: str
+    says: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FalseAlarms:
+    """Outcome of the sweep.
+
+    Args:
+        num_days: daily windows that were judged.
+        num_later: those after the blessed window.
+        days: daily windows with an alarm of any suite.
+        later: the same among the later ones.
+        judged: pairs of a suite and a day.
+        disagreements: pairs on which SQL and Great Expectations differ; must be none.
+        alarms: every alarm.
+        seconds: what the sweep took.
+    """
+
+    num_days: int
+    num_later: int
+    days: int
+    later: int
+    judged: int
+    disagreements: int
+    alarms: tuple[Alarm, ...]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Share of all daily windows with an alarm of any suite."""
+        return self.days / self.num_days
+
+    @property
+    def later_rate(self) -> float:
+        """Share of the daily windows after the blessed one."""
+        return self.later / max(self.num_later, 1)
+
+
+def figures(bench: Bench) -> Measured:
+    """Daily windows with an alarm, and alarms of which Great Expectations knows nothing."""
+    found = count_false_alarms(bench.config, bench.settings)
+    for alarm in found.alarms:
+        print(f"{alarm.day[:10]}  {alarm.suite}: {'; '.join(alarm.says)}")
+    return [
+        at_most(
+            "daily windows with a false alarm, share",
+            found.rate,
+            0.01,
+            f"{found.days} of {found.num_days} days, {found.judged:,} judgements",
+        ),
+        at_most(
+            "the same after the blessed window, share",
+            found.later_rate,
+            0.01,
+            f"{found.later} of {found.num_later} days",
+        ),
+        at_most(
+            "judgements that Great Expectations contradicts",
+            found.disagreements,
+            0,
+            f"each alarm and one day in {ONE_IN_GX}, {found.seconds:.0f} s",
+        ),
+    ]
+
+
+def count_false_alarms(config: PipelineConfig, settings: Settings) -> FalseAlarms:
+    """Judge every day of the configured window with every suite of the use case."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="falaj-alarms-") as scratch:
+        sources = list(_sources(config, settings))
+        jobs = [(source, config.window, Path(scratch) / source.name) for source in sources]
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(max_workers=2, mp_context=context) as pool:
+            results = list(pool.map(_sweep, *zip(*jobs, strict=True)))
+    alarms = tuple(alarm for found, _, _ in results for alarm in found)
+    blessed = [s.suite.blessed.window.end for s in sources if s.suite.blessed]
+    after = max(blessed, default=config.window.start).isoformat()
+    days = {alarm.day for alarm in alarms}
+    every = [day.start.isoformat() for day in _days(config.window)]
+    return FalseAlarms(
+        num_days=len(every),
+        num_later=sum(day >= after for day in every),
+        days=len(days),
+        later=sum(day >= after for day in days),
+        judged=sum(judged for _, judged, _ in results),
+        disagreements=sum(differ for _, _, differ in results),
+        alarms=alarms,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _sources(config: PipelineConfig, settings: Settings) -> Iterator[Source]:
+    repo, store = settings.feature_repo, settings.store
+    landed: LandedRows = land_raw_rows(config.window, config.features, repo, store)
+    files = {table.name: store.path(table.artifact) for table in landed.tables}
+    for raw in config.features.raw_tables:
+        suite = read_suite(repo, raw.suite)
+        references = {name: files[name] for name in suite.references}
+        yield Source(f"raw-{raw.name}", suite, files[raw.name], raw.time_column, references)
+    for table in config.features.feature_tables:
+        suite = read_suite(repo, table.suite)
+        folder = published_path(settings.home) / table.name
+        column = None if table.static else "event_timestamp"
+        yield Source(f"feature-{table.name}", suite, folder, column, {})
+    training = config.features.training_set
+    largest = _largest_snapshot(store)
+    yield Source("training", read_suite(repo, training.suite), largest, training.event_time, {})
+
+
+def _largest_snapshot(store: ArtifactStore) -> Path:
+    return max((store.root / "snapshots").glob("*/data.parquet"), key=lambda f: f.stat().st_size)
+
+
+def _days(window: TimeWindow) -> Iterator[TimeWindow]:
+    start = window.start
+    while start + DAY <= window.end:
+        yield TimeWindow(start=start, end=start + DAY)
+        start += DAY
+
+
+def _sweep(source: Source, window: TimeWindow, folder: Path) -> tuple[list[Alarm], int, int]:
+    """Alarms of one table, number of judged days, and disagreements with Great Expectations."""
+    alarms: list[Alarm] = []
+    judged = differ = 0
+    cut = _cut_into_days(source, window, folder)
+    for place, day in enumerate(_days(window)):
+        path = cut.get(f"{day.start:%Y%m%d}")
+        if path is None:
+            continue
+        judged += 1
+        says, agrees = _judge(source, day, path, with_gx=place % ONE_IN_GX == 0)
+        differ += not agrees
+        if says:
+            alarms.append(Alarm(source.suite.suite, day.start.isoformat(), tuple(says)))
+    return alarms, judged, differ
+
+
+def _judge(
+    source: Source, day: TimeWindow, path: Path, *, with_gx: bool
+) -> tuple[Sequence[str], bool]:
+    """What fails on one day, and whether Great Expectations says the same."""
+    with open_subject(path, source.name, source.suite, day) as subject:
+        if faults := subject.table_faults():
+            return faults, True
+        checks = compile_suite(source.suite, subject.derive(source.references))
+        critical = [check for check in checks if check.rule.severity == "critical"]
+        failed = failing(critical, subject)
+        agrees = True
+        if failed or with_gx:
+            judged = run_checks(critical, subject, source.suite)
+            by_gx = [j.check for j in judged if j.result and not j.result["success"]]
+            agrees = by_gx == failed
+        seen = [f"{', '.join(c.columns)}: {_example(subject, c)} ({c.rule.says})" for c in failed]
+        return seen, agrees
+
+
+def _example(subject: object, check: object) -> str:
+    from tasks.validation.expectations import Check
+    from tasks.validation.subject import Subject
+
+    assert isinstance(subject, Subject)
+    assert isinstance(check, Check)
+    if check.rule.type != "expect_column_values_to_be_null":
+        return check.rule.fault or check.rule.type
+    column = check.columns[0]
+    rows = subject.query(f'SELECT "{column}" FROM {check.rule.table} WHERE "{column}" IS NOT NULL')
+    return "; ".join(str(row[0]) for row in rows)
+
+
+def _cut_into_days(source: Source, window: TimeWindow, folder: Path) -> dict[str, Path]:
+    """A file for each day with rows; a table without history is the same file on each day.
+
+    A static table is asked once a month: only the window it is asked for differs.
+    """
+    if source.time_column is None:
+        return {f"{day.start:%Y%m%d}": source.files for day in _days(window) if day.start.day == 1}
+    files = source.files / "*.parquet" if source.files.is_dir() else source.files
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        con.execute("SET threads = 1")
+        moment = f'"{source.time_column}"'
+        start = f"TIMESTAMPTZ '{window.start.isoformat()}'"
+        bucket = f"strftime(time_bucket(INTERVAL 24 HOURS, {moment}, {start}), '%Y%m%d')"
+        con.execute(
+            f"COPY (SELECT *, {bucket} AS falaj_day FROM read_parquet('{files}', "
+            f"hive_partitioning = false) WHERE {moment} >= {start}) TO '{folder}' "
+            "(FORMAT parquet, PARTITION_BY (falaj_day))"
+        )
+    return {part.name.split("=")[1]: part for part in folder.iterdir()}

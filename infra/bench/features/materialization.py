@@ -1,0 +1,242 @@
+"""Materialization by the vectorised engine against Feast's own, and against Redis itself.
+
+One table of keys and 32-bit floats is written in turn by each, in one run, so that ratios hold
+whatever else the machine does. Feast's own writes are its local engine with the stores `redis` and
+`sqlite`, the engine's go to this project's stores; raw is a pipelined HSET of the same bytes, made
+beforehand.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from feast import Entity, FeatureStore, FeatureView, Field, FileSource, RepoConfig, ValueType
+from feast.types import Float32
+from google.protobuf.timestamp_pb2 import Timestamp
+from redis import Redis
+
+from infra.bench.figures import Measured, at_least, at_most
+from infra.bench.parts import Bench
+from infra.bench.servers import redis_server
+from tasks.features.store import quiet
+
+ENGINE = "tasks.features.vector_engine.VectorComputeEngine"
+REDIS = "tasks.features.redis_store.NewerWinsRedisOnlineStore"
+SQLITE = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+START = datetime(2013, 1, 1, tzinfo=UTC)
+NUM_FEATURES = 10
+NUM_KEYS = 336_776
+"""One a flight."""
+BATCH_ROWS = 10_000
+PIPELINE_ROWS = 1_000
+VIEW = "measured"
+TIME_FIELD = f"_ts:{VIEW}".encode()
+
+
+@dataclass(frozen=True)
+class MaterializationRates:
+    """Median keys a second of each way to write, and what differs afterwards.
+
+    `differing_hashes` counts Redis keys, `differing_rows` SQLite rows whose bytes are not those
+    that Feast wrote.
+    """
+
+    num_keys: int
+    num_features: int
+    feast_redis: float
+    vector_redis: float
+    raw_redis: float
+    feast_sqlite: float
+    vector_sqlite: float
+    differing_hashes: int
+    differing_rows: int
+
+
+def figures(bench: Bench) -> Measured:
+    """Rows a second beside Feast's own engine, and what differs from what that writes."""
+    rates = compare_materialization(bench.size(NUM_KEYS, 2_000), rounds=1)
+    differing = rates.differing_hashes + rates.differing_rows
+    return [
+        at_least(
+            "rows/s to Redis, engine to Feast's own",
+            rates.vector_redis / rates.feast_redis,
+            8,
+            f"{rates.vector_redis:,.0f} to {rates.feast_redis:,.0f}, newer wins",
+        ),
+        at_least(
+            "rows/s to Redis, engine to raw HSET",
+            rates.vector_redis / rates.raw_redis,
+            0.5,
+            f"raw pipeline {rates.raw_redis:,.0f}",
+        ),
+        at_least(
+            "rows/s to SQLite, engine to Feast's own",
+            rates.vector_sqlite / rates.feast_sqlite,
+            3,
+            f"{rates.vector_sqlite:,.0f} to {rates.feast_sqlite:,.0f}",
+        ),
+        at_most(
+            "stored bytes that differ from Feast's", differing, 0, f"{rates.num_keys:,} entities"
+        ),
+    ]
+
+
+def compare_materialization(num_keys: int, rounds: int) -> MaterializationRates:
+    """Write `num_keys` new keys of ten floats in every way, `rounds` times in turn."""
+    with TemporaryDirectory(prefix="falaj-bench-") as scratch:
+        folder = Path(scratch)
+        _write_table(folder, num_keys)
+        with redis_server(folder) as server, server.connect() as client:
+            return _compare(folder, server.connection_string, client, num_keys, rounds)
+
+
+def _compare(
+    folder: Path, address: str, client: Redis, num_keys: int, rounds: int
+) -> MaterializationRates:
+    redis = {"type": "redis", "connection_string": address}
+    seconds: dict[str, list[float]] = {name: [] for name in ("f_r", "v_r", "raw", "f_s", "v_s")}
+    for number in range(rounds):
+        client.flushall()
+        seconds["f_r"].append(_materialized(folder / "f_r", redis, "local"))
+        theirs = _hashes(client)
+        client.flushall()
+        seconds["v_r"].append(_materialized(folder / "v_r", {**redis, "type": REDIS}, ENGINE))
+        ours = _hashes(client)
+        client.flushall()
+        commands = [[key, *(part for pair in h.items() for part in pair)] for key, h in ours]
+        seconds["raw"].append(_timed(partial(_raw, client, commands)))
+        files = [folder / f"{name}{number}.db" for name in ("feast", "ours")]
+        feast, ours_sqlite = ({"path": str(file)} for file in files)
+        seconds["f_s"].append(_materialized(folder / "f_s", {"type": "sqlite", **feast}, "local"))
+        seconds["v_s"].append(
+            _materialized(folder / "v_s", {"type": SQLITE, **ours_sqlite}, ENGINE)
+        )
+    rates = {name: num_keys / statistics.median(values) for name, values in seconds.items()}
+    return MaterializationRates(
+        num_keys=num_keys,
+        num_features=NUM_FEATURES,
+        feast_redis=rates["f_r"],
+        vector_redis=rates["v_r"],
+        raw_redis=rates["raw"],
+        feast_sqlite=rates["f_s"],
+        vector_sqlite=rates["v_s"],
+        differing_hashes=len({_frozen(h) for h in theirs} ^ {_frozen(h) for h in ours}),
+        differing_rows=len(_rows(files[0]) ^ _rows(files[1])),
+    )
+
+
+def _write_table(folder: Path, num_keys: int) -> None:
+    """One row a key, in random order, over one day of event times."""
+    random = np.random.default_rng(0)
+    moments = np.datetime64(START.replace(tzinfo=None), "us") + random.integers(
+        0, 86_400 * 10**6, num_keys
+    )
+    columns = {f"f{i}": random.random(num_keys, dtype=np.float32) for i in range(NUM_FEATURES)}
+    (folder / "tables" / VIEW).mkdir(parents=True)
+    pq.write_table(
+        pa.table(
+            {
+                "key": random.permutation(num_keys).astype(np.int64),
+                **columns,
+                "event_timestamp": pa.array(moments, pa.timestamp("us", "UTC")),
+            }
+        ),
+        folder / "tables" / VIEW / "rows.parquet",
+    )
+
+
+def _materialized(folder: Path, online: dict[str, str], engine: str) -> float:
+    """Seconds that materialization of the table takes; applying the definitions is not in it."""
+    with _store(folder, online, engine) as store, quiet():
+        return _timed(lambda: store.materialize(START, START + timedelta(days=1)))
+
+
+@contextmanager
+def _store(folder: Path, online: dict[str, str], engine: str) -> Iterator[FeatureStore]:
+    folder.mkdir(exist_ok=True)
+    (folder / "registry.db").unlink(missing_ok=True)
+    config = RepoConfig(
+        project="bench",
+        provider="local",
+        registry=str(folder / "registry.db"),
+        entity_key_serialization_version=3,
+        offline_store={
+            "type": "tasks.features.asof_store.AsofDuckDBOfflineStore",
+            "tables_path": str(folder.parent / "tables"),
+            "spill_path": str(folder / "spill"),
+        },
+        online_store=online,
+        batch_engine={"type": engine},
+        materialization={
+            "pull_latest_features": True,
+            "online_write_batch_size": BATCH_ROWS,
+        },
+    )
+    store = FeatureStore(config=config)
+    entity = Entity(name="key", join_keys=["key"], value_type=ValueType.INT64)
+    view = FeatureView(
+        name=VIEW,
+        entities=[entity],
+        ttl=timedelta(days=1),
+        schema=[Field(name=f"f{i}", dtype=Float32) for i in range(NUM_FEATURES)],
+        source=FileSource(name="rows", path=VIEW, timestamp_field="event_timestamp"),
+    )
+    with quiet():
+        store.apply([entity, view])
+    yield store
+
+
+def _raw(client: Redis, commands: list[list[bytes]]) -> None:
+    for start in range(0, len(commands), PIPELINE_ROWS):
+        with client.pipeline(transaction=False) as pipe:
+            for words in commands[start : start + PIPELINE_ROWS]:
+                pipe.execute_command("HSET", *words)  # type: ignore[no-untyped-call]
+            pipe.execute()
+
+
+def _hashes(client: Redis) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    keys = list(client.scan_iter(count=10_000))
+    found: list[dict[bytes, bytes]] = []
+    for start in range(0, len(keys), PIPELINE_ROWS):
+        with client.pipeline(transaction=False) as pipe:
+            for key in keys[start : start + PIPELINE_ROWS]:
+                pipe.hgetall(key)
+            found += pipe.execute()
+    return list(zip(keys, found, strict=True))
+
+
+def _frozen(entry: tuple[bytes, dict[bytes, bytes]]) -> tuple[bytes, frozenset[Any]]:
+    """A hash as Feast reads it: behind the event time stands more, which is ours."""
+    key, fields = entry
+    moment = Timestamp.FromString(fields[TIME_FIELD])
+    plain = Timestamp(seconds=moment.seconds, nanos=moment.nanos).SerializeToString()
+    return key, frozenset({**fields, TIME_FIELD: plain}.items())
+
+
+def _rows(file: Path) -> set[tuple[object, ...]]:
+    connection = sqlite3.connect(file)
+    rows = connection.execute(
+        "SELECT entity_key, feature_name, value, value_text, event_ts, created_ts "
+        f"FROM bench_{VIEW}"
+    ).fetchall()
+    connection.close()
+    return set(rows)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started

@@ -1,0 +1,59 @@
+"""What a lease costs, as a ratio to the least that a database can do.
+
+A bare transaction opens a connection, writes one row and commits; a lease without a rival is two
+transactions (take, give back) and two threads. Turns alternate, the median of each is compared, so
+whatever else the machine does falls on both. With others in line, taking a lease reads them all.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from infra.bench.figures import Measured, at_most
+from infra.bench.parts import Bench
+from tasks.leases.book import LeaseBook
+from tasks.leases.config import LeaseRequest
+from tasks.leases.cores import CoreSet
+from tasks.leases.hardware import HostDevices
+from tasks.leases.leases import acquire
+from tasks.leases.table import STATE
+
+ROUNDS = 60
+BOUND = 10.0
+NUM_CORES = 64
+ONE_CORE = LeaseRequest(cores=1)
+
+
+def figures(bench: Bench) -> Measured:
+    """The figure for a lease that nobody else wants, on SQLite."""
+    rounds = bench.size(ROUNDS, 3)
+    devices = HostDevices(
+        core_sets=(CoreSet(node=0, physical=tuple((core,) for core in range(NUM_CORES))),)
+    )
+    book = LeaseBook(f"sqlite:///{bench.folder / 'operation.db'}")
+    bare: list[float] = []
+    leased: list[float] = []
+    for _ in range(rounds):
+        bare.append(_seconds(lambda: _transact(book)))
+        leased.append(_seconds(lambda: acquire(book, ONE_CORE, "bench", devices=devices).release()))
+    bare_s, lease_s = statistics.median(bare), statistics.median(leased)
+    evidence = (
+        f"acquire and release {1e3 * lease_s:.1f} ms, a bare transaction {1e3 * bare_s:.1f} ms, "
+        f"medians of {rounds}"
+    )
+    return [at_most("lease, times a bare transaction", lease_s / bare_s, BOUND, evidence)]
+
+
+def _transact(book: LeaseBook) -> None:
+    with book.table.engine.begin() as connection:
+        connection.execute(sa.update(STATE).values(version=STATE.c.version + 1))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun

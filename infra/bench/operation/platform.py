@@ -1,0 +1,136 @@
+"""From nothing to a platform that is ready, and what it costs while nothing runs.
+
+The platform is started on a new state folder and ports of its own, with the deployments of this
+project, and ended after the measurement. Its idle cost is CPU time of all its processes over some
+minutes, and their proportional set sizes, so that shared pages count once.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from flows.client import read_password
+from infra.bench.figures import Measured, at_most
+from infra.bench.parts import Bench
+from infra.platform.api import PrefectApi
+from infra.platform.config import Place
+from infra.platform.state import read_endpoint
+from tasks.settings import PROJECT_ROOT
+
+UP_BOUND_S = 60
+IDLE_BOUND_PERCENT = 5
+IDLE_BOUND_GB = 1.2
+IDLE_S = 180.0
+SETTLING_S = 30.0
+LIMIT_S = 900
+ANY_PORTS = tuple(
+    word
+    for service in ("port", "mlflow-port", "serving-port", "serving-grpc-port")
+    for word in (f"--{service}", "0")
+)
+
+
+def figures(bench: Bench) -> Measured:
+    """Seconds to ready, idle CPU and memory."""
+    home, begun = bench.folder / "home", time.monotonic()
+    try:
+        _command(home, "up", *ANY_PORTS)
+        ready_s = time.monotonic() - begun
+        up = at_most("platform from nothing to ready, s", ready_s, UP_BOUND_S, _load())
+        return [up, *_idle_figures(home, *bench.size((SETTLING_S, IDLE_S), (1.0, 5.0)))]
+    finally:
+        _command(home, "down", "--now")
+
+
+def _idle_figures(home: Path, settling_s: float, idle_s: float) -> Measured:
+    place = Place(home)
+    endpoint = read_endpoint(place)
+    assert endpoint
+    _let_nothing_run(PrefectApi(endpoint.api_url, read_password(place.folder)))
+    time.sleep(settling_s)
+    supervisor = psutil.Process(endpoint.pid)
+    members = [supervisor, *supervisor.children(recursive=True)]
+    before, begun = _cpu_by_name(members), time.monotonic()
+    time.sleep(idle_s)
+    after, seconds = _cpu_by_name(members), time.monotonic() - begun
+    percents = {name: 100 * (after[name] - before[name]) / seconds for name in after}
+    sizes = {_name(member): member.memory_full_info().pss / 1e6 for member in members}
+    return [
+        at_most(
+            "platform idle, % of a core",
+            sum(percents.values()),
+            IDLE_BOUND_PERCENT,
+            f"over {seconds:.0f} s: {_largest(percents, '.1f')}; {_load()}",
+        ),
+        at_most(
+            "platform idle, GB",
+            sum(sizes.values()) / 1e3,
+            IDLE_BOUND_GB,
+            f"MB: {_largest(sizes, '.0f')}",
+        ),
+    ]
+
+
+def _largest(shares: dict[str, float], form: str) -> str:
+    """The four largest, in words."""
+    names = sorted(shares, key=lambda name: -shares[name])[:4]
+    return ", ".join(f"{name} {shares[name]:{form}}" for name in names)
+
+
+def _let_nothing_run(api: PrefectApi) -> None:
+    """Pause all pools and wait for what a schedule or a sweep has started meanwhile."""
+    pools = [str(pool["name"]) for pool in api.pools()]
+    for pool in pools:
+        api.pause_pool(pool, paused=True)
+    deadline = time.monotonic() + LIMIT_S
+    while runs := api.unfinished_runs(pools):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{[run['name'] for run in runs]} did not end in {LIMIT_S} s")
+        time.sleep(1)
+
+
+def _cpu_by_name(members: list[psutil.Process]) -> dict[str, float]:
+    return {_name(member): sum(member.cpu_times()[:2]) for member in members}
+
+
+def _name(member: psutil.Process) -> str:
+    line = " ".join(member.cmdline())
+    for word, name in (
+        ("prefect_app", "Prefect"),
+        ("mlflow_app", "MLflow"),
+        ("worker start", "worker"),
+        ("supervise", "supervisor"),
+    ):
+        if word in line and "guard.py" not in line:
+            return f"{name} {member.pid}"
+    return f"guard {member.pid}"
+
+
+def _load() -> str:
+    return (
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; importing Prefect takes "
+        f"{_import_cpu_s():.2f} s of CPU"
+    )
+
+
+def _import_cpu_s() -> float:
+    """How fast the machine is at this moment, best of 5: shared hosts change by half."""
+    found = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", "import prefect.engine"], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(found)
+
+
+def _command(home: Path, *arguments: str) -> None:
+    line = [sys.executable, "-m", "infra.platform", "--home", str(home), *arguments]
+    subprocess.run(line, cwd=PROJECT_ROOT, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)

@@ -1,0 +1,119 @@
+"""The parts of the bench, what each of them measures, and what a measurement is given.
+
+Each measurement is a module with `figures(bench)`, and runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from flows.config import PipelineConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One module of figures.
+
+    Attributes:
+        reads_loop: whether it reads the state folder of a finished loop.
+    """
+
+    part: str
+    name: str
+    what: str
+    reads_loop: bool = False
+
+    @property
+    def title(self) -> str:
+        """By which it is chosen on the command line."""
+        return f"{self.part}/{self.name}"
+
+    @property
+    def module(self) -> str:
+        """That has the function `figures`."""
+        return f"infra.bench.{self.part}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a measurement is given.
+
+    Attributes:
+        folder: empty, for all that it writes.
+        small: whether to measure as little as shows that the measurement works. What comes out is
+            then no figure of anything.
+    """
+
+    folder: Path
+    small: bool = False
+
+    def size(self, usual: T, small: T) -> T:
+        """One of the two, as asked."""
+        return small if self.small else usual
+
+    @property
+    def settings(self) -> Settings:
+        """Of the finished loop."""
+        return Settings.from_environment()
+
+    @property
+    def config(self) -> PipelineConfig:
+        """Of the finished loop's use case."""
+        from flows.config import read_pipeline_config  # half a second, which few of them need
+
+        return read_pipeline_config(self.settings.feature_repo)
+
+
+MEASUREMENTS = (
+    Measurement("loop", "whole", "the loop with Prefect, again, and without Prefect", True),
+    Measurement("features", "retrieval", "the plug-in, plain DuckDB, Feast's DuckDB store", True),
+    Measurement("features", "materialization", "the engine and Feast's own, to Redis and SQLite"),
+    Measurement("features", "online_read", "the reader, raw HMGET and Feast's SDK on Redis", True),
+    Measurement("features", "false_alarms", "every suite on every day of the year", True),
+    Measurement("training", "strategies", "ranks on Horovod, on DDP and alone"),
+    Measurement("training", "launch", "from a training's start to its first step"),
+    Measurement("training", "reading", "rows from disk and from memory", True),
+    Measurement("training", "compression", "bytes of compressed gradients, and their AUC", True),
+    Measurement("training", "checkpoints", "what checkpoints cost"),
+    Measurement("training", "elastic", "ranks lost, cut off and added"),
+    Measurement("training", "step_clock", "what a rank's clock costs"),
+    Measurement("training", "smaller_models", "pruned and distilled networks", True),
+    Measurement("conversion", "tabular", "variants of the loop's model", True),
+    Measurement("conversion", "encoder", "variants of a sentence encoder"),
+    Measurement("conversion", "int8", "weights of 8 and of 7 bits", True),
+    Measurement("serving", "engine", "overhead, overload, swaps, roll back"),
+    Measurement("serving", "http_request", "an answer over HTTP, ours and others'"),
+    Measurement("serving", "edge", "Envoy before a server"),
+    Measurement("serving", "prediction_log", "the log of predictions"),
+    Measurement("serving", "entities", "requests that name entities", True),
+    Measurement("serving", "release", "simulated releases"),
+    Measurement("serving", "roll_back", "a roll back by hand, through all processes"),
+    Measurement("operation", "platform", "the platform's start and idle cost"),
+    Measurement("operation", "leases", "leases of devices"),
+    Measurement("operation", "governor", "from a drift result to its retraining"),
+    Measurement("operation", "routing", "stages on work pools"),
+)
+PARTS = tuple(dict.fromkeys(each.part for each in MEASUREMENTS))
+
+
+def chosen(words: Sequence[str]) -> tuple[Measurement, ...]:
+    """The measurements of the named parts, or those named as `part/name`; all without a word.
+
+    Raises:
+        ValueError: a word names nothing.
+    """
+    if unknown := sorted(set(words) - {*PARTS, *(each.title for each in MEASUREMENTS)}):
+        known = ", ".join(each.title for each in MEASUREMENTS)
+        raise ValueError(
+            f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}, and of them {known}"
+        )
+    wanted = set(words) or set(PARTS)
+    return tuple(each for each in MEASUREMENTS if {each.part, each.title} & wanted)

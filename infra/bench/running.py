@@ -1,0 +1,198 @@
+"""Run measurements one after the other, each in a process of its own, and keep what came of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from infra.bench.figures import Figure, LeftOut
+from infra.bench.loop.cost import FIRST_RUN, run_measured, write_cost
+from infra.bench.measurement import FAILURE_FILE, FIGURES_FILE, Stored
+from infra.bench.parts import Measurement
+from infra.bench.results import CHANGED, Result, checked_out, this_host
+from infra.bench.small import small_repository
+from tasks.settings import PROJECT_ROOT
+from tasks.training.launch import guard
+
+LIMIT_S = 3600
+"""Of one measurement: one that hangs must not keep the others from being measured."""
+GRACE_S = 60
+LONGEST_REASON = 600
+LOG = "log.txt"
+SHOWN_LINES = 40
+
+
+class MeasurementError(Exception):
+    """A measurement ended without figures; the text says why."""
+
+
+@dataclass
+class LoopState:
+    """The state folder of a finished loop, which is run when one is first needed.
+
+    Attributes:
+        folder: for the loop that is run here.
+        given: a state folder to read instead.
+    """
+
+    folder: Path
+    given: Path | None
+    small: bool
+    _failure: str | None = field(default=None, init=False)
+
+    def environment(self, measurement: Measurement) -> dict[str, str]:
+        """Variables that name the state folder, and the feature repository of a small loop.
+
+        Raises:
+            MeasurementError: the loop failed, now or for an earlier measurement.
+        """
+        if not measurement.reads_loop:
+            return {}
+        # The loop's own figures need to know what the first run took.
+        if self.given and (measurement.part != "loop" or (self.given.parent / FIRST_RUN).exists()):
+            return {"FALAJ_HOME": str(self.given)}
+        home = self.folder / "home"
+        told = {"FALAJ_HOME": str(home)}
+        if self.small:
+            told["FALAJ_FEATURE_REPO"] = str(self.folder / "feature_repo")
+        if self._failure is None and not (self.folder / FIRST_RUN).exists():
+            self._run(home, told)
+        if self._failure:
+            raise MeasurementError(self._failure)
+        return told
+
+    def _run(self, home: Path, told: dict[str, str]) -> None:
+        self.folder.mkdir()
+        if self.small:
+            small_repository(self.folder)
+        say("a whole loop on a new state folder")
+        arguments = ["-m", "flows", "--home", str(home), "run"]
+        try:
+            cost = run_measured(arguments, self.folder / "log.txt", told)
+        except RuntimeError as exc:
+            self._failure = f"the loop that is measured on: {exc}"
+        else:
+            write_cost(cost, self.folder / FIRST_RUN)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Measures, and knows what had been measured before.
+
+    Attributes:
+        scratch: for all that is written beside results.
+    """
+
+    scratch: Path
+    loop: LoopState
+    small: bool
+    commit: str = field(default_factory=checked_out)
+
+    def is_done(self, earlier: Result | None) -> bool:
+        """Whether an earlier result is of this commit, of the same size, and no failure."""
+        return (
+            earlier is not None
+            and earlier.failure is None
+            and (earlier.commit, earlier.small) == (self.commit, self.small)
+            and bool(self.commit)
+            and not self.commit.endswith(CHANGED)
+        )
+
+    def measure(self, measurement: Measurement) -> Result:
+        """Run one measurement to its end, or to its failure."""
+        failure: str | None = None
+        measured: list[Figure | LeftOut] = []
+        date, before, started = datetime.now(UTC), os.getloadavg()[0], time.monotonic()
+        try:
+            environment = self.loop.environment(measurement)
+            date, before, started = datetime.now(UTC), os.getloadavg()[0], time.monotonic()
+            measured = self._measured(measurement, environment)
+        except MeasurementError as exc:
+            failure = self._anonymous(str(exc))
+        seconds = time.monotonic() - started
+        return Result(
+            commit=self.commit,
+            date=date,
+            host=this_host(),
+            load=(before, os.getloadavg()[0]),
+            seconds=round(seconds, 1),
+            small=self.small,
+            measured=tuple(measured),
+            failure=failure,
+        )
+
+    def _measured(
+        self, measurement: Measurement, environment: dict[str, str]
+    ) -> list[Figure | LeftOut]:
+        folder = self.scratch / measurement.title.replace("/", "-")
+        folder.mkdir()
+        size = "small" if self.small else "usual"
+        program = ["-m", "infra.bench.measurement", measurement.title, str(folder), size]
+        code = _guarded(program, environment, folder / LOG)
+        if code is None:
+            raise MeasurementError(f"it did not end within {LIMIT_S} s and was ended")
+        if code:
+            raise MeasurementError(_reason(folder, code))
+        figures = Stored.validate_json((folder / FIGURES_FILE).read_bytes())
+        if not figures:
+            raise MeasurementError("it measured nothing")
+        return figures
+
+    def _anonymous(self, reason: str) -> str:
+        """A reason without folders of this machine and its name."""
+        for private, public in (
+            (str(self.scratch), "SCRATCH"),
+            (str(PROJECT_ROOT), "."),
+            (str(Path.home()), "~"),
+            (platform.node(), "HOST"),
+        ):
+            if len(private) > 1:
+                reason = reason.replace(private, public)
+        return " ".join(reason.split())[:LONGEST_REASON]
+
+
+def _guarded(program: list[str], environment: dict[str, str], log: Path) -> int | None:
+    """Run a Python program to its end, what it prints in a log; its exit code.
+
+    None where it was ended for taking too long. Nothing that it started outlives it.
+    """
+    line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(GRACE_S), "--"]
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(
+            [*line, sys.executable, *program],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        ) as process,
+    ):
+        try:
+            return process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            process.terminate()
+
+
+def _reason(folder: Path, code: int) -> str:
+    """Why a measurement failed: its own words, or the last ones in its log, which is shown."""
+    lines = (folder / LOG).read_text(errors="replace").strip().splitlines()
+    for line in lines[-SHOWN_LINES:]:
+        say(f"  | {line}")
+    if (file := folder / FAILURE_FILE).exists():
+        return file.read_text()
+    return f"ended with {code}: {lines[-1] if lines else 'it printed nothing'}"
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,125 @@
+"""What it costs to log a prediction, all in: the loop's part, columns, Parquet, compression, disk.
+
+CPU time of the whole process from the first batch to the last written part, by request. The rows
+are as wide as those of the flights: 60 columns, of numbers that nothing compresses.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from infra.bench.figures import Measured, at_most
+from infra.bench.parts import Bench
+from serving.calls import Call, Served, ServedBatch
+from serving.log.prediction_log import PredictionLog
+from tasks.contracts.conversion import Signature, tabular_signature
+from tasks.contracts.data import DatasetSchema
+from tasks.predictions.config import PredictionLogConfig
+
+MODEL = "bench"
+CATEGORIES, NUMBERS = 7, 53
+ROUNDS = 5
+REQUESTS = 20_000
+BURST_ROWS = 1_000_000
+BURST_CALLS = 64
+
+
+def figures(bench: Bench) -> Measured:
+    """Cost of a logged request at concurrency 64 and 1, and what a burst loses unnoticed."""
+    measured: Measured = []
+    for calls, bound in ((64, 6.0), (1, 15.0)):
+        loop_us, whole_us = cost_us(calls, bench.size(REQUESTS, 1_000), bench.size(ROUNDS, 1))
+        measured.append(
+            at_most(
+                f"CPU us of a logged request, {calls} at once",
+                whole_us,
+                bound,
+                f"of them {loop_us:.2f} us on the event loop; {CATEGORIES + NUMBERS} columns",
+            )
+        )
+    num_rows = bench.size(BURST_ROWS, 20_000)
+    dropped, unaccounted = burst(num_rows)
+    measured.append(
+        at_most(
+            "served rows neither logged nor counted",
+            unaccounted,
+            0,
+            f"{num_rows:,} rows as fast as they can be offered, {dropped:,} dropped and counted",
+        )
+    )
+    return measured
+
+
+def cost_us(calls: int, num_requests: int, rounds: int) -> tuple[float, float]:
+    """CPU microseconds of a request with one row: of the calling thread, and of the process."""
+    batches = [_batch(calls, number) for number in range(num_requests // calls)]
+    taken = [_logged(batches) for _ in range(rounds + 1)][1:]  # the first one warms up
+    requests = len(batches) * calls
+    loop, whole = (statistics.median(seconds) for seconds in zip(*taken, strict=True))
+    return 1e6 * loop / requests, 1e6 * whole / requests
+
+
+def burst(num_rows: int) -> tuple[int, int]:
+    """Rows that were dropped and counted, and rows that nothing tells of."""
+    some = [_batch(BURST_CALLS, number) for number in range(50)]
+    offered = 0
+    with TemporaryDirectory() as scratch:
+        log = _opened(Path(scratch))
+        while offered < num_rows:
+            for batch in some:
+                log.served(batch)
+            offered += len(some) * BURST_CALLS
+        log.stop(120)
+        counters = log.counters()
+    dropped = sum(int(n) for name, n in counters.items() if name.startswith("dropped_rows"))
+    return dropped, offered - dropped - int(counters["logged_rows"])
+
+
+def _logged(batches: Sequence[ServedBatch]) -> tuple[float, float]:
+    with TemporaryDirectory() as scratch:
+        log = _opened(Path(scratch))
+        whole, loop = time.process_time(), time.thread_time()
+        for batch in batches:
+            log.served(batch)
+        loop = time.thread_time() - loop
+        log.stop(60)
+        return loop, time.process_time() - whole
+
+
+def _opened(home: Path) -> PredictionLog:
+    columns = DatasetSchema(
+        row_id="row",
+        event_time="at",
+        label="label",
+        categorical=tuple(f"c{n}" for n in range(CATEGORIES)),
+        numeric=tuple(f"n{n}" for n in range(NUMBERS)),
+    )
+    signature: Signature = tabular_signature(columns)
+    log = PredictionLog(PredictionLogConfig(), home, lambda model, version: signature)
+    log.start()
+    return log
+
+
+def _batch(calls: int, number: int) -> ServedBatch:
+    draw, now = np.random.default_rng(number), time.monotonic()
+    return ServedBatch(
+        calls=tuple(
+            Call(MODEL, {}, 1, f"{number:x}-{n:x}-{draw.integers(1 << 62):x}", subject="bench")
+            for n in range(calls)
+        ),
+        inputs={
+            "categorical": draw.integers(0, 1 << 31, (calls, CATEGORIES)).astype(np.int32),
+            "numeric": draw.normal(size=(calls, NUMBERS)).astype(np.float32),
+        },
+        outputs={"score": draw.random(calls).astype(np.float32)},
+        served=Served(MODEL, "1", "onnx-fp32", "stable", "cpu"),
+        started=now,
+        finished=now + 1e-4,
+        finished_at=time.time(),
+    )

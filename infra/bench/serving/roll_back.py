@@ -1,0 +1,222 @@
+"""Roll back by hand, with nothing left out: from the decision to the last old answer a client got.
+
+Registry, serving process, Envoy and clients are real. Each round releases a version until it
+answers every request, then a person runs `python -m flows release rollback`. Counted is the time
+from the moment that the record has of the decision to the last answer of that version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from flows.embedded import free_port
+from flows.release_ports import RegistryChampions, traffic_of
+from infra.bench.figures import Measured, at_most
+from infra.bench.parts import Bench
+from infra.bench.serving.gateway import (
+    ISSUER,
+    START_LIMIT_S,
+    connected,
+    envoy,
+    read_answer,
+    request,
+    running,
+    write_settings,
+)
+from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
+from infra.bench.serving.signer import Signer
+from infra.bench.waiting import wait_until
+from serving.assembly import read_addresses
+from tasks.contracts.base import ModelVersionRef
+from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
+from tasks.registry.standing import note_promotion
+from tasks.release.acting import Releasing
+from tasks.release.config import ReleaseConfig, StepConfig
+from tasks.release.ledger import ReleaseLedger
+from tasks.release.records import Action
+from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
+
+ROUNDS = 3
+BOUND_S = 1.0
+NUM_CLIENTS = 40
+PER_S = 250.0
+FEW = 200
+"""Answers that are waited for before and after."""
+LIMIT_S = 120
+AT_ONCE = ReleaseConfig(steps=(StepConfig(name="all", candidate_percent=100, min_minutes=0),))
+BODY = json.dumps(
+    {
+        "inputs": [
+            {"name": "rows", "shape": [1, COLUMNS], "datatype": "FP32", "data": [0.5] * COLUMNS}
+        ]
+    }
+).encode()
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A serving process behind Envoy, and what releases its model."""
+
+    world: BenchHome
+    signer: Signer
+    port: int
+    environment: dict[str, str]
+
+    @property
+    def releasing(self) -> Releasing:
+        """The real ports."""
+        settings = Settings.from_environment({**os.environ, **self.environment})
+        ledger = ReleaseLedger(settings.operation_url)
+        return Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
+
+    def promote(self, ref: ModelVersionRef) -> None:
+        """What a promotion does to the registry."""
+        registry = Registry(self.world.location)
+        reigning = registry.by_alias(MODEL, CHAMPION)
+        version = registry.confirmed(ref)
+        registry.set_tags(version, {PREVIOUS_TAG: str(reigning.number) if reigning else "none"})
+        note_promotion(registry, version, datetime.now(UTC))
+        registry.set_alias(version, CHAMPION)
+
+    def roll_back(self) -> float:
+        """Roll the open release back by hand; when that was decided, seconds since 1970."""
+        words = ("release", "rollback", MODEL, "--approver", "bench")
+        subprocess.run(
+            [sys.executable, "-m", "flows", *words],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, **self.environment},
+            timeout=LIMIT_S,
+            check=True,
+        )
+        ledger = self.releasing.ledger
+        release = ledger.last_release(MODEL)
+        assert release is not None
+        entries = ledger.entries(release.release_id)
+        return next(e.at.timestamp() for e in entries if e.action is Action.ROLL_BACK)
+
+
+class Load:
+    """Clients, each with a token and a connection of its own, that ask without end."""
+
+    def __init__(self, installation: Installation) -> None:
+        self.answers: list[tuple[float, str]] = []
+        """Moment and version of each."""
+        self._installation = installation
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(LIMIT_S)
+
+    def wait_for(self, count: int, version: str) -> None:
+        """Wait until so many further answers have come, the newest of a version."""
+        wanted = len(self.answers) + count
+
+        def came() -> bool:
+            if self._failure is not None:
+                raise RuntimeError("a client was not answered") from self._failure
+            newest = self.answers[-count:]
+            return len(self.answers) >= wanted and all(of == version for _, of in newest)
+
+        wait_until(came, f"{count} answers of version {version}", LIMIT_S)
+
+    def last_of(self, version: str) -> float:
+        """When the last answer of a version came, seconds since 1970."""
+        return max(moment for moment, of in self.answers if of == version)
+
+    def _run(self) -> None:
+        async def all_clients() -> None:
+            await asyncio.gather(*(self._client(number) for number in range(NUM_CLIENTS)))
+
+        try:
+            asyncio.run(all_clients())
+        except BaseException as exc:  # told where answers are waited for
+            self._failure = exc
+
+    async def _client(self, number: int) -> None:
+        pause_s = NUM_CLIENTS / PER_S
+        signer = self._installation.signer
+        content = request(MODEL, signer, BODY, sub=f"client-{number}")
+        await asyncio.sleep(pause_s * number / NUM_CLIENTS)
+        reader, writer = await connected(self._installation.port)
+        while not self._stopping.is_set():
+            sent = time.monotonic()
+            writer.write(content)
+            head = await read_answer(reader)
+            version = head.partition(b"x-falaj-version: ")[2].partition(b"\r\n")[0].decode()
+            self.answers.append((time.time(), version))
+            await asyncio.sleep(max(0.0, sent + pause_s - time.monotonic()))
+        writer.close()
+
+
+def figures(bench: Bench) -> Measured:
+    """The slowest round."""
+    rounds = bench.size(ROUNDS, 1)
+    with _installation(bench.folder) as (installation, candidate):
+        seconds = [_roll_back_under_load(installation, candidate) for _ in range(rounds)]
+    told = f"{rounds} rounds, median {statistics.median(seconds):.3f} s, {PER_S:.0f} requests/s"
+    return [at_most("roll back by hand to the last old answer, s", max(seconds), BOUND_S, told)]
+
+
+def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef) -> float:
+    """Seconds from the decision to the last answer of the candidate."""
+    version = str(candidate.version)
+    installation.promote(candidate)
+    with Load(installation) as load:
+        load.wait_for(FEW, "1")
+        installation.releasing.begin(MODEL, AT_ONCE, "bench")
+        load.wait_for(FEW, version)
+        decided_s = installation.roll_back()
+        load.wait_for(FEW, "1")
+    return max(0.0, load.last_of(version) - decided_s)
+
+
+@contextmanager
+def _installation(folder: Path) -> Iterator[tuple[Installation, ModelVersionRef]]:
+    """Version 1 serves behind Envoy; version 2 is registered."""
+    home, repo = folder / "home", folder / "feature_repo"
+    ports = {name: free_port() for name in ("edge", "http", "grpc")}
+    shutil.copytree(PROJECT_ROOT / DEFAULT_FEATURE_REPO, repo)
+    followed = {"name": MODEL, "on_move": "offer"}
+    serving = {"models": [followed], "security": {"edge": True}, "poll_s": 0.3}
+    (repo / "serving.yaml").write_text(yaml.safe_dump(serving))
+    signer, world = Signer(ISSUER), BenchHome.at(home)
+    write_settings(home, MODEL, signer, ports)
+    environment = {"FALAJ_HOME": str(home), "FALAJ_FEATURE_REPO": str(repo)}
+    made = Installation(world, signer, ports["edge"], environment)
+    made.promote(world.add(0))
+    command = [sys.executable, "-m", "serving", "--home", str(home), "--admin-port", "0"]
+    command += ["--http-port", str(ports["http"]), "--grpc-port", str(ports["grpc"])]
+    with ExitStack() as stack:
+        server = stack.enter_context(running(command, folder / "serving.log", environment))
+
+        def is_there() -> bool:
+            if not server.is_running() or server.status() == "zombie":
+                raise RuntimeError((folder / "serving.log").read_text()[-3000:])
+            told = read_addresses(home)
+            return told is not None and told.get("pid") == server.pid
+
+        wait_until(is_there, "the serving process is ready", START_LIMIT_S)
+        stack.enter_context(envoy(home, folder / "envoy.log"))
+        yield made, world.add(1)

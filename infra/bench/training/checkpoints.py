@@ -1,0 +1,171 @@
+"""What checkpoints cost.
+
+Training of a multilayer perceptron on all cores goes on in short stretches: without checkpoints,
+with one that is written beside it, and with one that is waited for, in turn. And the writing alone
+against a plain write and flush of as many bytes, in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from infra.bench.figures import Figure, Measured, at_least, at_most
+from infra.bench.parts import Bench
+from tasks.training.checkpoints.config import CheckpointConfig
+from tasks.training.checkpoints.places import LocalPlace
+from tasks.training.checkpoints.state import State
+from tasks.training.checkpoints.store import CheckpointStore
+from tasks.training.checkpoints.writer import CheckpointWriter
+
+WIDTH = 1024
+"""2.4 million parameters: with AdamW's state and the best weights, 38 MB a checkpoint."""
+BATCH_ROWS = 512
+STRETCH_S = 2.0
+ROUNDS = 9
+WRITE_BYTES = 128 << 20
+WRITE_ROUNDS = 7
+
+
+class Training:
+    """A network that trains, and its state."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self._network = nn.Sequential(
+            nn.Linear(256, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(),
+            nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1),
+        )  # fmt: skip
+        self._optimizer = torch.optim.AdamW(self._network.parameters(), fused=True)
+        self._inputs = torch.randn(BATCH_ROWS, 256)
+        self._labels = torch.randint(2, (BATCH_ROWS, 1)).float()
+        self.steps(3)  # the optimizer has its state
+        self._best = {name: value.clone() for name, value in self._network.state_dict().items()}
+
+    def steps(self, count: int) -> None:
+        """Train on the same rows so many times."""
+        for _ in range(count):
+            self._optimizer.zero_grad()
+            logits = self._network(self._inputs)
+            functional.binary_cross_entropy_with_logits(logits, self._labels).backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+
+    def state(self) -> State:
+        """What a checkpoint holds."""
+        return {
+            "network": self._network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "best_weights": self._best,
+        }
+
+
+@dataclass
+class Stretch:
+    """Seconds of one stretch of training, and those of it in which it stood still."""
+
+    seconds: float
+    still_s: float
+
+
+def figures(bench: Bench) -> Measured:
+    """Training beside a checkpoint, and the writing of one."""
+    return [*_training_figures(bench), _write_figure(bench)]
+
+
+def _training_figures(bench: Bench) -> Measured:
+    training, folder = Training(), bench.folder
+    steps = _steps_in(training, bench.size(STRETCH_S, 0.1))
+    seen: dict[str, list[Stretch]] = {"none": [], "beside": [], "waited for": []}
+    with (
+        CheckpointWriter(_store(folder / "a"), CheckpointConfig(asynchronous=True)) as beside,
+        CheckpointWriter(_store(folder / "b"), CheckpointConfig(asynchronous=False)) as waiting,
+    ):
+        writers = {"none": None, "beside": beside, "waited for": waiting}
+        for number in range(bench.size(ROUNDS, 1) + 1):
+            for name, writer in writers.items():
+                stretch = _stretch(training, steps, writer, number)
+                if number:  # the first round touches memory and files for the first time
+                    seen[name].append(stretch)
+        left_out = beside.figures.num_left_out
+    # The best of each: what other programs take on a shared machine only ever adds.
+    best = {name: min(stretch.seconds for stretch in stretches) for name, stretches in seen.items()}
+    shares = {name: best[name] / best["none"] - 1 for name in ("beside", "waited for")}
+    still = {name: min(stretch.still_s for stretch in seen[name]) for name in shares}
+    return [
+        at_most(
+            "a checkpoint beside training, share of time",
+            shares["beside"],
+            0.1,
+            f"every {best['none']:.1f} s; waited for {shares['waited for']:.3f}, "
+            f"{left_out} left out",
+        ),
+        at_most(
+            "training stands still, beside to waited for",
+            still["beside"] / still["waited for"],
+            0.5,
+            f"{still['beside'] * 1e3:.0f} ms to {still['waited for'] * 1e3:.0f} ms",
+        ),
+    ]
+
+
+def _stretch(
+    training: Training, steps: int, writer: CheckpointWriter | None, number: int
+) -> Stretch:
+    """Save, then train for a while; what the save leaves to do is done within the stretch."""
+    started = time.perf_counter()
+    if writer:
+        writer.save(number + 1, 0, training.state())
+    still_s = time.perf_counter() - started
+    training.steps(steps)
+    return Stretch(time.perf_counter() - started, still_s)
+
+
+def _steps_in(training: Training, seconds: float) -> int:
+    """Steps that take so long on a machine that does nothing else."""
+    step_s = min(_seconds(lambda: training.steps(1)) for _ in range(20))
+    return max(1, round(seconds / step_s))
+
+
+def _write_figure(bench: Bench) -> Figure:
+    """A checkpoint in one part against the same bytes, written plainly."""
+    folder, num_bytes = bench.folder, bench.size(WRITE_BYTES, 8 << 20)
+    weights = torch.randn(num_bytes // 4)
+    store, ratios, rates = _store(folder / "c"), [], []
+    for number in range(bench.size(WRITE_ROUNDS, 2)):
+        plain_s = _seconds(lambda: _write_plainly(folder / "plain", weights))
+        ours_s = _seconds(lambda number=number: store.save(number, 0, {"w": weights}))  # type: ignore[misc]
+        ratios.append(plain_s / ours_s)
+        rates.append(num_bytes / ours_s / 1e6)
+        store.prune(1)
+    return at_least(
+        "checkpoint bytes/s to a plain write and flush",
+        statistics.median(ratios),
+        0.5,
+        f"{statistics.median(rates):,.0f} MB/s with SHA-256, {num_bytes >> 20} MiB",
+    )
+
+
+def _write_plainly(path: Path, weights: Tensor) -> None:
+    aside = path.with_suffix(".aside")
+    with aside.open("wb", buffering=0) as stream:
+        stream.write(weights.numpy().data)
+        os.fsync(stream.fileno())
+    aside.replace(path)
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def _store(folder: Path) -> CheckpointStore:
+    return CheckpointStore(LocalPlace(folder), CheckpointConfig(asynchronous=True).shard_bytes)

@@ -1,0 +1,135 @@
+"""What a lost rank, a cut link and a joining host cost elastic training.
+
+The two figures of several hosts are measured over network
+namespaces, which need root; without them they are left out, with a line that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.bench.elastic import hosts
+from infra.bench.elastic.cluster_runs import ClusterRun, started
+from infra.bench.elastic.runs import LOCAL, ElasticRun, Step, pid_of_rank, run_here
+from infra.bench.elastic.worker import TinyJob
+from infra.bench.figures import LeftOut, Measured, at_most
+from infra.bench.parts import Bench
+from tasks.training.elastic.driver import ElasticDriver
+
+NUM_KILLS = 5
+# Some 250,000 parameters and two moments of each: as large as the tabular network.
+WIDTH = 25_000
+# Steps of the whole group before the next kill: so many that it has committed since.
+SETTLED = 20
+LIMIT_S = 900
+KILL_COST_BOUND_S = 2.0
+
+
+@dataclass(frozen=True)
+class KillCost:
+    """What one killed rank cost."""
+
+    seconds: float
+    """From the kill until the others had gone beyond where all were, without one step's time."""
+    redone_s: float
+    """How old the commit was that the others went on from."""
+
+
+def killed_ranks(folder: Path, num_kills: int, num_steps: int, width: int) -> list[KillCost]:
+    """Kill a rank of a group of two again and again; its slot is used again each time."""
+    run = ElasticRun(folder / "run")
+    kills: list[float] = []
+
+    def kill(driver: ElasticDriver) -> None:
+        since_kill = [step for step in run.steps if not kills or step.at_s > kills[-1]]
+        newest = since_kill[-SETTLED:]
+        full = len(newest) == SETTLED and all(step.size == 2 for step in newest)
+        if full and len(kills) < num_kills:
+            pid = pid_of_rank(driver, len(kills) % 2)
+            kills.append(time.time())
+            os.kill(pid, signal.SIGKILL)
+        elif full:
+            run.go()
+
+    config = LOCAL.model_copy(update={"slots_per_host": 2})
+    job = TinyJob(config=config, num_steps=num_steps, step_s=0.004, patient=True, width=width)
+    run_here(run, job, kill, LIMIT_S)
+    run.check_result()
+    return [cost_of(kill_s, run.steps) for kill_s in kills]
+
+
+def cost_of(kill_s: float, steps: list[Step]) -> KillCost:
+    """Compare the steps before and after a kill."""
+    before = [step for step in steps if step.at_s <= kill_s]
+    after = [step for step in steps if step.at_s > kill_s and step.size == 1]
+    reached = max(step.number for step in before)
+    beyond = next(step for step in after if step.number > reached)
+    paces = [b.at_s - a.at_s for a, b in zip(before[-20:], before[-19:], strict=False)]
+    return KillCost(
+        seconds=beyond.at_s - kill_s - statistics.median(paces),
+        redone_s=kill_s - next(s.at_s for s in before if s.number == after[0].number - 1),
+    )
+
+
+def cut_link_s(cluster: hosts.Cluster, folder: Path) -> float:
+    """Seconds from cutting one of three links until the other two have done a step."""
+    with started(cluster, folder, 3, {}, num_steps=100_000) as job:
+        job.await_that(lambda: job.run.has_done(20, size=3), "three ranks train")
+        cut_s = time.time()
+        cluster.cut("h2")
+        try:
+            return seconds_until(job, cut_s, 2)
+        finally:
+            cluster.mend("h2")
+
+
+def joining_host_s(cluster: hosts.Cluster, folder: Path) -> float:
+    """Seconds from writing a host into the hosts file until it has done a step."""
+    with started(cluster, folder, 1, {}, num_steps=100_000) as job:
+        job.await_that(lambda: job.run.has_done(20, size=1), "one rank trains")
+        added_s = time.time()
+        job.hosts_file.write_text("h1\nh2\n")
+        return seconds_until(job, added_s, 2)
+
+
+def seconds_until(job: ClusterRun, since_s: float, size: int) -> float:
+    """Seconds from a moment until the first step of a group of that size."""
+
+    def found() -> list[Step]:
+        return [step for step in job.run.steps if step.at_s > since_s and step.size == size]
+
+    job.await_that(found, f"a step of {size} ranks")
+    return found()[0].at_s - since_s
+
+
+def figures(bench: Bench) -> Measured:
+    """All figures of elastic training."""
+    costs = killed_ranks(bench.folder, *bench.size((NUM_KILLS, 1500, WIDTH), (1, 150, 100)))
+    median_s = statistics.median(cost.seconds for cost in costs)
+    redone_s = max(cost.redone_s for cost in costs)
+    evidence = (
+        f"median of {len(costs)} kills, two ranks; at most {redone_s:.1f} s of work done again, "
+        "weights as undisturbed"
+    )
+    measured: Measured = [at_most("a killed rank costs, s", median_s, KILL_COST_BOUND_S, evidence)]
+    if reason := hosts.why_not():
+        return [*measured, *(LeftOut(name, reason) for name in OF_HOSTS)]
+    with hosts.cluster(bench.folder, num_hosts=3) as cluster:
+        for number, (name, (bound, measure)) in enumerate(OF_HOSTS.items()):
+            own = bench.folder / str(number)
+            own.mkdir()
+            seconds = measure(cluster, own)
+            measured.append(at_most(name, seconds, bound, "network namespaces, SSH"))
+    return measured
+
+
+OF_HOSTS: dict[str, tuple[float, Callable[[hosts.Cluster, Path], float]]] = {
+    "a cut link is noticed within, s": (30.0, cut_link_s),
+    "a joining host works within, s": (15.0, joining_host_s),
+}

@@ -1,0 +1,49 @@
+"""What a rank's step clock costs: its share of a step of ten milliseconds.
+
+Steps with a clock and without alternate in short rounds; the fastest round of each kind counts, so
+that other programs on the machine do not.
+"""
+
+from __future__ import annotations
+
+import time
+
+from infra.bench.figures import Measured, at_most
+from infra.bench.parts import Bench
+from tasks.training.telemetry.step_clock import StepClock
+
+STEP_S = 0.010
+NUM_ROUNDS = 40
+STEPS_PER_ROUND = 500
+
+
+def figures(bench: Bench) -> Measured:
+    """The cost of three phases, two counts and a step, as a share of a short training step."""
+    timed, untimed = [], []
+    num_rounds = bench.size(NUM_ROUNDS, 2)
+    with StepClock(bench.folder, 0) as clock:
+        for _ in range(num_rounds):
+            timed.append(_seconds_per_step(clock))
+            untimed.append(_seconds_per_step(None))
+    cost_s = min(timed) - min(untimed)
+    evidence = f"{1e6 * cost_s:.1f} us a step, fastest of {num_rounds} rounds"
+    return [at_most("step clock, share of a 10 ms step", cost_s / STEP_S, 0.01, evidence)]
+
+
+def _seconds_per_step(clock: StepClock | None) -> float:
+    started = time.perf_counter()
+    for _ in range(STEPS_PER_ROUND):
+        if clock is not None:
+            _measured_step(clock)
+    return (time.perf_counter() - started) / STEPS_PER_ROUND
+
+
+def _measured_step(clock: StepClock) -> None:
+    """What the training loop asks of the clock in each step, around no work."""
+    with clock.phase("data"):
+        pass
+    with clock.phase("compute"), clock.phase("exchange"):
+        pass
+    clock.add_rows(1024)
+    clock.add_bytes(1 << 20)
+    clock.step()
