@@ -23,7 +23,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 from pydantic import Field, ValidationError
 
-from flows.whereabouts import FOUND
+from flows.whereabouts import FOUND, found_but_not_retried
 from tasks.contracts.release import PromotionDecision
 from tasks.errors import ConfigurationError, RegistryError
 from tasks.features.task import record_act
@@ -79,7 +79,7 @@ class ApprovalForm(RunInput):
     flow_run_name="approve-{model}-v{version}",
     persist_result=True,
     result_serializer="json",
-    **FOUND,
+    **found_but_not_retried("its question is in the registry, and can be answered without it"),
 )
 def approval_flow(model: str, version: int, ask_again: bool = False) -> PromotionDecision:
     """Ask a person about a candidate and promote it if the answer is yes and all gates agree.

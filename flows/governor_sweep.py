@@ -5,14 +5,19 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.starting import FlowStarter, can_recalibrate
-from flows.whereabouts import FOUND
+from flows.whereabouts import found_but_not_retried
 from tasks.governor.records import Answer
 from tasks.governor.task import find_unsettled, settle_verdicts
 from tasks.registry.task import find_standing
 from tasks.settings import Settings
 
 
-@flow(name="governor-sweep", persist_result=True, result_serializer="json", **FOUND)
+@flow(
+    name="governor-sweep",
+    persist_result=True,
+    result_serializer="json",
+    **found_but_not_retried("its next run by schedule does the same"),
+)
 def governor_sweep_flow() -> list[Answer]:
     """Bring the governor's table and the world together; nothing happens where both agree.
 

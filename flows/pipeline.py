@@ -36,6 +36,11 @@ def pipeline_flow(config: PipelineConfig) -> RunRecord:
     Args:
         config: The use case.
     """
+    return run_loop(config)
+
+
+def run_loop(config: PipelineConfig) -> RunRecord:
+    """The loop, as a part of the flow that calls it; a retry of that flow takes up its stages."""
     started = datetime.now(UTC)
     service = config.features.training_set.feature_service
     claim_model_name(config.name, service, config.registry, reserve=False)

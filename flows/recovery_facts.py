@@ -14,12 +14,15 @@ from prefect.client.schemas.filters import (
     FlowRunFilterEndTime,
     FlowRunFilterExpectedStartTime,
     FlowRunFilterId,
+    FlowRunFilterParentTaskRunId,
     FlowRunFilterState,
     FlowRunFilterStateType,
     TaskRunFilter,
     TaskRunFilterId,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
 )
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
 from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.events.filters import (
     EventFilter,
@@ -30,16 +33,18 @@ from prefect.events.filters import (
 )
 
 from flows.places import is_online
-from flows.whereabouts import HOST, process_of
+from flows.whereabouts import HOST, NOT_RETRIED, process_of
 from tasks.kernel.process import ProcessName
 from tasks.recovery.config import RecoveryConfig
-from tasks.recovery.judge import DAY_S, ProcessState, RunFact, RunState, SlotFact
+from tasks.recovery.judge import DAY_S, ProcessState, RunFact, RunState, SlotFact, StepFact
 from tasks.recovery.processes import is_engine, processes_by_run
 
 PAGE = 200
 UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
 HOLDING = UNFINISHED
 HEARTBEAT = "prefect.flow-run.heartbeat"
+SWEPT = "Recovery sweep: "
+"""What the message of each state that a sweep sets begins with."""
 STATES: dict[StateType, RunState] = {
     StateType.SCHEDULED: "scheduled",
     StateType.PENDING: "pending",
@@ -73,6 +78,34 @@ def run_facts(
         _fact(client, run, names[run.flow_id], local, parents, online, now)
         for run in runs.values()
         if run.state is not None
+    )
+
+
+def step_facts(client: SyncPrefectClient, now: datetime) -> tuple[StepFact, ...]:
+    """All task runs without an end, and how their flow runs stand."""
+    wanted = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED)))
+    steps = list(_all_steps(client, wanted))
+    ids = {step.flow_run_id for step in steps if step.flow_run_id}
+    runs: dict[UUID | None, FlowRun] = {run.id: run for run in _by_id(client, list(ids))}
+    living = {
+        run.parent_task_run_id
+        for run in _called_by(client, [step.id for step in steps])
+        if run.state is not None and not run.state.is_final()
+    }
+    return tuple(
+        StepFact(
+            id=str(step.id),
+            name=step.name,
+            age_s=(now - step.state.timestamp).total_seconds(),
+            attempt=step.flow_run_run_count,
+            run=run.name,
+            run_state=STATES[run.state.type],
+            run_age_s=_age_s(run, now),
+            run_attempts=run.run_count,
+            stands_for_run=step.id in living,
+        )
+        for step in steps
+        if (run := runs.get(step.flow_run_id)) and run.state is not None and step.state is not None
     )
 
 
@@ -113,6 +146,8 @@ def _fact(
         pids=pids,
         heartbeat_age_s=None if is_seen else _heartbeat_age_s(client, run, now),
         attempts=run.run_count,
+        restarts=0 if run.run_count else _num_restarts(client, run),
+        retried=not run.run_count or (HOST in run.labels and NOT_RETRIED not in run.labels),
         deployed=run.deployment_id is not None,
         parent=parents.get(run.id) or ("unknown" if run.parent_task_run_id else None),
         pool=run.work_pool_name,
@@ -156,6 +191,28 @@ def _all(client: SyncPrefectClient, wanted: FlowRunFilter) -> Iterator[FlowRun]:
 def _by_id(client: SyncPrefectClient, ids: Sequence[UUID]) -> Iterator[FlowRun]:
     if ids:
         yield from _all(client, FlowRunFilter(id=FlowRunFilterId(any_=list(ids))))
+
+
+def _all_steps(client: SyncPrefectClient, wanted: TaskRunFilter) -> Iterator[TaskRun]:
+    offset = 0
+    while page := client.read_task_runs(task_run_filter=wanted, limit=PAGE, offset=offset):
+        yield from page
+        offset += len(page)
+
+
+def _called_by(client: SyncPrefectClient, steps: Sequence[UUID]) -> Iterator[FlowRun]:
+    """Flow runs that these task runs stand for."""
+    for start in range(0, len(steps), PAGE):
+        wanted = FlowRunFilterParentTaskRunId(any_=list(steps[start : start + PAGE]))
+        yield from _all(client, FlowRunFilter(parent_task_run_id=wanted))
+
+
+def _num_restarts(client: SyncPrefectClient, run: FlowRun) -> int:
+    """How often a sweep has started a run again that never began: the server does not count it."""
+    if run.state is None or not run.state.is_crashed():
+        return 0
+    states = client.read_flow_run_states(run.id)
+    return sum(s.name == "AwaitingRetry" and (s.message or "").startswith(SWEPT) for s in states)
 
 
 def _of_type(types: list[StateType]) -> FlowRunFilterState:

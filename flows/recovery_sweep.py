@@ -17,9 +17,19 @@ from prefect.logging import get_run_logger
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.recovery_facts import STATES, run_facts, slot_facts, utc_now
+from flows.recovery_facts import STATES, SWEPT, run_facts, slot_facts, step_facts, utc_now
+from flows.whereabouts import found_but_not_retried
 from tasks.recovery.config import RecoveryConfig
-from tasks.recovery.judge import Action, Repair, RunFact, SlotFact, judge, leaked_slots
+from tasks.recovery.judge import (
+    Action,
+    Repair,
+    RunFact,
+    SlotFact,
+    StepFact,
+    dead_steps,
+    judge,
+    leaked_slots,
+)
 from tasks.recovery.processes import end_processes
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.settings import Settings
@@ -42,6 +52,9 @@ class Sweep(BaseModel):
     num_seen: int
     done: tuple[Done, ...] = ()
     slots: tuple[SlotFact, ...] = ()
+    steps: tuple[StepFact, ...] = Field(
+        default=(), description="Task runs of attempts that are over, ended."
+    )
     leases: tuple[str, ...] = Field(default=(), description="Device leases of dead holders, freed.")
 
 
@@ -50,6 +63,7 @@ class Sweep(BaseModel):
     flow_run_name="sweep",
     persist_result=True,
     result_serializer="json",
+    **found_but_not_retried("its next run by schedule does the same"),
 )
 def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> Sweep:  # noqa: B008  frozen
     """Put stale runs right: end, free, start again, or tell.
@@ -84,6 +98,8 @@ def sweep_stale_runs(config: RecoveryConfig) -> Sweep:
         logger.warning("%s %s: %s", done.repair.name, done.outcome, done.repair.why)
     for slot in sweep.slots:
         logger.warning("%s: freed %d slots", slot.limit, slot.taken - slot.num_holders)
+    if sweep.steps:
+        logger.warning("ended %d task runs of attempts that are over", len(sweep.steps))
     for lease in sweep.leases:
         logger.warning("freed the lease of %s: its holder is dead", lease)
     _show(sweep)
@@ -100,6 +116,20 @@ def free_leases(settings: Settings) -> tuple[str, ...]:
 def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[Repair, ...]:
     """What a sweep would do now; changes nothing."""
     return judge(run_facts(client, config, utc_now()), config)
+
+
+def find_dead_steps(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[StepFact, ...]:
+    """Task runs that a sweep would end now; changes nothing."""
+    return dead_steps(step_facts(client, utc_now()), config)
+
+
+def _end_steps(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[StepFact, ...]:
+    steps = find_dead_steps(client, config)
+    for step in steps:
+        message = f"{SWEPT}attempt {step.attempt} of {step.run} is over."
+        state = Cancelled if step.run_state == "cancelled" else Crashed
+        client.set_task_run_state(UUID(step.id), state(message=message), force=True)
+    return steps
 
 
 def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
@@ -124,7 +154,8 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
         later = run_facts(client, config, utc_now())
         retries = tuple(r for r in judge(later, config) if r.action == "retry")
         done += _repaired(client, retries, later, config)
-    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks)
+    steps = _end_steps(client, config)
+    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks, steps=steps)
 
 
 def _repaired(
@@ -159,7 +190,7 @@ def _carry_out(
 
 
 def _new_state(repair: Repair) -> State[Any] | None:
-    message = f"Recovery sweep: {repair.why}."
+    message = f"{SWEPT}{repair.why}."
     made: dict[Action, State[Any] | None] = {
         "crash": Crashed(message=message),
         "cancel": Cancelled(message=message),
@@ -185,6 +216,15 @@ def _show(sweep: Sweep) -> None:
             "why": f"{slot.taken} were taken and {slot.num_holders} runs held one",
         }
         for slot in sweep.slots
+    ]
+    rows += [
+        {
+            "run": step.run,
+            "flow": "",
+            "outcome": f"task run {step.name} ended",
+            "why": "its attempt is over",
+        }
+        for step in sweep.steps
     ]
     rows += [
         {"run": lease, "flow": "", "outcome": "lease freed", "why": "its holder is dead"}

@@ -22,7 +22,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows.recovery_facts import slot_facts
-from flows.recovery_sweep import find_repairs, recovery_sweep_flow
+from flows.recovery_sweep import find_dead_steps, find_repairs, recovery_sweep_flow
 from tasks.errors import TransientError
 from tasks.recovery.config import RecoveryConfig
 
@@ -48,7 +48,7 @@ def _look(client: SyncPrefectClient, config: RecoveryConfig, told: set[str]) -> 
     leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
     new = [r for r in repairs if r.action != "report" or r.run not in told]
     told.update(r.run for r in repairs if r.action == "report")
-    if new or leaking:
+    if new or leaking or find_dead_steps(client, config):
         recovery_sweep_flow(config)
 
 

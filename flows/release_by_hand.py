@@ -9,7 +9,7 @@ from pydantic import Field
 
 from flows.config import PipelineConfig
 from flows.release_ports import RegistryChampions, release_config, traffic_of
-from flows.whereabouts import FOUND
+from flows.whereabouts import found_but_not_retried
 from tasks.features.task import record_act
 from tasks.registry.approval import VISIBLE
 from tasks.release.records import Release
@@ -25,7 +25,7 @@ Wish = Literal["start", "promote", "hold", "resume", "roll_back"]
     flow_run_name="{action}-{config.registry.model_name}",
     persist_result=True,
     result_serializer="json",
-    **FOUND,
+    **found_but_not_retried("a person's step would be taken twice"),
 )
 def release_by_hand_flow(
     action: Wish,

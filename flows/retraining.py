@@ -6,10 +6,10 @@ from prefect import flow
 
 from flows.clock import roll
 from flows.config import PipelineConfig
-from flows.pipeline import pipeline_flow
+from flows.pipeline import run_loop
+from flows.whereabouts import RECORDED
 from flows.windows import moment_of_run
 from tasks.contracts.run import RunRecord
-from tasks.lineage.task import RECORDED
 
 
 @flow(
@@ -28,4 +28,4 @@ def retraining_flow(config: PipelineConfig) -> RunRecord:
     Raises:
         WindowError: too few days for training lie before those for validation and test.
     """
-    return pipeline_flow(roll(config, moment_of_run()))
+    return run_loop(roll(config, moment_of_run()))

@@ -8,6 +8,7 @@ import time
 from typing import Any
 from uuid import UUID
 
+import yaml
 from prefect import Flow, flow_engine
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -16,6 +17,9 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
     FlowRunFilterStateType,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
@@ -24,24 +28,15 @@ from prefect.utilities.urls import url_for
 
 from flows.routing import child_error
 from tasks.errors import ConfigurationError
+from tasks.settings import PROJECT_ROOT
 
-LOOP = "pipeline"
+LOOPS = ["pipeline", "retraining"]
 ENDED_BADLY = [StateType.FAILED, StateType.CRASHED]
 CANCELLED = [StateType.CANCELLED]
 """A run that somebody cancelled goes on only when it is named."""
 UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
-FLOWS = {
-    "pipeline": "flows.pipeline.pipeline_flow",
-    "feature-refresh": "flows.feature_refresh.feature_refresh_flow",
-    "training": "flows.training.training_flow",
-    "conversion": "flows.conversion.conversion_flow",
-    "reconversion": "flows.reconversion.reconversion_flow",
-    "promotion": "flows.promotion.promotion_flow",
-    "drift-check": "flows.drift_check.drift_check_flow",
-    "drift-check-log": "flows.drift_check.drift_check_log_flow",
-    "search": "flows.search.search_flow",
-    "model-import": "flows.model_import.model_import_flow",
-}
+DEPLOYMENTS = PROJECT_ROOT / "prefect.yaml"
+KILLED = "Its process was killed; python -m flows retry goes on from there."
 POLL_S = 1.0
 PAGE = 200
 
@@ -61,7 +56,7 @@ def retry_run(options: argparse.Namespace) -> list[str]:
         run = find_run(client, options.run)
         name = client.read_flow(run.flow_id).name
         if run.deployment_id is None:
-            _run_here(run, name)
+            flow_engine.run_flow(flow_named(name), flow_run=run)
             return [f"{'Retried':<10}{run.name}, in this process"]
         client.set_flow_run_state(run.id, AwaitingRetry(message="Retry from the command line"))
         return [f"{'Retried':<10}{run.name}, {url_for(run) or run.id}", _wait(client, run)]
@@ -70,7 +65,8 @@ def retry_run(options: argparse.Namespace) -> list[str]:
 def find_run(client: SyncPrefectClient, wanted: str | None) -> FlowRun:
     """The run to retry: by name or the beginning of its id, else the newest loop that ended badly.
 
-    One that was cancelled must be named.
+    One that was cancelled must be named. For a part that ran in the process of another run, that
+    run is found.
 
     Raises:
         ConfigurationError: there is none, or it is no run that can be retried.
@@ -78,19 +74,31 @@ def find_run(client: SyncPrefectClient, wanted: str | None) -> FlowRun:
     types = ENDED_BADLY + (CANCELLED if wanted else [])
     ended_badly = FlowRunFilterState(type=FlowRunFilterStateType(any_=types))
     runs = client.read_flow_runs(
-        flow_filter=None if wanted else FlowFilter(name=FlowFilterName(any_=[LOOP])),
+        flow_filter=None if wanted else FlowFilter(name=FlowFilterName(any_=LOOPS)),
         flow_run_filter=FlowRunFilter(state=ended_badly),
         sort=FlowRunSort.START_TIME_DESC,
         limit=PAGE,
     )
     for run in runs:
         if wanted is None or run.name == wanted or str(run.id).startswith(wanted):
-            return run
+            found = _run_of_process(client, run)
+            if found.state is not None and found.state.type in types:
+                return found
     said = f"no run {wanted!r} among" if wanted else "no loop among"
     raise ConfigurationError(
-        f"{said} the {len(runs)} newest runs that failed, crashed or were cancelled; the Prefect "
-        "UI lists them. Nothing was started"
+        f"{said} the {len(runs)} newest runs that failed, crashed or were cancelled and did not go "
+        "on since; the Prefect UI lists them. Nothing was started"
     )
+
+
+def _run_of_process(client: SyncPrefectClient, run: FlowRun) -> FlowRun:
+    """The run for which a process was started: a part of it cannot go on alone."""
+    while run.deployment_id is None and run.parent_task_run_id is not None:
+        called_by = client.read_task_run(run.parent_task_run_id).flow_run_id
+        if called_by is None:
+            return run
+        run = client.read_flow_run(called_by)
+    return run
 
 
 def end_lost_runs() -> int:
@@ -102,27 +110,30 @@ def end_lost_runs() -> int:
         unfinished = FlowRunFilterState(type=FlowRunFilterStateType(any_=UNFINISHED))
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=unfinished), limit=PAGE)
         for run in runs:
-            message = "Its process was killed; python -m flows retry goes on from there."
-            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+            client.set_flow_run_state(run.id, Crashed(message=KILLED), force=True)
+        steps = TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED))
+        wanted = TaskRunFilter(state=steps)
+        for step in client.read_task_runs(task_run_filter=wanted, limit=PAGE):
+            client.set_task_run_state(step.id, Crashed(message=KILLED), force=True)
     return len(runs)
 
 
-def _run_here(run: FlowRun, name: str) -> None:
-    """Run an earlier run's next attempt in this process.
+def flow_named(name: str) -> Flow[..., Any]:
+    """The deployed flow of a name, by its entry point in `prefect.yaml`.
 
     Raises:
-        ConfigurationError: it is a stage of a loop, or no flow of this project.
+        ConfigurationError: no flow of this name is deployed.
     """
-    if run.parent_task_run_id is not None:
+    wanted = f".{name.replace('-', '_')}_flow"
+    entries = [str(d["entrypoint"]) for d in yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]]
+    entry = next((entry for entry in entries if entry.endswith(wanted)), None)
+    if entry is None:
         raise ConfigurationError(
-            f"{run.name} is a stage of a loop that ran in one process; retry the loop instead: "
-            "python -m flows retry"
+            f"flow {name!r} is not in {DEPLOYMENTS.name}, so this command cannot run it again"
         )
-    if name not in FLOWS:
-        raise ConfigurationError(f"{run.name} is of flow {name!r}, which this command cannot run")
-    module, _, attribute = FLOWS[name].rpartition(".")
+    module, _, attribute = entry.rpartition(".")
     flow: Flow[..., Any] = getattr(importlib.import_module(module), attribute)
-    flow_engine.run_flow(flow, flow_run=run)
+    return flow
 
 
 def _wait(client: SyncPrefectClient, run: FlowRun) -> str:

@@ -10,7 +10,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
@@ -96,13 +96,46 @@ class PrefectApi:
         self, pools: Iterable[str], states: tuple[str, ...] = UNFINISHED
     ) -> list[dict[str, Any]]:
         """Flow runs of these pools that have a process, or should have."""
+        return self._runs(
+            {"state": {"type": {"any_": list(states)}}},
+            work_pools={"name": {"any_": sorted(pools)}},
+        )
+
+    def unfinished_parts(self, runs: Iterable[str]) -> list[dict[str, Any]]:
+        """Flow runs that these runs have called in their own process."""
+        return self._runs(
+            {
+                "state": {"type": {"any_": list(UNFINISHED)}},
+                "parent_flow_run_id": {"any_": sorted(runs)},
+                "deployment_id": {"is_null_": True},
+            }
+        )
+
+    def waiting_runs(self, pools: Iterable[str], due_before: str) -> list[dict[str, Any]]:
+        """Flow runs that no worker of these pools has taken, though they were due (ISO, zone)."""
+        return self._runs(
+            {
+                "state": {"type": {"any_": ["SCHEDULED"]}},
+                "expected_start_time": {"before_": due_before},
+            },
+            work_pools={"name": {"any_": sorted(pools)}},
+        )
+
+    def crashed_runs(self, after: str) -> list[dict[str, Any]]:
+        """Deployed flow runs, called by no other, that crashed since then (ISO, with zone)."""
+        return self._runs(
+            {
+                "state": {"type": {"any_": ["CRASHED"]}},
+                "end_time": {"after_": after},
+                "deployment_id": {"is_null_": False},
+                "parent_task_run_id": {"is_null_": True},
+            }
+        )
+
+    def _runs(self, flow_runs: Mapping[str, Any], **more: Any) -> list[dict[str, Any]]:
+        """All flow runs that a filter lets through, page by page."""
         found: list[dict[str, Any]] = []
-        query = {
-            "flow_runs": {"state": {"type": {"any_": list(states)}}},
-            "work_pools": {"name": {"any_": sorted(pools)}},
-            "sort": "START_TIME_ASC",
-            "limit": PAGE,
-        }
+        query = {"flow_runs": flow_runs, **more, "sort": "START_TIME_ASC", "limit": PAGE}
         while True:
             page = self._call("POST", "/flow_runs/filter", {**query, "offset": len(found)})
             found += page

@@ -38,7 +38,7 @@ def end_cut_off(api: PrefectApi, workers: Mapping[str, str], reason: str) -> lis
         TransientError: the server does not answer.
     """
     ended = []
-    for run in runs_of(api, workers):
+    for run in _with_parts(api, runs_of(api, workers)):
         state = "CANCELLED" if run["state"]["type"] == "CANCELLING" else "CRASHED"
         try:
             api.end_run(run["id"], state, f"cut off: {reason}")
@@ -48,6 +48,14 @@ def end_cut_off(api: PrefectApi, workers: Mapping[str, str], reason: str) -> lis
         LOGGER.warning("run %s was cut off (%s) and is %s now", run["name"], reason, state)
         ended.append(CutRun(id=run["id"], name=run["name"], state=state))
     return ended
+
+
+def _with_parts(api: PrefectApi, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs, and what they have called in their own processes, which end with them."""
+    found = list(runs)
+    while runs and (runs := api.unfinished_parts(run["id"] for run in runs)):
+        found += runs
+    return found
 
 
 def end_cut_off_if_possible(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,10 +24,13 @@ from infra.platform.state import (
 )
 from tasks.errors import ConfigurationError, StorageError, TransientError
 from tasks.leases.book import LeaseBook, LeaseFacts
+from tasks.recovery.config import RecoveryConfig
 from tasks.settings import Settings
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
 WELL = ("up", "done")
+LATE_AFTER = timedelta(seconds=60)
+GIVEN_UP_SHOWN = timedelta(days=1)
 
 
 class PoolStatus(BaseModel):
@@ -150,9 +154,39 @@ def _pools(endpoint: Endpoint | None, place: Place) -> tuple[tuple[PoolStatus, .
             )
             for pool in api.pools()
         )
+        wrong += waiting_for_workers(api, [pool.name for pool in pools if not pool.online])
+        wrong += given_up(api)
     except (TransientError, ConfigurationError) as exc:
         return (), [*wrong, str(exc)]
     return pools, wrong
+
+
+def waiting_for_workers(api: PrefectApi, pools: Sequence[str]) -> list[str]:
+    """Runs that are late because their pool has no worker; one sentence for each pool."""
+    due_before = (now() - LATE_AFTER).isoformat()
+    waiting: dict[str, list[dict[str, Any]]] = {}
+    for run in api.waiting_runs(pools, due_before) if pools else ():
+        waiting.setdefault(str(run["work_pool_name"]), []).append(run)
+    return [
+        f"{len(runs)} run{'s' * (len(runs) > 1)} of work pool {pool!r} "
+        f"wait{'s' * (len(runs) == 1)} for a worker, and none is online: {first['name']} was due "
+        f"{_age(datetime.fromisoformat(first['expected_start_time']))} ago. Start one on a machine "
+        f"with the hardware: prefect worker start --pool {pool}"
+        for pool, runs in sorted(waiting.items())
+        for first in [min(runs, key=lambda run: str(run["expected_start_time"]))]
+    ]
+
+
+def given_up(api: PrefectApi) -> list[str]:
+    """Runs that were cut off so often that nobody starts them again."""
+    most = RecoveryConfig().max_retries + 1
+    return [
+        f"run {run['name']} was cut off {run['run_count']} times, last "
+        f"{_age(datetime.fromisoformat(run['end_time']))} ago, and is not started again. Its log "
+        f"says what it was doing; to go on: python -m flows --on-platform retry {run['name']}"
+        for run in api.crashed_runs((now() - GIVEN_UP_SHOWN).isoformat())
+        if run["run_count"] >= most
+    ]
 
 
 def table(status: Status) -> str:

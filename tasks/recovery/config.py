@@ -71,20 +71,12 @@ class RecoveryConfig(BaseModel):
         le=604_800,
         description="Age in seconds beyond which a run that was cut off is left as it is.",
     )
-    retried_flows: tuple[str, ...] = Field(
-        default=(
-            "pipeline",
-            "feature-refresh",
-            "training",
-            "conversion",
-            "promotion",
-            "drift-check",
-            "drift-check-log",
-            "parity-check",
-            "search",
-            "decision",
-        ),
-        description="Flows that may be started again; each of them repeats no finished stage.",
+    task_grace_s: float = Field(
+        default=120,
+        ge=1,
+        le=3600,
+        description="Seconds until a step of a dead attempt, of which no end was heard, is ended: "
+        "steps are recorded late.",
     )
 
     @model_validator(mode="after")

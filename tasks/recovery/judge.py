@@ -47,11 +47,20 @@ class RunFact(BaseModel):
     )
     pids: tuple[int, ...] = Field(default=(), description="Processes here that belong to it.")
     heartbeat_age_s: float | None = Field(default=None, description="None: it never sent one.")
-    attempts: int = Field(default=1, description="How often it has been started.")
+    attempts: int = Field(default=1, description="How often it has begun.")
+    restarts: int = Field(default=0, description="How often a sweep has started it again.")
+    retried: bool = Field(
+        default=True, description="Its flow may be started again; one that never began always."
+    )
     deployed: bool = Field(default=True, description="A worker started it, and can do so again.")
     parent: str | None = Field(default=None, description="Run that called it.")
     pool: str | None = None
     num_workers_online: int | None = Field(default=None, description="None: it has no pool.")
+
+    @property
+    def tries(self) -> int:
+        """How often it was to be run; it may have been cut off before it began."""
+        return max(self.attempts, self.restarts + 1)
 
 
 class Repair(BaseModel):
@@ -164,13 +173,21 @@ def _leftover(fact: RunFact, config: RecoveryConfig) -> Repair | None:
 
 
 def _again(fact: RunFact, config: RecoveryConfig) -> Repair | None:
-    if not may_be_retried(fact, config) or fact.pids:
+    if not _was_cut_off(fact, config) or fact.pids:
         return None
+    most = config.max_retries + 1
+    if may_be_retried(fact, config):
+        why = (
+            f"it was cut off {fact.age_s:.0f} s ago, in attempt {fact.tries} of at most {most}; "
+            "it goes on from the stage that was cut off"
+        )
+        return _repair(fact, "retry", why)
     why = (
-        f"it was cut off {fact.age_s:.0f} s ago, in attempt {fact.attempts} of at most "
-        f"{config.max_retries + 1}; it goes on from the stage that was cut off"
+        f"it was cut off in attempt {fact.tries} of at most {most} and is not started again. Its "
+        "log says what it was doing; to go on from there: "
+        f"python -m flows --on-platform retry {fact.name}"
     )
-    return _repair(fact, "retry", why)
+    return _repair(fact, "report", why)
 
 
 def may_be_retried(fact: RunFact, config: RecoveryConfig) -> bool:
@@ -178,12 +195,15 @@ def may_be_retried(fact: RunFact, config: RecoveryConfig) -> bool:
 
     A stage's run is not: the loop that called it does so, or is itself retried.
     """
+    return _was_cut_off(fact, config) and fact.tries <= config.max_retries
+
+
+def _was_cut_off(fact: RunFact, config: RecoveryConfig) -> bool:
     return (
         fact.state == "crashed"
         and fact.deployed
         and fact.parent is None
-        and fact.flow in config.retried_flows
-        and fact.attempts <= config.max_retries
+        and fact.retried
         and fact.age_s <= config.retry_within_s
     )
 
@@ -227,3 +247,32 @@ def leaked_slots(first: Sequence[SlotFact], second: Sequence[SlotFact]) -> tuple
         if min(then.taken, now.taken) > holders:
             leaks.append(now.model_copy(update={"num_holders": holders}))
     return tuple(leaks)
+
+
+class StepFact(BaseModel):
+    """A task run without an end, and the flow run that it belongs to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    name: str
+    age_s: float = Field(description="Seconds since it came into its state.")
+    attempt: int = Field(description="Of its flow run, in which it began.")
+    run: str = Field(description="Name of its flow run.")
+    run_state: RunState
+    run_age_s: float = Field(description="As `RunFact.age_s`.")
+    run_attempts: int
+    stands_for_run: bool = Field(
+        default=False, description="It stands for a flow run that has no end either."
+    )
+
+
+def dead_steps(facts: Sequence[StepFact], config: RecoveryConfig) -> tuple[StepFact, ...]:
+    """Task runs whose attempt is over: nobody will tell of their end."""
+    return tuple(
+        fact
+        for fact in facts
+        if not fact.stands_for_run
+        and (fact.run_state in ENDED or fact.attempt < fact.run_attempts)
+        and min(fact.age_s, fact.run_age_s) > config.task_grace_s
+    )

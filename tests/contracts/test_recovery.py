@@ -7,17 +7,23 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
+from prefect import task
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
-from prefect.states import Cancelled, Crashed, Running, Suspended
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate
+from prefect.states import Cancelled, Crashed, Running, Scheduled, Suspended
 
+import infra.platform.api as api_module
 from flows.recovery_sweep import recovery_sweep_flow, sweep_once
 from flows.retry_command import find_run
-from flows.whereabouts import BOOT, HOST, PID, SPACE, STARTED, own_labels
+from flows.whereabouts import BOOT, HOST, NOT_RETRIED, PID, SPACE, STARTED, own_labels
+from infra.platform.api import WORKER_LABEL
+from infra.platform.cut_off import end_cut_off
+from infra.platform.status import given_up, waiting_for_workers
 from tasks.errors import ConfigurationError
 from tasks.recovery.config import RecoveryConfig
 from tests.support.host.processes import pids_whose_command_holds, wait_until
@@ -35,7 +41,7 @@ from tests.support.services.prefect_platform import PrefectApi
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COORDINATOR_POOL, STAGE_POOL = "lost-coordinator", "lost-stages"
-AT_ONCE = RecoveryConfig(dead_process_s=1, second_look_s=1, retried_flows=("routed-loop",))
+AT_ONCE = RecoveryConfig(dead_process_s=1, second_look_s=1, task_grace_s=1)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +132,115 @@ def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_host
     assert states == {alive: "Running", restarted: "Crashed", elsewhere: "Running"}
     for run in (alive, elsewhere, contained):
         client.delete_flow_run(run)  # type: ignore[arg-type]
+
+
+def deployed_run(
+    client: SyncPrefectClient, labels: dict[str, str], num_begun: int, pool: str = COORDINATOR_POOL
+) -> UUID:
+    """A run of a deployment that was cut off after it had begun so often."""
+    deployment = client.create_deployment(
+        flow_id=client.create_flow(loop_flow), name=f"lost-{uuid4()}", work_pool_name=pool
+    )
+    run = client.create_flow_run_from_deployment(deployment)
+    client.update_flow_run_labels(run.id, {**labels})
+    for _ in range(num_begun):
+        client.set_flow_run_state(run.id, Running(), force=True)
+    client.set_flow_run_state(run.id, Crashed(), force=True)
+    return run.id
+
+
+def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
+    client: SyncPrefectClient, prefect_api: PrefectApi
+) -> None:
+    again = deployed_run(client, {HOST: "here"}, 1)
+    once = deployed_run(client, {HOST: "here", NOT_RETRIED: "it would be done twice"}, 1)
+    foreign = deployed_run(client, {}, 1)
+    never_begun = deployed_run(client, {}, 0)
+    third = deployed_run(client, {HOST: "here"}, 3)
+    done = {each.repair.run: each.repair for each in sweep_once(client, AT_ONCE).done}
+    assert {str(again): "retry", str(never_begun): "retry", str(third): "report"} == {
+        run: repair.action
+        for run, repair in done.items()
+        if run in map(str, (again, once, foreign, never_begun, third))
+    }
+    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
+    name = client.read_flow_run(third).name
+    assert [said for said in given_up(api) if f"run {name} was cut off 3 times" in said]
+
+    for _ in range(AT_ONCE.max_retries):  # the server does not count what never begins
+        client.set_flow_run_state(never_begun, Crashed(), force=True)
+        found = {each.repair.run: each.repair for each in sweep_once(client, AT_ONCE).done}
+    assert found[str(never_begun)].action == "report"
+
+
+def test_steps_of_a_dead_attempt_are_ended_and_those_that_stand_for_a_living_run_are_not(
+    client: SyncPrefectClient,
+) -> None:
+    @task
+    def working() -> None:
+        """Never run here."""
+
+    def step(run: UUID, key: str) -> UUID:
+        return client.create_task_run(working, run, key, state=Running()).id
+
+    dead = client.create_flow_run(loop_flow, parameters={}, state=Running()).id
+    cancelled = client.create_flow_run(loop_flow, parameters={}, state=Running()).id
+    lost, stage, ended = step(dead, "lost"), step(dead, "stage"), step(cancelled, "ended")
+    child = client.create_flow_run(
+        first_flow, parameters={}, state=Running(), parent_task_run_id=stage
+    )
+    client.set_flow_run_state(dead, Crashed(), force=True)
+    client.set_flow_run_state(cancelled, Cancelled(), force=True)
+
+    def states() -> dict[UUID, str | None]:
+        sweep_once(client, AT_ONCE)
+        return {each: client.read_task_run(each).state_name for each in (lost, ended, stage)}
+
+    expected = {lost: "Crashed", ended: "Cancelled", stage: "Running"}
+    wait_until(lambda: states() == expected, "the steps have been ended", 60)
+    client.delete_flow_run(child.id)
+
+
+def test_what_a_run_that_was_cut_off_had_called_in_its_process_ends_with_it(
+    client: SyncPrefectClient, prefect_api: PrefectApi
+) -> None:
+    @task
+    def standing_for() -> None:
+        """Never run here."""
+
+    outer = client.create_flow_run_from_deployment(
+        client.read_deployment_by_name("routed-loop/coordinator").id,
+        parameters={"config": {"folder": "unused"}},
+    )
+    client.update_flow_run_labels(outer.id, {WORKER_LABEL: "killed-worker"})
+    client.set_flow_run_state(outer.id, Running(), force=True)
+    step = client.create_task_run(standing_for, outer.id, "0", state=Running())
+    inner = client.create_flow_run(
+        first_flow, parameters={}, state=Running(), parent_task_run_id=step.id
+    )
+    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
+    cut = end_cut_off(api, {COORDINATOR_POOL: "killed-worker"}, "a test")
+    assert {run.id for run in cut} == {str(outer.id), str(inner.id)}
+    assert client.read_flow_run(inner.id).state_name == "Crashed"
+    assert find_run(client, inner.name).id == outer.id, "a part cannot go on alone"
+
+
+def test_a_run_that_no_worker_can_take_is_told(
+    client: SyncPrefectClient, prefect_api: PrefectApi
+) -> None:
+    pool = f"empty-{uuid4()}"
+    client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    deployment = client.create_deployment(
+        flow_id=client.create_flow(loop_flow), name="waiting", work_pool_name=pool
+    )
+    due = datetime.now(UTC) - timedelta(minutes=5)
+    run = client.create_flow_run_from_deployment(deployment, state=Scheduled(scheduled_time=due))
+    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
+    [said] = waiting_for_workers(api, [pool])
+    assert run.name in said
+    assert f"prefect worker start --pool {pool}" in said
+    client.delete_flow_run(run.id)
+    assert waiting_for_workers(api, [pool]) == []
 
 
 def test_a_suspended_run_is_left_alone(client: SyncPrefectClient) -> None:

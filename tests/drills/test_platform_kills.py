@@ -48,7 +48,6 @@ RECOVERY = RecoveryConfig(
     dead_process_s=10,
     leftover_grace_s=15,
     max_retries=10,
-    retried_flows=("routed-loop",),
 )
 VICTIMS = (
     "an engine",

@@ -11,6 +11,8 @@ import pytest
 import yaml
 from prefect import Flow
 
+from flows.retry_command import flow_named
+from flows.whereabouts import not_retried_because, note_whereabouts
 from infra.deploying.deployments import DeploymentItem, deployment_items, load_flow
 from infra.deploying.file import PREFECT_FILE, Deployment, PrefectFile, read_prefect_file
 from infra.deploying.pools import read_pools_file
@@ -41,6 +43,26 @@ def test_every_deployment_names_a_flow_and_is_called_by_its_hardware(entry: Depl
     assert flow.persist_result
     assert entry.name == entry.work_pool.name
     assert "falaj" in entry.tags
+
+
+@pytest.mark.parametrize("entry", FILE.deployments, ids=lambda d: f"{d.entrypoint} on {d.name}")
+def test_every_deployed_run_is_found_when_lost_and_can_be_retried_by_the_command(
+    entry: Deployment,
+) -> None:
+    flow = load_flow(entry.entrypoint)
+    assert note_whereabouts in flow.on_running_hooks
+    assert flow_named(flow.name) is flow
+
+
+def test_a_run_that_was_cut_off_is_started_again_but_for_flows_that_give_their_reason() -> None:
+    flows = {load_flow(entry.entrypoint) for entry in FILE.deployments}
+    reasons = {flow.name: not_retried_because(flow) for flow in flows}
+    assert {name for name, why in reasons.items() if why} == {
+        "approval",
+        "governor-sweep",
+        "recovery-sweep",
+        "release-by-hand",
+    }
 
 
 def test_every_flow_is_deployed() -> None:

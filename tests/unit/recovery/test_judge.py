@@ -17,6 +17,8 @@ from tasks.recovery.judge import (
     RunFact,
     RunState,
     SlotFact,
+    StepFact,
+    dead_steps,
     judge,
     leaked_slots,
 )
@@ -61,9 +63,13 @@ def judged(*facts: RunFact) -> Repair | None:
         (fact("completed", pids=(7,)), "end processes"),
         (fact("cancelled", age_s=3, pids=(7,)), None),
         (fact("crashed"), "retry"),
-        (fact("crashed", attempts=3), None),
+        (fact("crashed", attempts=3), "report"),
+        (fact("crashed", attempts=3, age_s=4000), None),
+        (fact("crashed", attempts=0, restarts=1), "retry"),
+        (fact("crashed", attempts=0, restarts=2), "report"),
         (fact("crashed", age_s=4000), None),
-        (fact("crashed", flow="recovery-sweep"), None),
+        (fact("crashed", retried=False), None),
+        (fact("crashed", retried=False, attempts=3), None),
         (fact("crashed", deployed=False), None),
         (fact("crashed", parent="p"), None),
         (fact("failed"), None),
@@ -123,13 +129,15 @@ facts = st.builds(
     RunFact,
     id=st.just("r"),
     name=st.just("n"),
-    flow=st.sampled_from(["pipeline", "other"]),
+    flow=st.just("pipeline"),
     state=st.sampled_from(get_args(RunState)),
     age_s=st.floats(0, 1e6),
     process=st.sampled_from(get_args(ProcessState)),
     pids=st.sampled_from([(), (1,), (1, 2)]),
     heartbeat_age_s=st.none() | st.floats(0, 1e6),
     attempts=st.integers(0, 5),
+    restarts=st.integers(0, 5),
+    retried=st.booleans(),
     deployed=st.booleans(),
     num_workers_online=st.none() | st.integers(0, 2),
 )
@@ -146,7 +154,9 @@ def test_what_lives_is_never_crashed_and_what_waits_for_a_person_is_left(seen: R
         assert seen.state in {"running", "pending"}
     if repair.action == "retry":
         assert seen.state == "crashed"
+        assert seen.retried
         assert seen.attempts <= CONFIG.max_retries
+        assert seen.restarts < CONFIG.max_retries
     if repair.action == "end processes":
         assert seen.state in ENDED
         assert repair.pids == seen.pids
@@ -161,6 +171,33 @@ def test_a_slot_is_leaked_only_if_both_looks_say_so() -> None:
     assert leaked_slots(slots(1, 1), slots(1, 0)) == ()
     assert leaked_slots(slots(2, 1), slots(2, 1)) == slots(2, 1)
     assert leaked_slots((), slots(1, 0)) == ()
+
+
+def step(**more: Any) -> StepFact:
+    described = {"id": "s", "name": "step", "age_s": 1000, "attempt": 1, "run": "r"}
+    living = {"run_state": "running", "run_age_s": 1000, "run_attempts": 1}
+    return StepFact.model_validate(described | living | more)
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_dead"),
+    [
+        (step(), False),
+        (step(run_state="scheduled"), False),
+        (step(run_state="crashed"), True),
+        (step(run_state="cancelled"), True),
+        (step(run_state="completed", run_age_s=5), False),
+        (step(run_state="completed", age_s=5), False),
+        (step(run_attempts=2), True),
+        (step(run_attempts=2, run_age_s=5), False),
+        (step(run_attempts=2, stands_for_run=True), False),
+        (step(run_state="paused"), False),
+    ],
+)
+def test_a_step_is_ended_only_when_its_attempt_is_over_for_long(
+    seen: StepFact, is_dead: bool
+) -> None:
+    assert dead_steps([seen], CONFIG) == ((seen,) if is_dead else ())
 
 
 def test_a_second_look_later_than_the_limit_is_refused() -> None:
