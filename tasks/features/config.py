@@ -58,6 +58,11 @@ class FeatureTable(FrozenConfig):
     lookback_hours: NonNegativeInt = Field(
         description="A row depends on no raw row older than this; 0 for a static table."
     )
+    known_ahead_hours: NonNegativeInt = Field(
+        default=0,
+        description="A raw row may be dated so many hours after the moment from which the values "
+        "are known, as in a timetable or a forecast.",
+    )
     static: bool = Field(default=False, description="Replaced whole at each refresh.")
     unbounded: tuple[Identifier, ...] = Field(
         default=(),

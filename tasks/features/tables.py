@@ -39,7 +39,7 @@ from tasks.features.duck import (
     sql_name,
     sql_text,
 )
-from tasks.features.lookback import LEAST_WINDOW, PROBED, check_same_rows, newest_part
+from tasks.features.query_reach import PROBED, check_same_rows, probes
 from tasks.features.same_data import check_same_data
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key, flush_to_disk
 
@@ -96,8 +96,9 @@ def build_feature_tables(
     recomputed too.
 
     Raises:
-        ConfigurationError: a query of the feature repository is wrong or reads further back than
-            its table says, or the rows are of other data than those of `base`.
+        ConfigurationError: a query of the feature repository is wrong, reads further back than
+            its table says or what is not known yet, or the rows are of other data than those of
+            `base`.
         DataContractError: a query gives two rows for one key and moment, a null key, or a time that
             lies after the window or in the future.
     """
@@ -165,17 +166,21 @@ def register_raw(
     config: FeatureConfig,
     repo: Path,
     since: datetime | None = None,
+    until: datetime | None = None,
 ) -> None:
     """Make raw tables, and the staging queries over them, readable by name.
 
     Args:
         folders: folder of Parquet files of each raw table.
         since: rows older than this are left out; None for all.
+        until: rows from this moment on are left out; None for all.
     """
     for table in config.raw_tables:
         rows = f"SELECT * FROM {parquet(folders[table.name])}"
-        if since and table.time_column:
-            rows += f" WHERE {sql_name(table.time_column)} >= {_moment(since)}"
+        moment = sql_name(table.time_column) if table.time_column else ""
+        bounds = [f"{moment} >= {_moment(since)}"] if since and moment else []
+        bounds += [f"{moment} < {_moment(until)}"] if until and moment else []
+        rows += f" WHERE {' AND '.join(bounds)}" if bounds else ""
         con.execute(f"CREATE OR REPLACE TEMP VIEW {sql_name(table.name)} AS {rows}")
     for query in config.staging:
         text = read_query(repo, query.sql)
@@ -277,25 +282,18 @@ class _Draft:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
             self._compute(table, felt)
-        if window.end - window.start >= LEAST_WINDOW:
-            for table in self._config.feature_tables:
-                self._check_lookback(table, window)
+        for table in self._config.feature_tables:
+            rows = self._folder.path / FEATURES / table.name
+            for probe in probes(self._con, table, rows, window):
+                self._read_raw(probe.since, probe.until)
+                set_window(self._con, probe.of_window(window))
+                text = read_query(self._repo, table.sql)
+                run_query(self._con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)
+                check_same_rows(self._con, table, rows, probe)
 
-    def _read_raw(self, since: datetime) -> None:
+    def _read_raw(self, since: datetime | None, until: datetime | None = None) -> None:
         folders = {t.name: self._folder.path / RAW / t.name for t in self._config.raw_tables}
-        register_raw(self._con, folders, self._config, self._repo, since=since)
-
-    def _check_lookback(self, table: FeatureTable, window: TimeWindow) -> None:
-        """See that the table's newest rows come out the same with the raw rows of its lookback."""
-        rows = self._folder.path / FEATURES / table.name
-        part = None if table.static else newest_part(self._con, rows, window)
-        if part is None:
-            return
-        self._read_raw(since=part.start - timedelta(hours=table.lookback_hours))
-        set_window(self._con, part)
-        text = read_query(self._repo, table.sql)
-        run_query(self._con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)
-        check_same_rows(self._con, table, rows, part)
+        register_raw(self._con, folders, self._config, self._repo, since, until)
 
     def reference(self, group: str, name: str) -> TableRef:
         """Name a finished table with its digest and number of rows."""

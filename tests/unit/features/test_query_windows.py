@@ -1,4 +1,4 @@
-"""Queries keep to what they declare: feature tables to their lookback, entities to their window."""
+"""Queries keep to what they declare: features to known rows, entities to their window."""
 
 from __future__ import annotations
 
@@ -27,6 +27,23 @@ SELECT origin, time_hour + INTERVAL 3 HOURS AS event_timestamp, time_hour + INTE
 FROM weather WHERE time_hour + INTERVAL 3 HOURS >= getvariable('window_start')
 AND time_hour + INTERVAL 3 HOURS < getvariable('window_end')
 """
+MEAN_OF_ALL_TIME = """
+SELECT origin, time_hour AS event_timestamp, time_hour + INTERVAL 1 HOUR AS created,
+    avg(temp) OVER (PARTITION BY origin)::FLOAT AS temp
+FROM weather
+QUALIFY time_hour >= getvariable('window_start') AND time_hour < getvariable('window_end')
+"""
+STATIC_MEAN = """
+SELECT origin, TIMESTAMPTZ '2013-01-01 00:00Z' AS event_timestamp,
+    TIMESTAMPTZ '2013-01-01 00:00Z' AS created, avg(temp)::FLOAT AS temp
+FROM weather GROUP BY origin
+"""
+NEXT_HOUR = """
+SELECT origin, time_hour - INTERVAL 1 HOUR AS event_timestamp, time_hour AS created,
+    temp::FLOAT AS temp
+FROM weather WHERE time_hour - INTERVAL 1 HOUR >= getvariable('window_start')
+AND time_hour - INTERVAL 1 HOUR < getvariable('window_end')
+"""
 UPPER = "  AND scheduled_departure - INTERVAL 2 HOURS < getvariable('window_end')"
 
 
@@ -35,11 +52,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
     return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=3)
 
 
-def weather_alone(repository: SmallRepository, sql: str, lookback_hours: int) -> FeatureConfig:
+def weather_alone(
+    repository: SmallRepository, sql: str, lookback_hours: int, **changes: object
+) -> FeatureConfig:
     """A configuration whose only feature table is the weather, by this query."""
     (repository.path / "sql" / "weather.sql").write_text(sql)
     (weather,) = (t for t in repository.config.feature_tables if t.name == "weather")
-    changed = weather.model_copy(update={"lookback_hours": lookback_hours})
+    changed = weather.model_copy(update={"lookback_hours": lookback_hours, **changes})
     return repository.config.model_copy(update={"feature_tables": (changed,)})
 
 
@@ -71,6 +90,27 @@ def test_a_lookback_that_holds_all_that_is_read_passes(
     repository: SmallRepository, tmp_path: Path, sql: str, lookback_hours: int
 ) -> None:
     config = weather_alone(repository, sql, lookback_hours)
+    assert built(repository, config, ArtifactStore(tmp_path)).tables[0].num_rows > 0
+
+
+@pytest.mark.parametrize(
+    ("sql", "changes"),
+    [(MEAN_OF_ALL_TIME, {}), (STATIC_MEAN, {"static": True}), (NEXT_HOUR, {})],
+)
+def test_a_feature_that_knows_later_rows_is_refused_with_what_was_seen(
+    repository: SmallRepository, tmp_path: Path, sql: str, changes: dict[str, object]
+) -> None:
+    store = ArtifactStore(tmp_path)
+    config = weather_alone(repository, sql, 100, **changes)
+    with pytest.raises(ConfigurationError, match=r"weather: .*dated after the moment.* of origin"):
+        built(repository, config, store)
+    assert not list(store.root.glob("tables/*"))
+
+
+def test_rows_that_are_known_ahead_are_declared(
+    repository: SmallRepository, tmp_path: Path
+) -> None:
+    config = weather_alone(repository, NEXT_HOUR, 0, known_ahead_hours=1)
     assert built(repository, config, ArtifactStore(tmp_path)).tables[0].num_rows > 0
 
 
