@@ -39,6 +39,7 @@ from flows.release_command import add_release_command, change_release
 from flows.retry_argument import add_retry_command
 from flows.search_command import add_search_command, run_search
 from flows.shrink_command import add_shrink_command, run_shrink
+from flows.withdraw_command import add_withdraw_command, withdraw_version
 from tasks.contracts.base import TimeWindow
 from tasks.errors import (
     ConfigurationError,
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     add_decisions_command(commands)
     add_predictions_command(commands)
     add_approve_commands(commands)
+    add_withdraw_command(commands)
     add_release_command(commands)
     commands.add_parser("docs", help="bring the data docs of all validations up to date")
     commands.add_parser("ui", help="serve the Prefect UI of the state folder until interrupted")
@@ -346,6 +348,7 @@ _READERS: dict[str, Callable[[argparse.Namespace, Settings], list[str]]] = {
     "predictions": run_predictions,
     "approve": answer_candidate,
     "reject": answer_candidate,
+    "withdraw": withdraw_version,
     "release": change_release,
     "docs": _docs,
     "audit": show_audit,

@@ -258,6 +258,16 @@ class Rollback(Contract):
     at: datetime
 
 
+class Withdrawal(Contract):
+    """A version that must never serve again, why, and who is the champion now."""
+
+    version: ModelVersionRef
+    reason: str
+    by: str = Field(description="Who says so, as told.")
+    at: datetime
+    champion: ModelVersionRef | None = Field(description="After it; None where nobody is left.")
+
+
 class RecalibrationResult(Contract):
     """Result of `recalibration`: a new version by a new map alone, or why there is none."""
 

@@ -46,6 +46,8 @@ class Evidence:
     champion: ModelVersionRef | None
     """What the alias `champion` points at now."""
     now: datetime
+    withdrawn: str | None = None
+    """Why the version must never serve again; None where nobody said so."""
 
 
 Gate = Callable[[Evidence, PromotionConfig], tuple[bool, str]]
@@ -114,6 +116,11 @@ def _filed_for_the_same(
     classes = {variant.hardware_class for variant in presented}
     filed = (entry.variant for entry in listed.variants)
     return tuple(v for v in filed if not classes or v.hardware_class in classes)
+
+
+def not_withdrawn(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """Nobody withdrew the version, or the one that it was made from."""
+    return evidence.withdrawn is None, evidence.withdrawn or "nobody withdrew it"
 
 
 def later_test_window(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
@@ -295,6 +302,7 @@ def freshness(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
 GATES: dict[str, Gate] = {
     "same-digests": same_digests,
     "whole-artifacts": whole_artifacts,
+    "not-withdrawn": not_withdrawn,
     "later-test-window": later_test_window,
     "auc-floor": auc_floor,
     "leak-suspicion": leak_suspicion,
@@ -310,6 +318,7 @@ GATES: dict[str, Gate] = {
 REGRESSION_GATES: dict[str, Gate] = {
     "same-digests": same_digests,
     "whole-artifacts": whole_artifacts,
+    "not-withdrawn": not_withdrawn,
     "later-test-window": later_test_window,
     "r2-floor": r2_floor,
     "leak-suspicion": r2_leak_suspicion,

@@ -35,6 +35,7 @@ RIVAL_TAG = "rival"  # number of the version that the evaluation compared with
 DECISION_TAG = "promotion"
 DECISION_SHA_TAG = "promotion_sha256"
 PREVIOUS_TAG = "previous_champion"
+WITHDRAWN_TAG = "withdrawn"  # of a version that must never serve again: why
 OWNER_TAG = "use_case"  # of a registered model: who registers and promotes under its name
 NOBODY = "none"
 MODEL_FOLDER = "model"
@@ -186,6 +187,22 @@ class Registry:
         if current is None or current.number != version.number:
             with explained(self.location):
                 self._client.set_registered_model_alias(version.name, alias, str(version.number))
+
+    def remove_alias(self, name: str, alias: str) -> None:
+        """Let an alias point at nothing; does nothing where there is none."""
+        if self.by_alias(name, alias) is not None:
+            with explained(self.location):
+                self._client.delete_registered_model_alias(name, alias)
+
+    def why_withdrawn(self, version: RegisteredVersion) -> str | None:
+        """Why a version must never serve, or the one that it was made from; None where it may."""
+        while True:
+            if reason := version.tags.get(WITHDRAWN_TAG):
+                return f"version {version.number} was withdrawn: {reason}"
+            made_from = version.tags.get(RECALIBRATED_TAG) or version.tags.get(SHRUNK_TAG)
+            if made_from is None or int(made_from) >= version.number:
+                return None
+            version = self.version(version.name, int(made_from))
 
     def set_tags(self, version: RegisteredVersion, tags: Mapping[str, str]) -> None:
         """Set those tags of a version that are not yet so."""

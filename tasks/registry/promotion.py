@@ -72,6 +72,7 @@ def promote(
             lost=_lost(evaluation, dataset, store),
             champion=None if reigning is None else reigning.ref,
             now=now,
+            withdrawn=registry.why_withdrawn(version),
         )
         gates = judge(evidence, config)
         approval = None

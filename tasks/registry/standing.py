@@ -10,13 +10,15 @@ import hashlib
 import logging
 from datetime import datetime
 
-from tasks.contracts.release import ChampionStanding, Rollback
+from tasks.contracts.release import ChampionStanding, Rollback, Withdrawal
 from tasks.errors import RegistryError
 from tasks.registry.approval import WAITING, known_approval
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
+    CANDIDATE,
     CHAMPION,
     PREVIOUS_TAG,
+    WITHDRAWN_TAG,
     RegisteredVersion,
     Registry,
 )
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 PROMOTED_AT_TAG = "promoted_at"
 RESTORED_BY_TAG = "restored_by"  # order that made it champion again; empty after a promotion
 ROLLBACK_SHA_TAG = "rollback_sha256"
+WITHDRAWAL_SHA_TAG = "withdrawal_sha256"
 
 
 def find_standing(name: str, location: RegistryLocation, now: datetime) -> ChampionStanding | None:
@@ -123,12 +126,89 @@ def roll_back(
     return record
 
 
+def withdraw(
+    name: str,
+    number: int,
+    reason: str,
+    by: str,
+    location: RegistryLocation,
+    now: datetime,
+) -> Withdrawal:
+    """Mark a version as one that must never serve again; where it is the champion, take it back.
+
+    The newest earlier champion that is whole and was not withdrawn, nor made from such a one, is
+    the champion again. Without one there is none, and the next candidate is compared with nobody.
+    The record is kept as `withdrawal/<digest>.json` with the version's run. A call that was cut
+    off is completed by the next one.
+
+    Args:
+        name: registered model.
+        number: version to withdraw.
+        reason: why, for the record.
+        by: who says so.
+        location: the registry.
+        now: moment for the record.
+
+    Raises:
+        RegistryError: there is no such version.
+        TransientError: the registry was busy.
+        StorageError: the disk refused; no alias was moved.
+    """
+    registry = Registry(location)
+    with exclusive(location):
+        version = registry.version(name, number)
+        reigning = registry.by_alias(name, CHAMPION)
+        registry.set_tags(version, {WITHDRAWN_TAG: reason})
+        champion = reigning
+        if reigning is not None and registry.why_withdrawn(registry.version(name, reigning.number)):
+            champion = _whole_former(registry, reigning)
+        record = Withdrawal(
+            version=version.ref,
+            reason=reason,
+            by=by,
+            at=now,
+            champion=champion.ref if champion else None,
+        )
+        _keep_withdrawal(registry, version, record)
+        if champion is None:
+            registry.remove_alias(name, CHAMPION)
+        elif reigning is not None and champion.number != reigning.number:
+            registry.set_tags(champion, {RESTORED_BY_TAG: f"withdrawal of version {number}"})
+            registry.set_alias(champion, CHAMPION)
+        candidate = registry.by_alias(name, CANDIDATE)
+        if candidate is not None and registry.why_withdrawn(candidate):
+            registry.remove_alias(name, CANDIDATE)  # it stands in where there is no champion
+    logger.warning("%s was withdrawn by %s: %s", version, by, reason)
+    return record
+
+
+def _whole_former(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
+    version = _former(registry, champion)
+    while version is not None and (trouble := _trouble(version)):
+        logger.warning("%s is passed over: %s", version, trouble)
+        version = _former(registry, version)
+    return version
+
+
+def _keep_withdrawal(registry: Registry, version: RegisteredVersion, record: Withdrawal) -> None:
+    text = record.model_dump_json(indent=1) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder = registry.run_folder(version.run_id) / "withdrawal"
+    write_atomically(folder / f"{digest[:12]}.json", text)
+    tags = {"withdrawn_at": record.at.isoformat(), "withdrawn_by": record.by}
+    registry.set_tags(version, {**tags, WITHDRAWAL_SHA_TAG: digest})
+
+
 def _former(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
-    number = champion.tags.get(PREVIOUS_TAG, "")
-    if not number.isdigit() or int(number) == champion.number:
-        return None
-    known = [v for v in registry.versions(champion.name) if v.number == int(number)]
-    return known[0] if known else None
+    """The champion before, or before that one where it was withdrawn."""
+    known = {v.number: v for v in registry.versions(champion.name) if v.number != champion.number}
+    version: RegisteredVersion | None = champion
+    while version is not None:
+        number = version.tags.get(PREVIOUS_TAG, "")
+        version = known.pop(int(number), None) if number.isdigit() else None
+        if version is not None and registry.why_withdrawn(version) is None:
+            return version
+    return None
 
 
 def _asked_about(registry: Registry, champion: RegisteredVersion, now: datetime) -> int | None:

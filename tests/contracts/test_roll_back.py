@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from flows.__main__ import main
 from flows.decision import decision_flow
-from tasks.contracts.release import Rollback
+from tasks.contracts.release import Rollback, Withdrawal
 from tasks.errors import RegistryError
 from tasks.governor.decision import Action
 from tasks.governor.ledger import Ledger
 from tasks.governor.records import ClaimState, Outcome
 from tasks.registry import pictures, standing
 from tasks.registry.connection import RegistryLocation, prepare_database
-from tasks.registry.mlflow_registry import CHAMPION, Registry
-from tasks.registry.programs import fetch_champion
-from tasks.registry.standing import find_standing, roll_back
+from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
+from tasks.registry.programs import fetch_champion, find_rival
+from tasks.registry.standing import find_standing, roll_back, withdraw
 from tasks.settings import Settings, digest_of
 from tests.support.governor import builders as evidence
 from tests.support.registry import builders
@@ -156,3 +157,85 @@ def test_without_a_champion_there_is_no_standing(tmp_path: Path, migrated: Path)
     assert find_standing(NAME, world.location, NOW) is None
     with pytest.raises(RegistryError, match="the champion is nobody"):
         back(world)
+
+
+# Withdrawing
+
+
+def withdrawn(world: World, number: int) -> Withdrawal:
+    return withdraw(NAME, number, "mean of all time", "ana", world.location, NOW)
+
+
+def test_a_withdrawn_champion_gives_way_and_is_never_promoted_again(world: World) -> None:
+    record = withdrawn(world, 2)
+
+    assert champion(world) == 1
+    assert record.champion is not None
+    assert (record.version.version, record.champion.version) == (2, 1)
+    version = Registry(world.location).version(NAME, 2)
+    (kept,) = (Registry(world.location).run_folder(version.run_id) / "withdrawal").iterdir()
+    assert digest_of(kept) == version.tags["withdrawal_sha256"]
+    assert Withdrawal.model_validate_json(kept.read_text()) == record
+    assert (version.tags["withdrawn"], version.tags["withdrawn_by"]) == ("mean of all time", "ana")
+    standing = find_standing(NAME, world.location, NOW)
+    assert standing is not None
+    assert standing.promoted_at is None  # traffic follows at once, as after a roll back
+
+    again = world.promoted(1, against=(comparison("champion:1", 0.004),))
+    assert not again.promoted
+    closed = {gate.name: gate.evidence for gate in again.gates if not gate.passed}
+    assert closed == {"not-withdrawn": "version 2 was withdrawn: mean of all time"}
+    honest = world.promoted(2, against=(comparison("champion:1", 0.002),))
+    assert honest.promoted
+
+
+def test_withdrawn_versions_are_passed_over_by_later_roll_backs(world: World) -> None:
+    world.promoted(2, against=(comparison("champion:2", 0.004),))
+    withdrawn(world, 2)
+    assert champion(world) == 3
+    assert back(world, replaced=3).restored.version == 1
+
+
+def test_where_no_champion_is_left_the_next_candidate_is_compared_with_nobody(
+    world: World,
+) -> None:
+    withdrawn(world, 1)
+    assert champion(world) == 2
+    assert withdrawn(world, 2).champion is None
+    assert champion(world) is None
+    assert Registry(world.location).by_alias(NAME, CANDIDATE) is None
+    model = world.model(2)
+    assert find_rival(model, CONFIG, world.location, world.store) is None
+    assert world.promoted(2).promoted
+
+
+def test_a_withdrawal_that_was_cut_off_is_completed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(registry: Registry, version: object, alias: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(standing.Registry, "set_alias", killed)
+        with pytest.raises(KeyboardInterrupt):
+            withdrawn(world, 2)
+    assert champion(world) == 2
+    withdrawn(world, 2)
+    assert champion(world) == 1
+
+
+def test_the_command_withdraws_and_keeps_who_said_why(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    monkeypatch.setattr(
+        "tasks.registry.connection.RegistryLocation.of", lambda settings: world.location
+    )
+    words = ["--home", str(tmp_path), "withdraw", NAME, "2", "--approver", "ana", "--reason"]
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    assert main([*words, " "]) == 2
+    assert champion(world) == 2
+    assert main([*words, "it knows the future"]) == 0
+    assert champion(world) == 1
+    (line,) = (tmp_path / "audit").rglob("*.jsonl")
+    assert "it knows the future" in line.read_text()
