@@ -22,7 +22,8 @@ from tasks.features.task import (
 from tasks.lineage.task import record_refresh
 from tasks.monitoring.task import monitor_features
 from tasks.settings import Settings
-from tasks.validation.suites import read_suite, read_suites
+from tasks.validation.magnitudes import with_magnitudes
+from tasks.validation.suites import Suite, read_suite, read_suites
 from tasks.validation.task import (
     validate_feature_tables,
     validate_landed_rows,
@@ -51,7 +52,7 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
     asked, window = window, hours_or_newest(window, config)
     repo = Settings.from_environment().feature_repo
     row_suites = read_suites(repo, config.row_suites)
-    table_suites = read_suites(repo, config.table_suites)
+    table_suites = suites_of_tables(config)
     landed = land_raw_rows(window, config.features)
     rows = validate_landed_rows(landed, row_suites)
     built = build_feature_tables(rows, config.features)
@@ -76,6 +77,20 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
         check_drift_by_volume(config)
         check_served_by_volume(config)
     return refresh
+
+
+def suites_of_tables(config: PipelineConfig) -> dict[str, Suite]:
+    """Suite of each feature table, bounded by the magnitudes of the baseline where there is one.
+
+    Raises:
+        ConfigurationError: a suite is missing or wrong.
+    """
+    suites = read_suites(Settings.from_environment().feature_repo, config.table_suites)
+    baseline = config.monitoring.baseline
+    if baseline is None:
+        return suites
+    spared = {t.name: (*t.entity_keys, *t.unbounded) for t in config.features.feature_tables}
+    return {n: with_magnitudes(suite, baseline, spared[n]) for n, suite in suites.items()}
 
 
 def check_training_set(tables: FeatureTables, config: PipelineConfig) -> ValidatedDataset:

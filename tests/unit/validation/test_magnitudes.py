@@ -1,0 +1,74 @@
+"""Absurd numbers are refused against the baseline's, and honest growth is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flows.feature_refresh import suites_of_tables
+from tasks.contracts.data import FeatureTables
+from tasks.errors import DataContractError
+from tasks.validation.runner import validate_tables
+from tests.support.data.shop import Shop, orders
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    made = Shop(tmp_path)
+    monkeypatch.setenv("FALAJ_FEATURE_REPO", str(made.repo))
+    return made
+
+
+def multiplied(factor: float, since: str, column: str = "amount") -> pd.DataFrame:
+    """Orders, one of every seven since a day with a larger number."""
+    rows = orders()
+    chosen = (rows["ordered"] >= since) & (rows["order_id"] % 7 == 0)
+    return rows.assign(**{column: rows[column].where(~chosen, rows[column] * factor)})
+
+
+def validated(shop: Shop, rows: pd.DataFrame) -> FeatureTables:
+    shop.write("orders", rows)
+    tables, config = shop.tables(), shop.config
+    validate_tables(tables, config.window, suites_of_tables(config), shop.store)
+    return tables
+
+
+def test_a_number_a_million_times_the_usual_is_refused_with_its_column(shop: Shop) -> None:
+    with pytest.raises(DataContractError) as refused:
+        validated(shop, multiplied(1e6, "2024-06"))
+    told = str(refused.value)
+    assert "price_of_an_item" in told
+    assert "unbounded" in told
+    assert "orders_28d" not in told
+
+
+@pytest.mark.parametrize("factor", [1, 50])
+def test_growth_within_reason_is_no_fault(shop: Shop, factor: float) -> None:
+    assert validated(shop, multiplied(factor, "2024-06")).tables
+
+
+def test_what_the_baseline_was_like_itself_is_no_fault(shop: Shop) -> None:
+    assert validated(shop, multiplied(1e6, "2024-01")).tables
+
+
+def test_a_column_may_be_declared_to_have_any_magnitude(shop: Shop) -> None:
+    declared = "suite: feature_habits, unbounded: [price_of_an_item]"
+    shop.replace("use_case.yaml", "suite: feature_habits", declared)
+    assert validated(shop, multiplied(1e6, "2024-06")).tables
+
+
+def test_a_sparse_baseline_vouches_for_nothing(shop: Shop) -> None:
+    shop.replace(
+        "use_case.yaml", "  baseline: {start: 2024-01-01", "  baseline: {start: 2024-03-25"
+    )
+    assert validated(shop, multiplied(1e6, "2024-06")).tables
+
+
+def test_infinite_numbers_that_are_declared_disturb_no_statistic(shop: Shop) -> None:
+    declared = "suite: feature_habits, unbounded: [price_of_an_item]"
+    shop.replace("use_case.yaml", "suite: feature_habits", declared)
+    rows = orders()
+    rows.loc[rows["customer"] == "c07", "items"] = 0
+    assert validated(shop, rows).tables
