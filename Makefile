@@ -10,6 +10,8 @@
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
+# Compiled modules are kept: every process of a run imports some two hundred of ours.
+unexport PYTHONDONTWRITEBYTECODE
 
 ifneq ($(origin PYTHON),command line)
 PYTHON := python3.11 python3 python
