@@ -83,6 +83,7 @@ def test_a_training_goes_on_when_its_progress_cannot_be_shown(
     assert "progress is not shown, the Prefect API is away" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_step_is_tried_again_when_the_api_was_away_at_its_end(way: Gate, tmp_path: Path) -> None:
     tries = tmp_path / "tries"
 
@@ -124,6 +125,7 @@ class Unwell(BaseHTTPRequestHandler):
         """Say nothing on standard error."""
 
 
+@pytest.mark.slow
 def test_clients_of_the_platform_ask_again_while_the_servers_database_is_away(
     tmp_path: Path,
 ) -> None:

@@ -70,6 +70,7 @@ def end(*processes: subprocess.Popen[str]) -> list[int]:
     return [one.returncode for one in processes]
 
 
+@pytest.mark.slow
 @proves(Promise.TWO_PLATFORMS, "one claim, one run")
 def test_a_storm_from_two_platforms_on_one_database_gives_one_run(url: str, runs: Path) -> None:
     verdict = Ledger(url).store_verdict(MODEL, USE_CASE, builders.stale(0), FREE)

@@ -183,6 +183,7 @@ def all_versions(target: tuple[str, str]) -> set[int]:
     return {value.int64_val for _, values in answers for value in values.values()}
 
 
+@pytest.mark.slow
 @proves(Promise.INTERRUPT, "no reader saw half an entity; the next write completes")
 def test_readers_see_whole_entities_whenever_the_writer_is_killed(
     target: tuple[str, str], writers: tuple[Writer, Writer]

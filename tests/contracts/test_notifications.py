@@ -160,6 +160,7 @@ def test_a_failed_run_is_told_with_its_reason_and_its_page(inbox: Inbox) -> None
     assert "python -m flows retry" in text
 
 
+@pytest.mark.slow
 def test_a_refused_promotion_is_told_gate_by_gate(inbox: Inbox) -> None:
     @flow(name="refusing-under-test", flow_run_name="promote-delay-v3")
     def refusing() -> None:
@@ -175,6 +176,7 @@ def test_a_refused_promotion_is_told_gate_by_gate(inbox: Inbox) -> None:
     assert "Run: promote-delay-v3" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("approver", "told"), [("Ana", "was rejected by Ana"), (None, "nobody answered in time")]
 )
@@ -189,6 +191,7 @@ def test_a_rejected_promotion_is_told(inbox: Inbox, approver: str | None, told: 
     assert "python -m flows approve delay 4 --approver NAME" in text
 
 
+@pytest.mark.slow
 def test_a_candidate_that_waits_is_told_with_its_deadline(inbox: Inbox) -> None:
     payload = {"model": "delay", "version": 5, "summary": "11 of 11 gates are open.",
                "deadline": "2026-11-24 12:00 UTC"}  # fmt: skip
@@ -197,6 +200,7 @@ def test_a_candidate_that_waits_is_told_with_its_deadline(inbox: Inbox) -> None:
     assert "It is rejected by itself at 2026-11-24 12:00 UTC." in text
 
 
+@pytest.mark.slow
 def test_drift_is_told_where_it_asks_for_something_and_not_where_it_does_not(inbox: Inbox) -> None:
     for verdict in ("stable", "watch", "retrain", "data_fault"):
         name = verdict.replace("_", "-")
@@ -212,6 +216,7 @@ def test_drift_is_told_where_it_asks_for_something_and_not_where_it_does_not(inb
     assert inbox.count(DRIFT) == 2
 
 
+@pytest.mark.slow
 def test_stale_features_are_told_view_by_view(inbox: Inbox) -> None:
     @flow(name="stale-under-test", flow_run_name="refresh-delays-20131201")
     def stale() -> None:
@@ -225,6 +230,7 @@ def test_stale_features_are_told_view_by_view(inbox: Inbox) -> None:
     assert inbox.count(STALE_FEATURES) == 1
 
 
+@pytest.mark.slow
 def test_a_work_pool_without_a_worker_is_told(inbox: Inbox) -> None:
     labels = {
         "prefect.resource.id": f"prefect.work-pool.{uuid4()}",
@@ -235,6 +241,7 @@ def test_a_work_pool_without_a_worker_is_told(inbox: Inbox) -> None:
     assert "no worker serves work pool gpu" in inbox.wait(WORKER_OFFLINE, "gpu")
 
 
+@pytest.mark.slow
 def test_a_failed_action_is_told_but_never_that_of_a_message(inbox: Inbox) -> None:
     """A message that cannot be sent must not cause one that cannot be sent, for ever."""
     event = f"falaj.test.{uuid4()}"

@@ -62,6 +62,7 @@ def installation(
     return Installation(tmp_path / "home", repository)
 
 
+@pytest.mark.slow
 @proves(Promise.SAME_FEATURES, "equal values in every profile")
 def test_online_and_offline_give_the_same_values_at_the_same_moment(
     installation: Installation,
@@ -89,6 +90,7 @@ def test_online_and_offline_give_the_same_values_at_the_same_moment(
     assert fresh.to_numpy().mean() > 0.7
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_the_same_in_every_profile(
     installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def test_registering_killed_at_any_step_shows_no_half_version_and_then_completes
     assert_one_whole_candidate(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", crashes.REGISTER_STEPS)
 def test_registering_that_fails_at_any_step_completes_when_it_is_called_again(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str
@@ -159,6 +160,7 @@ def test_attaching_killed_at_any_step_completes_when_it_is_called_again(
     assert tuple(e.variant for e in record.variants.variants) == newer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", crashes.PROMOTE_STEPS)
 def test_promoting_killed_at_any_step_leaves_the_alias_and_then_completes(
     world: World, processes: Any, step: str
@@ -183,6 +185,7 @@ def test_promoting_killed_after_the_move_has_moved_it_with_its_evidence(
     assert Registry(world.location).version(NAME, 1).tags == moved.tags
 
 
+@pytest.mark.slow
 def test_two_processes_registering_at_once_make_one_version_of_each_model(
     tmp_path: Path, processes: Any
 ) -> None:

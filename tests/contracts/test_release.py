@@ -213,6 +213,7 @@ def test_a_version_that_fails_goes_back_and_so_does_the_alias(
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_labels_that_name_entities_roll_a_worse_version_back(
     prefect_api: PrefectApi, town: Town
@@ -234,6 +235,7 @@ def test_labels_that_name_entities_roll_a_worse_version_back(
     assert town.champion == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_person_does_each_by_form_and_by_command_under_a_name(
     prefect_api: PrefectApi,

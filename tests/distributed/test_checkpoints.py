@@ -49,6 +49,7 @@ def seen_by(folder: Path, what: str, num_ranks: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{what}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
+@pytest.mark.slow
 def test_parts_of_two_ranks_make_one_whole_state(folder: Path) -> None:
     store = store_in(folder / "checkpoints")
     newest = store.newest()
@@ -64,6 +65,7 @@ def test_parts_of_two_ranks_make_one_whole_state(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_each_rank_writes_its_rows_and_its_share_of_the_rest(folder: Path) -> None:
     newest = max((folder / "checkpoints").iterdir())
     bytes_of_rank = [
@@ -73,6 +75,7 @@ def test_each_rank_writes_its_rows_and_its_share_of_the_rest(folder: Path) -> No
     assert min(bytes_of_rank) > 0.3 * sum(bytes_of_rank)  # the rows are cut unevenly, 1 to 2
 
 
+@pytest.mark.slow
 def test_all_ranks_name_the_same_checkpoints_and_old_ones_are_pruned(folder: Path) -> None:
     seen = seen_by(folder, "save", 2)
     assert seen[0] == seen[1]
@@ -80,6 +83,7 @@ def test_all_ranks_name_the_same_checkpoints_and_old_ones_are_pruned(folder: Pat
     assert left == seen[0]["refs"][-NUM_KEPT:]
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_one_rank_is_the_same_error_on_all(folder: Path) -> None:
     refused = [seen["refused"] for seen in seen_by(folder, "save", 2)]
     assert refused[0] == refused[1]
@@ -87,6 +91,7 @@ def test_a_full_disk_of_one_rank_is_the_same_error_on_all(folder: Path) -> None:
     assert "No space left on device" in refused[0]
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_from_it(folder: Path) -> None:
     run_on_ranks(PROGRAM, folder, 3, "load")
     seen = seen_by(folder, "load", 3)

@@ -23,7 +23,7 @@ def test_the_wheel_is_the_projects_own_and_has_what_training_needs() -> None:
     assert not hvd.mpi_built()
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_operations_on_every_type_agree_with_numpy(tmp_path: Path, num_ranks: int) -> None:
     run_on_ranks("tests.support.ranks.op_checks", tmp_path, num_ranks)
 
