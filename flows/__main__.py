@@ -49,6 +49,7 @@ from tasks.errors import (
     WindowError,
 )
 from tasks.features.reports import ViewParity
+from tasks.kernel.scratch import temporary_files
 from tasks.settings import DEFAULT_FEATURE_REPO, Settings
 
 if TYPE_CHECKING:
@@ -409,4 +410,6 @@ def _silence_exit() -> None:
 
 if __name__ == "__main__":
     atexit.register(_silence_exit)
-    sys.exit(main())
+    with temporary_files():
+        code = main()
+    sys.exit(code)

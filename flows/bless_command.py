@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from flows.config import PipelineConfig, read_pipeline_config
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, TableRef
 from tasks.errors import ConfigurationError
+from tasks.kernel.scratch import scratch_folder
 from tasks.settings import ArtifactStore, Settings, StagedFolder, digest_of
 
 
@@ -53,8 +53,8 @@ def bless_window(window: TimeWindow, options: argparse.Namespace, settings: Sett
             f"{', '.join(sources)}. Nothing was written"
         )
     lines = []
-    with tempfile.TemporaryDirectory(prefix="falaj-bless-") as scratch:
-        store = ArtifactStore(Path(scratch))
+    with scratch_folder("falaj-bless") as scratch:
+        store = ArtifactStore(scratch)
         for name in wanted:
             source = sources[name]
             suite = read_suite(settings.feature_repo, name)

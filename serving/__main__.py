@@ -50,6 +50,7 @@ from serving.http.openapi import document
 from serving.seeing.config import LogConfig, SeeingConfig
 from serving.seeing.logs import configure_logging
 from tasks.errors import ConfigurationError, FalajError
+from tasks.kernel.scratch import temporary_files
 from tasks.settings import Settings
 
 _SPARE_FILES = 256
@@ -248,7 +249,9 @@ def _silence_exit() -> None:
 
 if __name__ == "__main__":
     atexit.register(_silence_exit)
-    import_feast()
-    from serving.parts import installed_parts
+    with temporary_files():
+        import_feast()
+        from serving.parts import installed_parts
 
-    sys.exit(main(sys.argv[1:], installed_parts))
+        code = main(sys.argv[1:], installed_parts)
+    sys.exit(code)

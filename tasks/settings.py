@@ -262,7 +262,7 @@ class ArtifactStore:
         require_space(self.root)
         with refused_writes_explained(final):
             make_folder(final.parent)
-            with scratch_folder(final.parent, STAGING) as folder:
+            with scratch_folder(STAGING, final.parent) as folder:
                 yield folder
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from infra.platform.state import Condition, ServiceState, now
 from tasks.errors import FalajError
+from tasks.kernel.scratch import TEMPORARY, TMPDIR, new_folder
 from tasks.settings import PROJECT_ROOT, make_folder
 from tasks.training.launch import guard
 
@@ -86,6 +88,7 @@ class Child:
     _started: float = 0.0
     _started_at: datetime = field(default_factory=now)
     _silent: int = 0
+    _temporary: Path | None = None
 
     @property
     def state(self) -> ServiceState:
@@ -135,16 +138,18 @@ class Child:
         except FalajError as exc:
             self._put_off(f"cannot start yet: {exc}")
             return
+        self._remove_temporary()
         line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(self.grace_s), "--"]
         make_folder(self.log.parent)
         try:
+            self._temporary = new_folder(TEMPORARY)
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(
                     [*line, *self.service.command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=dict(self.service.environment),
+                    env={**self.service.environment, TMPDIR: str(self._temporary)},
                     cwd=PROJECT_ROOT,
                 )
         except OSError as exc:  # no process, no descriptor or no disk left
@@ -171,11 +176,19 @@ class Child:
         if self.process is None or self.process.poll() is None:
             return self.process is None
         self.process = None
+        self._remove_temporary()
         self._become("ended", "")
         return True
 
+    def _remove_temporary(self) -> None:
+        """Remove what the service, and all that it had started, left of temporary files."""
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary = None
+
     def _has_ended(self, code: int) -> None:
         self.process = None
+        self._remove_temporary()
         if self.service.once:
             self._become("failed" if code else "done", f"exit code {code}" if code else "")
             self._next_look = float("inf")

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.inputs import ModelInputs
 from tasks.errors import refused_writes_explained
+from tasks.kernel.scratch import scratch_folder
 from tasks.settings import PROJECT_ROOT, ArtifactStore
 
 logger = logging.getLogger(__name__)
@@ -75,8 +76,8 @@ def measure_footprints(
         StorageError: the disk for temporary files refused a write.
     """
     scratch = Path(tempfile.gettempdir())
-    with refused_writes_explained(scratch), tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "batch.npz"
+    with refused_writes_explained(scratch), scratch_folder("falaj-footprint") as folder:
+        file = folder / "batch.npz"
         np.savez(file, allow_pickle=False, **dict(batch))
         request = _Request(
             root=store.root,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
 from tasks.errors import ConversionError
+from tasks.kernel.scratch import scratch_folder
 
 # With these TensorRT takes the file too: it knows no quantised bias, and no zero point but 0. The
 # outputs of products are quantised as well: else ONNX Runtime multiplies in floats on processors.
@@ -67,8 +67,8 @@ def quantize_onnx(path: Path, sample: Batches, weight_bits: int = 8) -> onnx.Mod
     # The exporter has folded constants already. Without this mark the quantiser would advise it,
     # on the root logger, and give that a handler.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
-    with tempfile.TemporaryDirectory() as scratch:
-        written = Path(scratch) / MODEL_FILE
+    with scratch_folder("falaj-quantization") as scratch:
+        written = scratch / MODEL_FILE
         try:
             quantize_static(
                 model,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from tasks.contracts.measurement import OperatorProfile, OperatorTime
 from tasks.conversion.inputs import ModelInputs
+from tasks.kernel.scratch import scratch_folder
 
 WARM_UP_CALLS = 3
 CALLS = 10
@@ -90,9 +90,9 @@ def profile_onnx(model: Path, options: ort.SessionOptions, providers: list[Any])
     """Operators of an ONNX file as ONNX Runtime runs them, fused ones under their own names."""
 
     def profile(inputs: Arrays) -> Totals:
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch_folder("falaj-profile") as folder:
             options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
+            options.profile_file_prefix = str(folder / "profile")
             session = ort.InferenceSession(model, options, providers=providers)
             for _ in range(WARM_UP_CALLS + CALLS):
                 session.run(None, dict(inputs))

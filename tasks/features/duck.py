@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import duckdb
 
 from tasks.contracts.base import TimeWindow
 from tasks.errors import ArtifactError, StorageError
+from tasks.kernel.scratch import scratch_folder
 
 LARGEST_NUMBER = 3.4028234663852886e38
 """Models take 32-bit floats, in which anything beyond this is infinite."""
@@ -33,7 +33,7 @@ def duckdb_session(
         StorageError: the disk refused a write.
     """
     spill_parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".spill-", dir=spill_parent) as spill, duckdb.connect() as con:
+    with scratch_folder(".spill", spill_parent) as spill, duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
         con.execute("SET enable_progress_bar = false")
         con.execute(f"SET memory_limit = '{memory_limit_mb}MB'")

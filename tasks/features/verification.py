@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -45,6 +44,7 @@ from tasks.features.snapshot import DATA_FILE, retrieve, write_entities
 from tasks.features.store import open_store, quiet
 from tasks.features.tables import TABLES, features_folder
 from tasks.features.versions import newest_version
+from tasks.kernel.scratch import scratch_folder
 from tasks.settings import ArtifactStore, digest_of
 
 logger = logging.getLogger(__name__)
@@ -110,8 +110,8 @@ def verify_snapshot(
     described = (store.path(pins.evidence) / CONFIGURATION).read_text(encoding="utf-8")
     config = FeatureConfig.model_validate_json(described)
     remarks = tuple(_remarks(snapshot, pins, tables, config, home, repo))
-    with tempfile.TemporaryDirectory(prefix=".verify-", dir=store.root) as scratch:
-        rebuilt = _rebuild(snapshot, pins, tables, config, home, repo, store, Path(scratch))
+    with scratch_folder(".verify", store.root) as scratch:
+        rebuilt = _rebuild(snapshot, pins, tables, config, home, repo, store, scratch)
         digest = digest_of(rebuilt)
         differences: tuple[str, ...] = ()
         if digest != snapshot.data.sha256:

@@ -5,33 +5,59 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import mkdtemp
 
 from tasks.kernel.process import TOKEN, ProcessName
 
+TMPDIR, TEMPORARY = "TMPDIR", "falaj"
 UNSEEN_LIMIT_S = 7 * 86_400.0
 
 
 @contextmanager
-def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """A folder of this process's own, for as long as the context; only its owner may enter it.
 
     What killed processes left under the same parent and prefix is removed first.
 
     Args:
-        parent: exists.
         prefix: beginning of the folder's name.
+        parent: exists; the folder of temporary files where None.
     """
-    remove_abandoned(parent, prefix)
-    folder = Path(mkdtemp(prefix=f"{prefix}-{ProcessName.of_this().token}-", dir=parent))
+    folder = new_folder(prefix, parent)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_folder(prefix: str, parent: Path | None = None) -> Path:
+    """As `scratch_folder`, for whoever removes it by other means."""
+    parent = parent or Path(tempfile.gettempdir())
+    remove_abandoned(parent, prefix)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{ProcessName.of_this().token}-", dir=parent))
+
+
+@contextmanager
+def temporary_files() -> Iterator[None]:
+    """Keep the temporary files of a process, of its libraries and of all it starts in one folder.
+
+    The folder goes in the end, or with the next process that keeps its own if this one is killed.
+    To be entered first: a library keeps the name of the folder that it found.
+    """
+    before = os.environ.get(TMPDIR), tempfile.tempdir
+    with scratch_folder(TEMPORARY) as folder:
+        os.environ[TMPDIR] = tempfile.tempdir = str(folder)
+        try:
+            yield
+        finally:
+            os.environ.pop(TMPDIR)
+            if before[0] is not None:
+                os.environ[TMPDIR] = before[0]
+            tempfile.tempdir = before[1]
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:

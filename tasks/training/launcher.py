@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import Lesson, StartingPoint, TrainedModel
 from tasks.errors import TransientError, refused_writes_explained
+from tasks.kernel.scratch import scratch_folder
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.access import access_handed_over
 from tasks.training.checkpoints.store import open_store
@@ -222,7 +222,7 @@ def _run_fixed(
 ) -> None:
     """Run as many ranks as planned, on this host; the end of one is the end of all."""
     # Ranks on torch.distributed meet through a file, whose name must be new for each attempt.
-    with tempfile.TemporaryDirectory(prefix="falaj-ranks-") as meeting:
+    with scratch_folder("falaj-ranks") as meeting:
         spec = RankSpec(
             module=module,
             run_path=run.path,
@@ -231,7 +231,7 @@ def _run_fixed(
             stall_warning_s=job.config.stall_warning_s,
             stall_shutdown_s=job.config.stall_shutdown_s,
             lock_descriptor=lock,
-            store_file=Path(meeting) / "meeting",
+            store_file=meeting / "meeting",
             variables=_profiling(job.config),
         )
         with RankGroup(spec, nursery) as ranks:

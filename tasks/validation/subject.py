@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
 from tasks.errors import ConfigurationError, DataContractError, StorageError
+from tasks.kernel.scratch import scratch_folder
 from tasks.validation.blessed import DAYS, Blessed, judge_days
 from tasks.validation.suites import SUBJECT, ColumnKind, Suite
 
@@ -231,7 +231,7 @@ def open_subject(path: Path, name: str, suite: Suite, window: TimeWindow) -> Ite
         DataContractError: it is no Parquet, or its files differ in columns.
         StorageError: neither memory nor the disk has room for what the suite asks.
     """
-    with TemporaryDirectory(prefix="validation-") as spill, duckdb.connect() as con:
+    with scratch_folder("falaj-validation") as spill, duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
         con.execute("SET enable_progress_bar = false")
         con.execute("SET threads = 1")

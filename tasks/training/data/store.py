@@ -219,7 +219,7 @@ class FileStore:
     ) -> None:
         """Write each shard's rows aside, then give them their names, the facts last."""
         facts = {shard: RowFacts.none_of(snapshot.columns) for shard in missing}
-        with refused_writes_explained(self._folder), scratch_folder(self._folder, ASIDE) as aside:
+        with refused_writes_explained(self._folder), scratch_folder(ASIDE, self._folder) as aside:
 
             def add(shard: int, words: Int32Array, of_words: RowFacts) -> None:
                 with (aside / str(shard)).open("ab") as file:

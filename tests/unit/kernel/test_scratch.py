@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from tasks.kernel.process import ProcessName
-from tasks.kernel.scratch import UNSEEN_LIMIT_S, remove_abandoned, scratch_folder
+from tasks.kernel.scratch import UNSEEN_LIMIT_S, remove_abandoned, scratch_folder, temporary_files
 
 MINE = ProcessName.of_this()
 DEAD = MINE.model_copy(update={"start": MINE.start + 1})
@@ -22,7 +27,7 @@ def folder_of(process: ProcessName, parent: Path, prefix: str = "work") -> Path:
 
 
 def test_a_scratch_folder_is_private_and_gone_in_the_end(tmp_path: Path) -> None:
-    with scratch_folder(tmp_path, "work") as folder:
+    with scratch_folder("work", tmp_path) as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "file").write_text("x")
         remove_abandoned(tmp_path, "work")
@@ -37,7 +42,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) 
         path.mkdir()
     file = tmp_path / f"work-{DEAD.token}-file"
     file.write_text("x")
-    with scratch_folder(tmp_path, "work"):
+    with scratch_folder("work", tmp_path):
         assert not dead.exists()
         assert not file.exists()
         assert all(path.exists() for path in (alive, *others))
@@ -57,6 +62,23 @@ def test_a_process_of_another_container_keeps_its_folder_until_nothing_changes_f
     os.utime(folder / "deep" / "file", (old, old))
     remove_abandoned(tmp_path, "work")
     assert not folder.exists()
+
+
+def test_temporary_files_of_a_process_and_of_what_it_starts_are_in_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    dead = folder_of(DEAD, tmp_path, "falaj")
+    with temporary_files():
+        own = Path(tempfile.mkdtemp())
+        program = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
+        started = subprocess.run(program, capture_output=True, text=True, check=True)
+        assert Path(started.stdout.strip()) == own.parent
+        assert list(tmp_path.iterdir()) == [own.parent]
+        assert own.parent != dead
+    assert list(tmp_path.iterdir()) == []
+    assert os.environ["TMPDIR"] == tempfile.gettempdir() == str(tmp_path)
 
 
 def test_a_link_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
