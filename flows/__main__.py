@@ -31,7 +31,13 @@ from flows.embedded import (
     send_what_is_left,
     wait_until_ready,
 )
-from flows.feature_commands import add_feature_commands, serve_features, show_audit
+from flows.feature_commands import (
+    add_feature_commands,
+    forget_features,
+    rebuild_features,
+    serve_features,
+    show_audit,
+)
 from flows.import_command import add_import_command, read_description, run_import
 from flows.predictions_command import add_predictions_command, run_predictions
 from flows.recalibrate_command import add_recalibrate_command, recalibrate
@@ -280,16 +286,11 @@ def _train(config: PipelineConfig, window: TimeWindow | None, settings: Settings
 
 
 def _parity(config: PipelineConfig, window: TimeWindow | None, settings: Settings) -> list[str]:
-    from flows.parity_check import parity_check_flow
+    from flows.parity_check import difference, parity_check_flow
 
     report = parity_check_flow(config)
     if report.verdict != "equal":
-        more = "More of them are in artifact feature-parity-differences; " * bool(report.examples)
-        raise FeatureStoreError(
-            f"online and offline features of {report.feature_service}: {report.verdict}. "
-            f"{'. '.join(report.evidence)}. {more}an online store that was emptied is filled anew "
-            "by the next refresh"
-        )
+        raise difference(report)
     return [_parity_line(view) for view in report.views]
 
 
@@ -354,6 +355,8 @@ _READERS: dict[str, Callable[[argparse.Namespace, Settings], list[str]]] = {
     "docs": _docs,
     "audit": show_audit,
     "serve-features": serve_features,
+    "rebuild-features": rebuild_features,
+    "forget-features": forget_features,
 }
 """Commands that run no flow: they need no Prefect, and no run keeps them waiting."""
 

@@ -1,4 +1,4 @@
-"""Commands that need no Prefect: the feature store's servers, and the audit trail."""
+"""Commands that need no Prefect: servers and repair of the feature store, and the audit trail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from flows.embedded import only_run
 from flows.feature_servers import PORTS, feature_servers, wait_for_any
 from tasks.errors import ConfigurationError, DataContractError, TransientError
 from tasks.features.audit import AuditLine, AuditTrail
@@ -25,6 +26,23 @@ def add_feature_commands(commands: Any) -> None:
         serve.add_argument(f"--{kind}-port", type=int, default=port, metavar="PORT")
     serve.add_argument("--tls-cert", type=Path, help="certificate, needed outside of loopback")
     serve.add_argument("--tls-key", type=Path)
+    rebuild = commands.add_parser(
+        "rebuild-features", help="write feature views online again from the published tables"
+    )
+    rebuild.add_argument("view", nargs="*", help="feature views (default: all that are online)")
+    rebuild.add_argument("--pushed", action="store_true", help="also remove what was pushed")
+    forget = commands.add_parser(
+        "forget-features", help="remove values online: of a view, an entity, a feature"
+    )
+    forget.add_argument("view", nargs="*", help="feature views (default: all of the entity's kind)")
+    forget.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="one entity, by its join key; several for a key of several parts",
+    )
+    forget.add_argument("--feature", action="append", default=[], help="this feature alone")
     audit = commands.add_parser("audit", help="show who did what with features and models")
     audit.add_argument("--verify", action="store_true", help="follow the chain of lines, only")
     audit.add_argument("--json", action="store_true", help="whole lines, as they are stored")
@@ -57,6 +75,53 @@ def serve_features(options: argparse.Namespace, settings: Settings) -> list[str]
     raise TransientError(
         f"the {ended} feature server ended; its log is under {settings.home / 'feast' / 'servers'}"
     )
+
+
+def rebuild_features(options: argparse.Namespace, settings: Settings) -> list[str]:
+    """Write views online again, from the published tables up to what is online.
+
+    Raises:
+        ConfigurationError: there is no such view, or a run is under way.
+        FeatureStoreError: nothing is online yet.
+    """
+    from tasks.features.online_repair import rebuild_views
+    from tasks.features.tables import current_tables
+
+    home = settings.features_home
+    with only_run(settings.home):
+        written = rebuild_views(
+            current_tables(home),
+            options.view,
+            home,
+            settings.feature_repo,
+            settings.store,
+            pushed=options.pushed,
+        )
+    return [
+        f"{view:<20}{number:>8,} entities written from its table"
+        for view, number in written.items()
+    ]
+
+
+def forget_features(options: argparse.Namespace, settings: Settings) -> list[str]:
+    """Remove values online; what the tables hold of them comes back with `rebuild-features`.
+
+    Raises:
+        ConfigurationError: a view, key or feature is not there, or a run is under way.
+    """
+    from tasks.features.online_repair import forget_values
+
+    if unclear := [text for text in options.key if "=" not in text]:
+        raise ConfigurationError(
+            f"--key {unclear[0]} names no value; write it as NAME=VALUE. Nothing was changed"
+        )
+    key = dict(text.split("=", 1) for text in options.key)
+    with only_run(settings.home):
+        found = forget_values(
+            options.view, key, options.feature, settings.features_home, settings.feature_repo
+        )
+    lines = [f"{view:<20}{number:>8,} entities forgotten" for view, number in found.items()]
+    return [*lines, "what the tables hold of them comes back with rebuild-features"]
 
 
 def show_audit(options: argparse.Namespace, settings: Settings) -> list[str]:

@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.whereabouts import FOUND
+from tasks.errors import FeatureStoreError
 from tasks.features.reports import ParityReport
 from tasks.features.task import compare_online_with_offline
 
@@ -25,3 +26,13 @@ def parity_check_flow(config: PipelineConfig) -> ParityReport:
             sample.
     """
     return compare_online_with_offline(config.features)
+
+
+def difference(report: ParityReport) -> FeatureStoreError:
+    """What a person is told where online and offline are not the same."""
+    more = "More of them are in artifact feature-parity-differences; " * bool(report.examples)
+    return FeatureStoreError(
+        f"online and offline features of {report.feature_service}: {report.verdict}. "
+        f"{'. '.join(report.evidence)}. {more}`python -m flows rebuild-features VIEW` writes a "
+        "view online again from its table"
+    )

@@ -11,6 +11,7 @@ from flows.conversion import conversion_flow
 from flows.decision import advise_on_drift
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import feature_refresh_flow
+from flows.parity_check import difference, parity_check_flow
 from flows.promotion import promotion_flow
 from flows.provenance import code_commit, host_facts
 from flows.stages import Stages
@@ -32,6 +33,8 @@ from tasks.validation.task import publish_data_docs
 )
 def pipeline_flow(config: PipelineConfig) -> RunRecord:
     """Run every stage, here or on work pools as `config.routing` says, and write the run report.
+
+    The run fails where features online are then not those of historical retrieval.
 
     Args:
         config: The use case.
@@ -79,4 +82,17 @@ def run_loop(config: PipelineConfig) -> RunRecord:
     publish_data_docs()
     publish_report(record)
     show_pictures(record)
+    check_online(config)
     return record
+
+
+def check_online(config: PipelineConfig) -> None:
+    """Compare what readers get with what was trained on: the last thing that a run proves.
+
+    Raises:
+        FeatureStoreError: online and offline differ. The report is written, and what was promoted
+            stays.
+    """
+    parity = parity_check_flow(config)
+    if parity.verdict == "different":
+        raise difference(parity)

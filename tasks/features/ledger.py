@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
@@ -28,7 +28,6 @@ RETRIEVAL = (
     "tasks.features.spark_store",
 )
 """Modules that make a training set."""
-VIEWS = TypeAdapter(list[MaterializedView])
 
 
 class Ledger(Contract):

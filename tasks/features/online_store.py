@@ -36,7 +36,7 @@ from tasks.errors import FeatureStoreError, StorageError, TransientError
 from tasks.features import sqlite_rows
 from tasks.features.sqlite_rows import Row, ordered, stored_times, upsert
 from tasks.features.value_encoding import EncodedRows
-from tasks.features.write_rules import PUSHED, Origin, check_newest, checked, current_origin
+from tasks.features.write_rules import PUSHED, Extent, Origin, check_newest, checked, current_origin
 from tasks.kernel.disk import shows_damage
 
 LOCK_WAIT_S = 30
@@ -195,19 +195,18 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
         table: FeatureView,
         keys: Sequence[bytes] | None = None,
         features: Sequence[str] | None = None,
-        *,
-        pushed: bool = True,
+        extent: Extent = "all",
     ) -> int:
         """Remove values of a view; return how many entities had one.
 
         Args:
             keys: serialized entity keys; None for all.
             features: names; None for all.
-            pushed: also those that were pushed.
+            extent: which of them.
         """
         with self._transaction(config) as connection:
             name = _table_id_of(config, table)
-            return sqlite_rows.remove(connection, name, keys, features, pushed=pushed)
+            return sqlite_rows.remove(connection, name, keys, features, extent)
 
     def count_entities(self, config: RepoConfig, table: FeatureView) -> int:
         """Number of entities that have a value of this view online."""

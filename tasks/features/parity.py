@@ -46,11 +46,11 @@ from feast.value_type import ValueType
 from numpy.typing import NDArray
 
 from tasks.contracts.data import FeatureTables
-from tasks.errors import ArtifactError, FeatureStoreError
+from tasks.errors import ArtifactError, FeatureStoreError, TransientError
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig
 from tasks.features.duck import first_line, is_damage
 from tasks.features.equality import as_text, equal_values, retrieved_column
-from tasks.features.ledger import VIEWS, read_ledger
+from tasks.features.ledger import load_ledger
 from tasks.features.online_answer import Freshness, OnlineAnswer
 from tasks.features.online_plan import PlannedFeature, PlannedView
 from tasks.features.online_reader import OnlineReader
@@ -100,10 +100,10 @@ def check_parity(
         store: artifact store that holds the tables.
 
     Raises:
-        FeatureStoreError: nothing is materialized, or other tables are; retrieval lost rows; the
-            online store is damaged.
+        FeatureStoreError: nothing is materialized; retrieval lost rows; the online store is
+            damaged.
         ArtifactError: files of the tables are gone or damaged.
-        TransientError: the online store is away.
+        TransientError: the online store is away, or holds other tables: a refresh is under way.
     """
     watermarks = _watermarks(tables, home)
     feast = open_store(home, repo, features_folder(tables, store))
@@ -123,15 +123,19 @@ def check_parity(
 
 
 def _watermarks(tables: FeatureTables, home: Path) -> dict[str, datetime]:
-    ledger = read_ledger(home)
-    if ledger.get("version") != tables.version:
-        held = str(ledger.get("version") or "nothing")[:12]
+    ledger = load_ledger(home)
+    if ledger is None:
         raise FeatureStoreError(
-            f"the online store holds {held}, the published feature tables are version "
-            f"{tables.version[:12]}; run the feature refresh to its end, then compare. Nothing was "
-            "compared"
+            "it is not known that anything is online; run the feature refresh, then compare. "
+            "Nothing was compared"
         )
-    return {view.name: view.watermark for view in VIEWS.validate_python(ledger["views"])}
+    if ledger.version != tables.version:
+        raise TransientError(
+            f"the online store holds {ledger.version[:12]}, the published feature tables are "
+            f"version {tables.version[:12]}: a refresh is under way or was broken off. Run it to "
+            "its end, then compare. Nothing was compared"
+        )
+    return {view.name: view.watermark for view in ledger.views}
 
 
 def _as_training_reads(online: OnlineConfig) -> OnlineConfig:

@@ -53,7 +53,7 @@ class AuditedProvider(PassthroughProvider):
             "views": sorted(view.name for view in tables_to_keep),
             "removed": sorted(view.name for view in tables_to_delete),
         }
-        with self._recorded("apply", subject):
+        with self.recorded("apply", subject):
             super().update_infra(
                 project,
                 tables_to_delete,
@@ -67,7 +67,7 @@ class AuditedProvider(PassthroughProvider):
         self, project: str, tables: Sequence[FeatureView], entities: Sequence[Entity]
     ) -> None:
         """Remove the project from the stores."""
-        with self._recorded("teardown", {"views": sorted(view.name for view in tables)}):
+        with self.recorded("teardown", {"views": sorted(view.name for view in tables)}):
             super().teardown_infra(project, tables, entities)
 
     def materialize_single_feature_view(
@@ -88,7 +88,7 @@ class AuditedProvider(PassthroughProvider):
         """
         window = {"start": start_date.isoformat(), "end": end_date.isoformat()}
         facts = {"window": window, "registry_version": registry_version(registry)}
-        with self._recorded("materialize", {"views": [feature_view.name]}, **facts):
+        with self.recorded("materialize", {"views": [feature_view.name]}, **facts):
             _check_window(start_date, end_date)
             super().materialize_single_feature_view(
                 config,
@@ -175,9 +175,9 @@ class AuditedProvider(PassthroughProvider):
     def _pushed(
         self, view: FeatureView, to: str, num_rows: int
     ) -> AbstractContextManager[dict[str, Any]]:
-        return self._recorded("push", {"views": [view.name]}, to=to, rows=num_rows)
+        return self.recorded("push", {"views": [view.name]}, to=to, rows=num_rows)
 
-    def _recorded(
+    def recorded(
         self, action: str, subject: dict[str, Any], **facts: Any
     ) -> AbstractContextManager[dict[str, Any]]:
         """A line for the beginning of a write, which may be killed, and one for its end."""

@@ -32,7 +32,7 @@ from redis.cluster import RedisCluster
 from tasks.features.redis_writer import MOMENT, RedisTarget, redis_errors_explained, write_rows
 from tasks.features.value_encoding import NO_TIME, EncodedColumn, EncodedRows
 from tasks.features.wire_format import BINARY
-from tasks.features.write_rules import PUSHED, Origin, checked, current_origin, micros
+from tasks.features.write_rules import PUSHED, Extent, Origin, checked, current_origin, micros
 
 SCANNED_KEYS = 1000
 """Keys in one step of a walk over the server's keys, between which it answers others."""
@@ -47,7 +47,8 @@ local began, start_us, end_us = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(A
 local function is_meant(old)
   if rule == 'all' then return true end
   local seconds, nanos, _, origin = moment(old)
-  if rule == 'not pushed' then return origin ~= 0 end
+  if rule == 'unknown' then return origin == nil end
+  if rule == 'not of the table' then return not origin or origin == 0 end
   local us = seconds * 1000000 + nanos / 1000
   return origin and origin > 0 and origin < began and us >= start_us and us <= end_us
 end
@@ -150,18 +151,16 @@ class NewerWinsRedisOnlineStore(RedisOnlineStore):
         table: FeatureView,
         keys: Sequence[bytes] | None = None,
         features: Sequence[str] | None = None,
-        *,
-        pushed: bool = True,
+        extent: Extent = "all",
     ) -> int:
         """Remove values of a view; return how many entities had one.
 
         Args:
             keys: serialized entity keys; None for all.
             features: names; None for all.
-            pushed: also those that were pushed.
+            extent: which of them.
         """
-        rule = "all" if pushed else "not pushed"
-        return self._select(config, table, rule, keys=keys, features=features)
+        return self._select(config, table, extent, keys=keys, features=features)
 
     def update(
         self,

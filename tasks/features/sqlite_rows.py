@@ -19,7 +19,7 @@ from feast.value_type import ValueType
 
 from tasks.features.value_encoding import NO_TIME, EncodedColumn, EncodedRows
 from tasks.features.wire_format import Integers
-from tasks.features.write_rules import Origin
+from tasks.features.write_rules import Extent, Origin
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICRO = 1_000_000
@@ -94,25 +94,32 @@ def remove_left_behind(
     )
 
 
+_EXTENTS: dict[Extent, str] = {
+    "all": "true",
+    "unknown": "origin_us IS NULL",
+    "not of the table": "coalesce(origin_us, 0) = 0",
+}
+
+
 def remove(
     connection: sqlite3.Connection,
     table: str,
     keys: Sequence[bytes] | None,
     features: Sequence[str] | None,
-    *,
-    pushed: bool,
+    extent: Extent,
 ) -> int:
     """Remove values; return how many entities had one.
 
     Args:
         keys: serialized entity keys; None for all.
         features: names; None for all.
-        pushed: also those that were pushed.
+        extent: which of them.
     """
     name = _quote_id(table)
-    make_ready(connection, table)
+    if not make_ready(connection, table):
+        return 0
     named = "true" if features is None else f"feature_name IN ({', '.join(map(_text, features))})"
-    held = named if pushed else f"{named} AND coalesce(origin_us, 1) <> 0"
+    held = f"{named} AND {_EXTENTS[extent]}"
     if keys is None:
         row = connection.execute(f"SELECT count(DISTINCT entity_key) FROM {name} WHERE {held}")
         found = int(row.fetchone()[0])
@@ -130,14 +137,19 @@ def _microseconds(name: str) -> str:
     return f"strftime('%s', {name}.event_ts, 'unixepoch', 'localtime') * 1000000"
 
 
-def make_ready(connection: sqlite3.Connection, table: str) -> None:
-    """Add our columns; drop Feast's second index, whose searches the primary key serves."""
+def make_ready(connection: sqlite3.Connection, table: str) -> bool:
+    """Add our columns; drop Feast's second index, whose searches the primary key serves.
+
+    Returns:
+        Whether there is such a table.
+    """
     name = _quote_id(table)
     present = {row[1] for row in connection.execute(f"PRAGMA table_info({name})")}
     for column in COLUMNS if present else ():
         if column not in present:
             connection.execute(f"ALTER TABLE {name} ADD COLUMN {column} INTEGER")
     connection.execute(f"DROP INDEX IF EXISTS {_quote_id(table + '_ek')}")
+    return bool(present)
 
 
 def ordered(rows: EncodedRows) -> list[Row]:

@@ -7,7 +7,7 @@ What a materialization writes is a copy of the view's table. A later one has rea
 up to the end of its window it replaces, and removes, whatever an earlier one left there, also by an
 older event time. So each value carries its origin: when the materialization that wrote it began, 0
 for a pushed one. A value without an origin was written by Feast's own store or by an earlier
-version of this one; it counts as pushed, but a rebuild of the view removes it.
+version of this one; it counts as pushed, but a rebuild of the view removes what is left of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -25,6 +26,9 @@ from feast.feature_view import FeatureView
 from tasks.errors import WindowError
 from tasks.features.config import CLOCK_SKEW, LONGEST_LAG
 from tasks.features.value_encoding import EncodedRows
+
+Extent = Literal["all", "unknown", "not of the table"]
+"""Values to remove: every one, those without an origin, or those and the pushed ones."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

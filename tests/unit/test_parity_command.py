@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from flows import __main__ as command
-from flows import parity_check
+from flows import parity_check, pipeline
 from flows.config import read_pipeline_config
+from tasks.errors import FeatureStoreError
 from tasks.features.reports import ParityReport, ViewParity
 from tasks.settings import PROJECT_ROOT
 
@@ -62,3 +63,14 @@ def test_a_view_of_nothing_but_nulls_is_not_called_equal() -> None:
     assert "equal online and offline" in command._parity_line(some)
     assert "nothing to compare" in command._parity_line(none)
     assert "27 of them null on both sides; 0 entities too old" in command._parity_line(none)
+
+
+def test_a_run_ends_with_the_comparison_and_fails_where_values_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
+    monkeypatch.setattr(pipeline, "parity_check_flow", lambda config: report(0))
+    pipeline.check_online(config)
+    monkeypatch.setattr(pipeline, "parity_check_flow", lambda config: report(1))
+    with pytest.raises(FeatureStoreError, match="weather: 1 of 27 values differ"):
+        pipeline.check_online(config)

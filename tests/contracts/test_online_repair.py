@@ -1,0 +1,134 @@
+"""The commands that write a view online again, or forget values there."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.__main__ import main
+from tasks.features.audit import AuditTrail
+from tasks.features.parity import check_parity
+from tasks.features.store import open_store
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+WINDOW = days(0, 2)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    folder = tmp_path_factory.mktemp("installation")
+    installation = Installation(folder / "home", SmallRepository(folder, num_days=2))
+    tables = installation.refresh(WINDOW)
+    installation.materialize(tables, WINDOW)
+    installation.publish(tables)
+    return installation
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FALAJ_HOME", "FALAJ_FEATURE_REPO"):
+        monkeypatch.setenv(name, "")  # the command sets them
+        monkeypatch.delenv(name)
+
+
+def run(installation: Installation, *words: str) -> int:
+    home, repo = str(installation.home), str(installation.repository.path)
+    return main(["--home", home, "--repo", repo, *words])
+
+
+def online(installation: Installation, feature: str, **key: str) -> Any:
+    feast = open_store(installation.home, installation.repository.path)
+    return feast.get_online_features([feature], [key]).to_dict()[feature.split(":")[1]][0]
+
+
+def verdict(installation: Installation) -> str:
+    repository = installation.repository
+    return check_parity(
+        installation.refresh(WINDOW),
+        repository.config,
+        installation.home,
+        repository.path,
+        installation.store,
+    ).verdict
+
+
+def spoil(installation: Installation) -> None:
+    """Values of an earlier version: from the future, and nobody knows what wrote them."""
+    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
+        connection.execute(
+            "UPDATE flights_weather AS spoilt SET event_us = event_us + 1000000000000000, "
+            "origin_us = NULL, value = (SELECT value FROM flights_weather AS other WHERE "
+            "other.entity_key = spoilt.entity_key AND other.feature_name = 'humid') "
+            "WHERE feature_name = 'temp'"
+        )
+    connection.close()
+
+
+def test_a_rebuilt_view_is_what_its_table_says(
+    filled: Installation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(filled)
+    assert verdict(filled) == "different"
+    assert run(filled, "rebuild-features", "weather") == 0
+    assert "weather" in capsys.readouterr().out
+    assert verdict(filled) == "equal"
+    lines = [line.content for line in AuditTrail(filled.home / "audit").lines()]
+    rebuilt = [line for line in lines if line["action"] == "rebuild"]
+    assert [line["outcome"] for line in rebuilt] == ["begun", "ok"]
+    assert rebuilt[0]["subject"] == {"views": ["weather"]}
+
+
+def test_an_entity_is_forgotten_in_a_feature_then_in_all_views_and_comes_back(
+    filled: Installation,
+) -> None:
+    station = ("--key", "origin=JFK")
+    assert run(filled, "forget-features", "weather", *station, "--feature", "temp") == 0
+    assert online(filled, "weather:temp", origin="JFK") is None
+    assert online(filled, "weather:humid", origin="JFK") is not None
+    assert online(filled, "weather:temp", origin="LGA") is not None
+    assert run(filled, "forget-features", *station) == 0
+    for feature in ("weather:humid", "origin_stats:landed_1h"):
+        assert online(filled, feature, origin="JFK") is None
+        assert online(filled, feature, origin="LGA") is not None
+    assert run(filled, "rebuild-features") == 0
+    assert verdict(filled) == "equal"
+    text = b"".join(line.text for line in AuditTrail(filled.home / "audit").lines())
+    assert b'"action":"forget"' in text
+    assert b"JFK" not in text
+
+
+def test_a_whole_view_is_forgotten(filled: Installation) -> None:
+    assert run(filled, "forget-features", "weather") == 0
+    assert online(filled, "weather:temp", origin="LGA") is None
+    assert run(filled, "rebuild-features", "weather") == 0
+    assert verdict(filled) == "equal"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rebuild-features", "wether"], "feature view wether is not online; there are: carrier_s"),
+        (["forget-features"], "name a feature view, or an entity"),
+        (["forget-features", "weather", "--key", "dest=BOS"], "weather has the key origin, and d"),
+        (["forget-features", "weather", "--feature", "tmp"], "has no feature tmp; it has temp"),
+        (["forget-features", "--key", "nobody=1"], "no feature view has the key nobody"),
+        (["forget-features", "--key", "origin"], "NAME=VALUE"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    filled: Installation, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert run(filled, *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_is_rebuilt_where_nothing_is_online(
+    filled: Installation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Installation(tmp_path / "home", filled.repository), "rebuild-features") == 1
+    assert "run the feature refresh" in capsys.readouterr().err
