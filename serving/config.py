@@ -37,7 +37,6 @@ class ServedModel(FollowedModel):
     """One model of the registry that this process serves."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
-    goal_ms: PositiveFloat = Field(default=50.0, le=60_000, description="Latency goal, p99.")
 
 
 class HttpConfig(_Section):

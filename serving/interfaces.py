@@ -52,6 +52,14 @@ class Engine(Protocol):
     def submit(self, call: Call, done: Done) -> None:
         """Queue a call; whatever happens, `done` is called once, in a later turn of the loop."""
 
+    def refusal(
+        self, model: str, version: str | None = None, slot: Slot = "stable"
+    ) -> ServingError | None:
+        """Why a call would be refused, asked before it is read; None where it is to be read.
+
+        The engine counts it. Whoever asks tells the client and the observers.
+        """
+
     def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
         """What a model takes.
 

@@ -262,7 +262,7 @@ class Installed:
         """The engine's section, with what the whole configuration says where it says nothing."""
         config = self.config
         told = {
-            "models": [m.model_dump(exclude={"goal_ms"}) for m in config.models],
+            "models": [m.model_dump() for m in config.models],
             "hardware": [{"name": config.hardware, "hardware_class": config.hardware}],
             "placement": {"latency_goal_ms": min((m.goal_ms for m in config.models), default=50)},
             "poll_s": config.poll_s,

@@ -28,6 +28,12 @@ class FollowedModel(_Config):
         description="What a moved alias `champion` does: `swap` serves the new version at once, "
         "`offer` loads it as candidate and leaves the rest to the release flow, `hold` only tells.",
     )
+    goal_ms: PositiveFloat = Field(
+        default=50.0,
+        le=60_000,
+        description="Latency goal, p99. A request that would wait longer than half of it is "
+        "refused (503), unless it fits into the next batches.",
+    )
     golden_rows: Path | None = Field(
         default=None,
         description="NumPy archive (.npz) with an array for each input: rows that every version is "

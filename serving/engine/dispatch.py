@@ -3,8 +3,8 @@
 A call is queued and one flush is scheduled for the next turn of the event loop; a flush takes what
 is queued by then, so what arrives together is computed together and nothing waits for company. A
 batch that is expected to be short runs right there, a longer one on a worker's thread while the
-queue grows. One batch a turn: between two of them the loop reads what else came, and refuses what
-is too much.
+queue grows. A turn takes a few milliseconds of batches: then the loop reads what else came, and
+refuses what would wait too long.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ from serving.interfaces import Done, Observer
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.05
+TURN_S = 0.004
+"""Batches are computed for so long before the loop reads what else came."""
+DEEP = 4
+"""Batches that may wait whatever the goal says: a model may take longer than its goal."""
 LEAST_RETRY_S = 0.05
 
 
@@ -94,7 +98,7 @@ class Dispatcher:
         ) and not self._makes_room(lane, rows):
             self.outcomes.refuse(call, done, self._overloaded(lane, rows))
             return
-        objection = lane.version.objection(call)
+        objection = self.too_long(lane) or lane.version.objection(call)
         if objection is not None:
             self.outcomes.refuse(call, done, objection)
             return
@@ -111,6 +115,42 @@ class Dispatcher:
                 self._loop.call_soon(self._flush)
         elif len(lane.entries) == self._helped_from and len(lane.version.backends) > 1:
             self._wake()
+
+    def too_long(self, lane: Lane) -> OverloadedError | None:
+        """Why one more call would wait too long; None where it may wait.
+
+        What fits into the next batch may in any case, so that nothing is refused at low load.
+        """
+        if lane.rows < self._batch_rows and not lane.version.has_free_axes:
+            return None
+        batches, each_ms = self._ahead(lane)
+        wait_ms = batches * max(each_ms, lane.pace_ms(time.monotonic()))
+        working = sum(one.circuit.closed for one in lane.version.backends)
+        # Others than the first begin to help at the goal; without them half is left for the rest.
+        goal_ms = lane.goal_ms * (working if working > 1 else 0.5)
+        if not batches or wait_ms <= max(goal_ms, DEEP * each_ms):
+            return None
+        version = lane.version
+        return OverloadedError(
+            f"one more request would wait {wait_ms:.0f} ms for {version.model} ({lane.slot}), "
+            f"whose goal is {lane.goal_ms:g} ms; nothing was computed, come again",
+            retry_after_s=max(LEAST_RETRY_S, wait_ms / 1e3),
+        )
+
+    def _ahead(self, lane: Lane) -> tuple[int, float]:
+        """Batches before one more call, and what the model takes for each, in ms."""
+        version, times = lane.version, lane.version.backends[0].times
+        if not version.has_free_axes:
+            return lane.rows // self._batch_rows, times.expected_ms(
+                self._batch_rows * version.row_size
+            )
+        num = len(lane.entries)
+        if not num:
+            return 0, 0.0
+        first = lane.entries[0][0]
+        together = max(1.0, lane.together)
+        rows = min(lane.rows / num * min(together, num), self._batch_rows)
+        return int(num / together), times.expected_ms(round(rows * version.size_of(first)))
 
     def retarget(self, lane: Lane, version: LoadedVersion) -> None:
         """Let another version answer what waits in a lane and what comes."""
@@ -182,8 +222,9 @@ class Dispatcher:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Start or compute one batch, and come again while there are others."""
+        """Start or compute batches for a few ms, and come again while there are others."""
         self._scheduled = False
+        end = time.monotonic() + TURN_S
         if self._retries:
             self._retry()
         lanes = self._ready or self._shadows
@@ -202,7 +243,8 @@ class Dispatcher:
             else:
                 lane.listed = False
                 self._release(lane.version)
-            break
+            if lanes and time.monotonic() >= end:
+                break
         if self._ready or self._shadows:
             self._schedule()
 
@@ -228,6 +270,7 @@ class Dispatcher:
             backend, passed_over = found.backend, found.fell_over_from
         queued = lane.rows
         calls, dones, rows, dropped = lane.take(self._batch_rows, now)
+        lane.note_taken(len(calls), now)
         self.requests -= len(calls)
         self.rows -= queued - lane.rows
         if dropped:
@@ -263,6 +306,8 @@ class Dispatcher:
             return False
         lane.entries.popleft()
         lane.rows -= rows
+        if lane.waiting_since:
+            lane.note_taken(1, started)
         self.requests -= 1
         self.rows -= rows
         try:

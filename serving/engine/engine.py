@@ -134,6 +134,17 @@ class ModelEngine:
         known.passed_on += call.version is None
         self._dispatcher.queue(lane, call, done)
 
+    def refusal(
+        self, model: str, version: str | None = None, slot: Slot = "stable"
+    ) -> ServingError | None:
+        """See `Engine.refusal`."""
+        known = self._models.get(model)
+        lane = known.lanes.get(slot) if known is not None and version is None else None
+        error = self._dispatcher.too_long(lane) if lane is not None else None
+        if error is not None:
+            self._dispatcher.outcomes.refused[model, slot, error.reason] += 1
+        return error
+
     def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
         """See `Engine.signature`."""
         return self._known(model).lane(version, slot).version.signature

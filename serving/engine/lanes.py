@@ -16,6 +16,9 @@ from serving.engine.versions import LoadedVersion
 from serving.errors import ClientGoneError, DeadlineError, ServingError
 from serving.interfaces import Done
 
+PACE_HOLDS_S = 1.0
+"""How long the pace of a queue that has emptied since is believed."""
+_SHARE = 0.25  # of a new measurement in the moving estimates
 Entry = tuple[Call, Done]
 Dropped = list[tuple[Call, Done, ServingError]]
 
@@ -28,10 +31,18 @@ class Lane:
         slot: as answers tell it.
         bounds: of queues.
         is_shadow: answers are thrown away: it gets less room, and computes after all others.
+        goal_ms: of the model's answers.
+
+    Attributes:
+        together: calls of a batch, moving estimate of what was seen while others waited.
+        waiting_since: when a batch was taken that left others waiting; 0 where none do.
     """
 
     __slots__ = (
+        "_noted_at",
+        "_pace_ms",
         "entries",
+        "goal_ms",
         "is_shadow",
         "listed",
         "load",
@@ -39,11 +50,18 @@ class Lane:
         "most_rows",
         "rows",
         "slot",
+        "together",
         "version",
+        "waiting_since",
     )
 
     def __init__(
-        self, version: LoadedVersion, slot: Slot, bounds: QueueConfig, is_shadow: bool
+        self,
+        version: LoadedVersion,
+        slot: Slot,
+        bounds: QueueConfig,
+        is_shadow: bool,
+        goal_ms: float = 50.0,
     ) -> None:
         share = bounds.shadow_share if is_shadow else 1.0
         self.version = version
@@ -54,6 +72,9 @@ class Lane:
         self.most_requests = max(1, int(bounds.requests * share))
         self.most_rows = max(1, int(bounds.rows * share))
         self.load = Load()
+        self.goal_ms = goal_ms
+        self.together = float(bounds.requests)
+        self._pace_ms = self.waiting_since = self._noted_at = 0.0
         self.listed = False
         """Whether it waits for its turn."""
 
@@ -94,6 +115,24 @@ class Lane:
             entries.extendleft(reversed(passed))
         self.rows -= rows
         return calls, dones, rows, dropped
+
+    def note_taken(self, num_calls: int, now: float) -> None:
+        """A batch was taken: measure the pace of the queue where calls have waited meanwhile.
+
+        That is the time of a turn of the loop, with all that is read and refused in it, and not
+        only what the model takes.
+        """
+        if self.waiting_since:
+            ms = (now - self.waiting_since) * 1e3
+            self._pace_ms += _SHARE * (ms - self._pace_ms) if self._pace_ms else ms
+            self._noted_at = now
+        if self.entries or self.waiting_since:
+            self.together += _SHARE * (num_calls - self.together)
+        self.waiting_since = now if self.entries else 0.0
+
+    def pace_ms(self, now: float) -> float:
+        """Time from one batch to the next while calls wait; 0 where it was not seen lately."""
+        return self._pace_ms if now - self._noted_at < PACE_HOLDS_S else 0.0
 
     def sweep(self, now: float) -> Dropped:
         """Take out the calls that nobody waits for."""

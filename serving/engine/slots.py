@@ -46,6 +46,8 @@ class ServedVersions:
         self.passed_on = 0
         """Calls for an empty candidate slot, which the stable version answered."""
         self._config = config
+        goals = [model.goal_ms for model in config.models if model.name == name]
+        self._goal_ms = goals[0] if goals else config.placement.latency_goal_ms
         self._dispatcher = dispatcher
         self._explicit: dict[tuple[str, Slot], Lane] = {}
 
@@ -178,6 +180,9 @@ class ServedVersions:
             platform=first.platform,
         )
 
+    def _new_lane(self, version: LoadedVersion, slot: Slot) -> Lane:
+        return Lane(version, slot, self._config.queue, slot == "shadow", self._goal_ms)
+
     def _explicit_lane(self, number: str, slot: Slot) -> Lane:
         found = self._explicit.get((number, slot))
         if found is not None:
@@ -191,7 +196,7 @@ class ServedVersions:
                 f"{self.name} version {number} is not loaded here; loaded are "
                 f"{', '.join(sorted(self.versions)) or 'none'}. Load it first"
             )
-        lane = Lane(version, slot, self._config.queue, slot == "shadow")
+        lane = self._new_lane(version, slot)
         self._explicit[number, slot] = lane
         return lane
 
@@ -202,7 +207,7 @@ class ServedVersions:
                 del self.lanes[slot]
                 self._pass_on(lane)
         elif lane is None or lane.version.signature != version.signature:
-            self.lanes[slot] = Lane(version, slot, self._config.queue, slot == "shadow")
+            self.lanes[slot] = self._new_lane(version, slot)
         else:
             self._dispatcher.retarget(lane, version)
 

@@ -173,6 +173,7 @@ class InferenceService(GRPCInferenceServiceServicer):
             if "x-falaj-slot" in metadata and front.config.http.slot_header:
                 call.slot = slot_named(metadata["x-falaj-slot"])
             call.trace = sane_trace(str(metadata.get("traceparent", "")))
+            front.refuse_early(call.model, call.version, call.slot)
             call.deadline = now() + self._time_of(request, context)
             plan = front.plan(call.model, call.version, call.slot)
             wanted = wanted_outputs(request, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from http import HTTPStatus
 
 from serving.calls import SERVED_HEADERS, Served
@@ -36,6 +37,7 @@ def as_header(text: str) -> bytes:
     return "".join(c if " " <= c <= "~" else "?" for c in text).encode("ascii")
 
 
+@cache
 def status_line(status: int) -> bytes:
     """First line of an answer."""
     return b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())

@@ -154,8 +154,9 @@ class Front:
         """
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise UnsupportedBodyError("the body is compressed; send it as it is")
-        request, binary = parse_request(body, headers.get(b"inference-header-content-length"))
         slot = self._slot(headers.get(b"x-falaj-slot"))
+        self.refuse_early(target.model, target.version, slot)
+        request, binary = parse_request(body, headers.get(b"inference-header-content-length"))
         deadline = self._deadline(headers.get(b"x-falaj-timeout-ms"), request, arrived)
         plan = self.plan(target.model, target.version, slot)
         call = Call(
@@ -175,6 +176,16 @@ class Front:
             call.trace = sane_trace(trace.decode("latin-1"))
         self._fill(call, plan, request, binary)
         return Asked(call, plan.wanted(request), request.id)
+
+    def refuse_early(self, model: str, version: str | None, slot: Slot) -> None:
+        """Refuse what would wait too long, before anything of it is read: that costs the least.
+
+        Raises:
+            ServingError: as `Engine.refusal` says.
+        """
+        refusal = self.engine.refusal(model, version, slot)
+        if refusal is not None:
+            raise refusal
 
     def _fill(
         self, call: Call, plan: ModelPlan, request: InferRequest, binary: memoryview | None

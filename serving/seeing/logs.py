@@ -18,7 +18,7 @@ import time
 from datetime import UTC, datetime
 
 from serving.calls import Call, ServedBatch
-from serving.errors import ServingError
+from serving.errors import OverloadedError, ServingError
 from serving.seeing.config import LogConfig
 
 EXTRA = ("request_id", "model", "version", "variant", "slot", "hardware", "rows", "latency_ms",
@@ -167,10 +167,14 @@ class AccessLog:
                 )
 
     def refused(self, call: Call, error: ServingError) -> None:
-        """See `serving.interfaces.Observer`; the sentence may hold what a client sent."""
+        """See `serving.interfaces.Observer`; the sentence may hold what a client sent.
+
+        An overload must not flood the log: its refusals are counted, and written by the share.
+        """
         if not self._ratio:
             return
-        if error.status >= 500 or self._ratio >= 1 or random.random() < self._ratio:
+        is_fault = error.status >= 500 and not isinstance(error, OverloadedError)
+        if is_fault or self._ratio >= 1 or random.random() < self._ratio:
             told = {**_told(call), "reason": error.reason, "status": int(error.status)}
             access.warning("refused", extra=told)
 

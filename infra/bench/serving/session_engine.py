@@ -96,6 +96,12 @@ class SessionEngine:
             ),
         )
 
+    def refusal(
+        self, model: str, version: str | None = None, slot: Slot = "stable"
+    ) -> ServingError | None:
+        """See `Engine.refusal`: everything is read."""
+        return None
+
     def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
         """See `Engine.signature`."""
         if model != MODEL:

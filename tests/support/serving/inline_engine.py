@@ -19,6 +19,7 @@ from serving.errors import (
     DeadlineError,
     NotReadyError,
     OverloadedError,
+    ServingError,
     UnknownModelError,
 )
 from serving.interfaces import Done, Observer, VersionState, tell_all
@@ -98,6 +99,7 @@ class InlineEngine:
         self.slots["stable"] = version
         self.delay_s = 0.0
         self.most_queued = 10_000
+        self.refuses: ServingError | None = None
         self.answered: list[Call] = []
         self.dropped: list[Call] = []
         self.registered: set[str] = {"1", "2"}
@@ -158,6 +160,11 @@ class InlineEngine:
             self.observers,
             ServedBatch(calls, inputs, outputs, served, started, finished, time.time()),
         )
+
+    def refusal(
+        self, model: str, version: str | None = None, slot: Slot = "stable"
+    ) -> ServingError | None:
+        return self.refuses
 
     def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
         if model != self.name:

@@ -11,7 +11,7 @@ import pytest
 
 from serving.engine.backends import Backend, Times
 from serving.engine.circuit import Circuit
-from serving.engine.config import BatchConfig, HardwareConfig, PlacementConfig
+from serving.engine.config import BatchConfig, HardwareConfig, PlacementConfig, ServedModel
 from serving.engine.placement import Load, place
 from serving.errors import BackendError, NotReadyError
 from tests.support.serving.standins import (
@@ -179,8 +179,9 @@ def test_a_batch_that_does_not_come_back_is_computed_elsewhere() -> None:
 def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> None:
     async def test() -> None:
         shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
+        patient = ServedModel(name="m", goal_ms=1000)
         config = two_kinds(queued_requests=4, settle_s=0.05).model_copy(
-            update={"batch": BatchConfig(rows=1)}
+            update={"batch": BatchConfig(rows=1), "models": (patient,)}
         )
         async with serving(shelf, config) as desk:
             calls = [desk.ask() for _ in range(30)]

@@ -13,7 +13,7 @@ import pytest
 
 from serving.calls import Answer, Call, Served
 from serving.config import ServingConfig, checked_config
-from serving.errors import ForbiddenError, ServingError, TooManyRequestsError
+from serving.errors import ForbiddenError, OverloadedError, ServingError, TooManyRequestsError
 from serving.http.connection import InferProtocol
 from serving.http.inferring import Front
 from serving.http.listeners import bound_socket, public_listener
@@ -244,6 +244,27 @@ def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> None:
         "bad_request",
         "unsupported_body",
     ]
+
+
+def test_a_call_that_would_wait_too_long_is_refused_before_its_body_is_looked_at() -> None:
+    engine = HeldEngine()
+    front = front_of(engine)
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        engine.refuses = OverloadedError("busy", 1.2)
+        writer.write(raw(b"no JSON at all"))
+        status, headers, body = await read(reader)
+        assert (status, headers["retry-after"], body) == (503, "2", {"error": "busy"})
+        engine.refuses = None
+        writer.write(raw(request()))
+        await until(lambda: engine.held)
+        engine.answer()
+        assert (await read(reader))[0] == 200
+
+    talk(front, one)
+    (noting,) = front.observers
+    assert isinstance(noting, Noting)
+    assert noting.told == [("sums", "overloaded")]
 
 
 def test_a_stranger_with_a_large_body_is_refused_before_it_is_sent() -> None:

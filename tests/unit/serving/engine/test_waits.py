@@ -1,0 +1,114 @@
+"""Calls are refused by the time that they would wait, before anybody reads them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from serving.engine.backends import Backend
+from serving.engine.config import BatchConfig, QueueConfig, ServedModel
+from serving.engine.lanes import PACE_HOLDS_S, Lane
+from serving.engine.versions import VersionKey
+from serving.errors import OverloadedError
+from tests.support.serving.standins import Desk, Shelf, configured, made_call, run, serving, until
+
+
+def waiting_behind(desk: Desk, shelf: Shelf, most: int = 100) -> int:
+    """Calls that wait behind one that is computed, when the next one would be refused."""
+    waiting = 0
+    while desk.engine.refusal("m") is None and waiting < most:
+        desk.ask()
+        waiting += 1
+    return waiting
+
+
+def first_backend(desk: Desk) -> Backend:
+    return desk.engine.served("m").lanes["stable"].version.backends[0]
+
+
+async def with_one_running(desk: Desk, shelf: Shelf) -> None:
+    behaviour = shelf.behaviours["1", "cpu"]
+    behaviour.gate.clear()
+    desk.ask()
+    await until(lambda: behaviour.sizes == [1])
+
+
+@pytest.mark.parametrize(("goal_ms", "most"), [(50, 5), (200, 11), (1, 5)])
+def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
+    goal_ms: float, most: int
+) -> None:
+    """Batches of 10 ms: 25 ms would be two of them, and four may wait whatever the goal says."""
+
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        models = (ServedModel(name="m", goal_ms=goal_ms),)
+        config = configured(batch=BatchConfig(rows=1), models=models)
+        async with serving(shelf, config) as desk:
+            await with_one_running(desk, shelf)
+            assert waiting_behind(desk, shelf) == most
+            error = desk.engine.refusal("m")
+            assert isinstance(error, OverloadedError)
+            assert error.retry_after_s == pytest.approx(0.01 * most)
+            refused = desk.ask()  # also where nobody asked before
+            shelf.behaviours["1", "cpu"].gate.set()
+            await desk.settled()
+            assert isinstance(desk.error(refused), OverloadedError)
+            counted = {s.labels["reason"]: s.value for s in desk.engine.counters() if
+                       s.name == "refused"}  # fmt: skip
+            assert counted == {"overloaded": 3}
+
+    run(test())
+
+
+def test_what_fits_into_the_next_batch_is_taken_however_long_the_batch_takes() -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        config = configured(batch=BatchConfig(rows=100), queue=QueueConfig(requests=99))
+        async with serving(shelf, config) as desk:
+            await with_one_running(desk, shelf)
+            first_backend(desk).times.note(200, 60_000)
+            assert waiting_behind(desk, shelf, 99) == 99
+            shelf.behaviours["1", "cpu"].gate.set()
+            await desk.settled()
+
+    run(test())
+
+
+def test_turns_that_take_long_count_more_than_what_the_model_takes() -> None:
+    """The loop may be reading and refusing: then a batch comes but once a turn."""
+
+    async def test() -> None:
+        shelf = Shelf(seconds=0.01)
+        config = configured(batch=BatchConfig(rows=1))
+        async with serving(shelf, config) as desk:
+            await with_one_running(desk, shelf)
+            desk.ask()
+            assert desk.engine.refusal("m") is None
+            lane, now = desk.engine.served("m").lanes["stable"], time.monotonic()
+            lane.note_taken(1, now - 0.5)
+            lane.note_taken(1, now)
+            error = desk.engine.refusal("m")
+            assert error is not None
+            assert error.retry_after_s == pytest.approx(0.5)
+            shelf.behaviours["1", "cpu"].gate.set()
+            await desk.settled()
+
+    run(test())
+
+
+def test_the_pace_is_measured_while_calls_wait_and_soon_forgotten() -> None:
+    lane = Lane(
+        Shelf().open(VersionKey("m", "1")), "stable", QueueConfig(requests=8), is_shadow=False
+    )
+    lane.note_taken(1, 10.0)  # nothing waits behind it: the next one may come at any time
+    lane.note_taken(1, 17.0)
+    assert lane.pace_ms(17.0) == 0
+    assert lane.together == 8
+    lane.entries.append((made_call("r", 1.0, 1), lambda call, outcome: None))
+    for number in range(40):
+        lane.note_taken(2, 20 + number * 0.03)
+    last = 20 + 39 * 0.03
+    assert lane.pace_ms(last) == pytest.approx(30)
+    assert lane.together == pytest.approx(2, abs=0.01)
+    assert lane.pace_ms(last + PACE_HOLDS_S) == 0
