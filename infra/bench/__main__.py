@@ -21,7 +21,7 @@ from infra.bench.parts import MEASUREMENTS, Measurement, chosen
 from infra.bench.results import RESULTS, Result, read_results, write_result
 from infra.bench.running import LoopState, Runner, say
 
-WRONG_USAGE = 2
+WRONG_USAGE, INTERRUPTED = 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="falaj-bench-") as scratch:
         loop = LoopState(Path(scratch) / "loop", options.home, options.small)
         runner = Runner(Path(scratch), loop, options.small)
-        results = _measure(runner, list(zip(measurements, earlier, strict=True)), folder, options)
+        wanted = list(zip(measurements, earlier, strict=True))
+        try:
+            results = _measure(runner, wanted, folder, options)
+        except KeyboardInterrupt:
+            say("interrupted; what was measured is kept, and --resume goes on")
+            return INTERRUPTED
     for measurement, result in zip(measurements, results, strict=True):
         sys.stdout.write("\n".join([measurement.title, *result.lines(), ""]) + "\n")
     return 0 if all(result.holds for result in results) else 1

@@ -74,7 +74,7 @@ class LoopState:
         say("a whole loop on a new state folder")
         arguments = ["-m", "flows", "--home", str(home), "run"]
         try:
-            cost = run_measured(arguments, self.folder / "log.txt", told)
+            cost = run_measured(arguments, self.folder / "log.txt", own_environment() | told)
         except RuntimeError as exc:
             self._failure = f"the loop that is measured on: {exc}"
         else:
@@ -157,6 +157,21 @@ class Runner:
         return " ".join(reason.split())[:LONGEST_REASON]
 
 
+def own_environment() -> dict[str, str]:
+    """The variables of this process, but for those that name somebody's installation.
+
+    A bench writes into ledgers and registries: they have to be its own. A feature repository is
+    only read.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FALAJ_", "PREFECT_", "MLFLOW_"))
+        or name == "FALAJ_FEATURE_REPO"
+        or name.endswith("_PYTHON")  # of another server's environment
+    }
+
+
 def _guarded(program: list[str], environment: dict[str, str], log: Path) -> int | None:
     """Run a Python program to its end, what it prints in a log; its exit code.
 
@@ -168,7 +183,7 @@ def _guarded(program: list[str], environment: dict[str, str], log: Path) -> int 
         subprocess.Popen(
             [*line, sys.executable, *program],
             cwd=PROJECT_ROOT,
-            env={**os.environ, **environment},
+            env=own_environment() | environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

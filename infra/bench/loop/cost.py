@@ -31,7 +31,7 @@ class Cost:
 def run_measured(
     arguments: list[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Cost:
-    """Run `python <arguments>` from the project's root, with further variables.
+    """Run `python <arguments>` from the project's root, with these variables or this process's own.
 
     Memory is the largest sum of proportional set sizes over the command and all its descendants,
     sampled ten times a second; shared pages count once.
@@ -47,7 +47,7 @@ def run_measured(
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **(environment or {}), "PYTHONPATH": str(PROJECT_ROOT)},
+            env={**(environment or os.environ), "PYTHONPATH": str(PROJECT_ROOT)},
         )
         peak = 0
         while process.poll() is None:

@@ -15,7 +15,7 @@ from infra.bench import __main__ as command
 from infra.bench.figures import Figure, LeftOut, at_least, at_most, reported
 from infra.bench.parts import MEASUREMENTS, PARTS, Bench, Measurement, chosen
 from infra.bench.results import Result, page, read_results, this_host, write_result
-from infra.bench.running import LONGEST_REASON, LoopState, MeasurementError, Runner
+from infra.bench.running import LONGEST_REASON, LoopState, MeasurementError, Runner, own_environment
 from tasks.settings import PROJECT_ROOT
 
 COMMIT = "1a2b3c4"
@@ -184,6 +184,14 @@ def test_a_measurement_reads_the_state_folder_that_was_given(tmp_path: Path) -> 
     (launch,) = chosen(["training/launch"])
     assert loop.environment(reading) == {"FALAJ_HOME": str(home)}
     assert loop.environment(launch) == {}
+
+
+def test_nobodys_installation_is_measured_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ("FALAJ_FEATURE_REPO", "FALAJ_KSERVE_PYTHON", "OMP_NUM_THREADS")
+    others = ("FALAJ_HOME", "FALAJ_DATABASE_URL", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    for name in (*kept, *others):
+        monkeypatch.setenv(name, "of somebody")
+    assert set(own_environment()) & {*kept, *others} == set(kept)
 
 
 def test_sizes_are_small_where_asked(tmp_path: Path) -> None:
