@@ -40,7 +40,7 @@ from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import score_window
 from tasks.evaluation.siblings import judge_siblings
 from tasks.settings import ArtifactStore, Settings
-from tasks.training.config import TrainingConfig
+from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 from tasks.training.launcher import launch_training
 from tasks.training.shrinking.config import ShrinkingConfig
 from tasks.training.shrinking.planning import plan_student
@@ -128,7 +128,9 @@ def _finished(settings: Settings, store: ArtifactStore) -> Subject:
     needed = (model.program, model.checkpoint, data.snapshot.data, data.validation.result)
     for artifact in needed:
         _copy(artifact, settings.store, store)
-    training = TrainingConfig.model_validate(model.config)
+    # As an earlier version trained it; how its ranks ran is another matter.
+    known = {k: v for k, v in model.config.items() if k not in EXECUTION_FIELDS}
+    training = TrainingConfig.model_validate(known)
     parent = _parent(model, model.program, model.splits)
     return Subject(record.use_case, parent, data, training, EvaluationConfig())
 
