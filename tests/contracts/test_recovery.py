@@ -15,7 +15,9 @@ import pytest
 from prefect import task
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate
-from prefect.states import Cancelled, Crashed, Running, Scheduled, Suspended
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled, Suspended
 
 import infra.platform.api as api_module
 from flows.recovery_sweep import recovery_sweep_flow, sweep_once
@@ -171,6 +173,32 @@ def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
         client.set_flow_run_state(never_begun, Crashed(), force=True)
         found = {each.repair.run: each.repair for each in sweep_once(client, AT_ONCE).done}
     assert found[str(never_begun)].action == "report"
+
+
+def test_a_run_that_is_started_again_has_its_slot_though_a_second_one_would_be_dropped(
+    client: SyncPrefectClient,
+) -> None:
+    deployment = client.create_deployment(
+        flow_id=client.create_flow(loop_flow),
+        name="one-at-most",
+        work_pool_name=COORDINATOR_POOL,
+        concurrency_limit=1,
+        concurrency_options=ConcurrencyOptions(
+            collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
+        ),
+    )
+    run = client.create_flow_run_from_deployment(deployment).id
+    client.update_flow_run_labels(run, {HOST: "another"})
+    for state in (Pending(), Running()):
+        assert client.set_flow_run_state(run, state).status == SetStateStatus.ACCEPT
+    client.set_flow_run_state(run, Crashed(), force=True)
+    assert str(run) in {
+        done.repair.run
+        for done in sweep_once(client, AT_ONCE).done
+        if done.repair.action == "retry"
+    }
+    assert client.set_flow_run_state(run, Pending()).status == SetStateStatus.ACCEPT
+    client.delete_flow_run(run)
 
 
 def test_steps_of_a_dead_attempt_are_ended_and_those_that_stand_for_a_living_run_are_not(
