@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tasks.errors import FeatureStoreError
+from tasks.features.asof_source import utc_moment
 from tasks.features.duck import names, sql_name
 
 EVENT_TIME = "event_timestamp"
@@ -53,7 +54,7 @@ class EntityRows:
 def load_entities(script: Script, given: pd.DataFrame | str, naive_times: NaiveTimes) -> EntityRows:
     """Make the entity rows readable as `entities`, each with a number, its moment in UTC.
 
-    Times count in microseconds; finer parts are rounded. Rows with a null key or a null moment
+    Times count in microseconds; finer parts are cut off. Rows with a null key or a null moment
     stay, and find no values.
 
     Args:
@@ -76,8 +77,9 @@ def load_entities(script: Script, given: pd.DataFrame | str, naive_times: NaiveT
         if naive_times == "refuse":
             _refuse_naive(con, moment, columns[moment])
         script.run(
-            f"CREATE TEMP TABLE entities AS SELECT * REPLACE ({sql_name(moment)}::TIMESTAMPTZ AS "
-            f"{sql_name(moment)}), row_number() OVER () AS {ROW} FROM asked"
+            "CREATE TEMP TABLE entities AS SELECT * REPLACE "
+            f"({utc_moment(moment, columns[moment])} AS {sql_name(moment)}), "
+            f"row_number() OVER () AS {ROW} FROM asked"
         )
     except duckdb.ConversionException as exc:
         raise FeatureStoreError(

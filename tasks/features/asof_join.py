@@ -30,8 +30,9 @@ from tasks.features.asof_entities import (
     check_names,
     selected,
 )
-from tasks.features.asof_source import between, relation, source_columns, source_name
+from tasks.features.asof_source import between, relation, source_columns, source_name, utc_moment
 from tasks.features.duck import sql_name
+from tasks.features.write_rules import check_without_function
 
 _NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL")
 _TEXTS = ("VARCHAR", "ENUM")
@@ -56,8 +57,9 @@ class ViewJoin:
         """The join that the references to `view` ask for.
 
         Raises:
-            FeatureStoreError: the view lacks its keys or its source.
+            FeatureStoreError: the view lacks its keys or its source, or transforms its rows.
         """
+        check_without_function(view)
         source = view.batch_source
         if source is None:
             raise FeatureStoreError(f"feature view {view.name} has no source that can be read")
@@ -84,12 +86,14 @@ class ViewJoin:
     ) -> str:
         """Query of the keys and moments of this view's rows in [start, end]."""
         rows = relation(con, self.source, config, start, end)
-        columns = self.columns(source_columns(con, rows))
+        kinds = source_columns(con, rows)
+        columns = self.columns(kinds)
         keys = "".join(f"{sql_name(columns[k])} AS {sql_name(e)}, " for k, e in self.keys.items())
-        moment = columns[self.event_time]
+        time = columns[self.event_time]
+        known = utc_moment(time, kinds[time], known_from=True)
         return (
-            f"SELECT DISTINCT {keys}{sql_name(moment)}::TIMESTAMPTZ AS {EVENT_TIME} "
-            f"FROM {rows} WHERE {between(moment, start, end)}"
+            f"SELECT DISTINCT {keys}{known} AS {EVENT_TIME} "
+            f"FROM {rows} WHERE {between(time, start, end)}"
         )
 
     def columns(self, present: Collection[str]) -> dict[str, str]:
@@ -171,11 +175,10 @@ def _load_source(
     rows = relation(script.con, join.source, config, earliest, last)
     kinds = source_columns(script.con, rows)
     names = join.columns(kinds)
-    moment, made = names[join.event_time], names[join.created] if join.created else None
-    # Files written by pandas have nanoseconds, a type of its own in DuckDB.
-    event = f"{sql_name(moment)}::TIMESTAMPTZ"
-    created = f"{sql_name(made)}::TIMESTAMPTZ" if made else event
-    kept = [between(moment, earliest, last) if last else "false"]
+    time, made = names[join.event_time], names[join.created] if join.created else None
+    event = utc_moment(time, kinds[time], known_from=True)
+    created = utc_moment(made, kinds[made], known_from=True) if made else event
+    kept = [between(time, earliest, last) if last else "false"]
     kept += [f"{sql_name(names[k])} IS NOT NULL" for k in join.keys]
     if cut_off and made:
         kept.append(between(made, None, last) if last else "false")

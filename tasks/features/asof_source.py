@@ -76,6 +76,34 @@ def local_path(uri: str, config: RepoConfig) -> Path:
     return Path(base) / (parsed.path if parsed.scheme else uri)
 
 
+def located(source: FileSource, config: RepoConfig) -> FileSource:
+    """The source by its full path, for code of Feast that knows nothing of `tables_path`."""
+    if "://" in source.path:
+        return source
+    path = local_path(source.path, config).resolve()
+    return FileSource(
+        name=source.name,
+        path=str(path / "*.parquet" if path.is_dir() else path),
+        file_format=source.file_format or ParquetFormat(),
+        timestamp_field=source.timestamp_field,
+        created_timestamp_column=source.created_timestamp_column,
+        field_mapping=dict(source.field_mapping),
+    )
+
+
+def utc_moment(column: str, kind: str, *, known_from: bool = False) -> str:
+    """SQL of a time as a moment in UTC; microseconds are the finest part.
+
+    Files written by pandas have nanoseconds, a type of its own in DuckDB, which a cast rounds: a
+    row could be given before it was known. So nanoseconds of a moment that is asked for are cut
+    off, and a moment from which a row is known is rounded up.
+    """
+    if not kind.endswith("_NS"):
+        return f"{sql_name(column)}::TIMESTAMPTZ"
+    ns = f"(epoch_ns({sql_name(column)}) + {999 if known_from else 0})"
+    return f"make_timestamp(({ns} - ({ns} % 1000 + 1000) % 1000) // 1000)::TIMESTAMPTZ"
+
+
 def between(column: str, start: datetime | None, end: datetime | None) -> str:
     """A condition on a time column, both ends included; an end that is None is open."""
     moment = f"{sql_name(column)}::TIMESTAMPTZ"

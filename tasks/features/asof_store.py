@@ -39,8 +39,9 @@ from tasks.features.asof_entities import (
 )
 from tasks.features.asof_job import AsofRetrievalJob, Query
 from tasks.features.asof_join import ViewJoin, join_views
-from tasks.features.asof_source import between, relation
+from tasks.features.asof_source import between, local_path, located, relation
 from tasks.features.duck import names, sql_name
+from tasks.features.offline_push import append_rows
 
 __all__ = ["AsofDuckDBOfflineStore", "AsofDuckDBOfflineStoreConfig", "AsofRetrievalJob"]
 
@@ -190,9 +191,10 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
         table: pa.Table,
         progress: Callable[[int], Any] | None,
     ) -> None:
-        """Append rows to a view's file, as Feast's DuckDB store does.
+        """Append rows to a view's file, one writer after the other.
 
         Raises:
+            WindowError: a time lies in the future. Others as for `append_rows`.
             FeatureStoreError: the file is on S3 or among the published feature tables, of which a
                 new version is made as a whole.
         """
@@ -205,7 +207,31 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
                 "feature tables are published as a whole. Bring new rows in by the feature "
                 "refresh. Nothing was written"
             )
-        DuckDBOfflineStore.offline_write_batch(config, feature_view, table, progress)
+        append_rows(feature_view, local_path(path, config), table)
+        if progress:
+            progress(table.num_rows)
+
+    @staticmethod
+    def compute_monitoring_metrics(
+        config: RepoConfig, data_source: DataSource, *arguments: Any, **options: Any
+    ) -> list[dict[str, Any]]:
+        """Feast's own figures of a source, which may lie under `tables_path`."""
+        source = _located(data_source, config)
+        found: list[dict[str, Any]] = DuckDBOfflineStore.compute_monitoring_metrics(
+            config, source, *arguments, **options
+        )
+        return found
+
+    @staticmethod
+    def get_monitoring_max_timestamp(
+        config: RepoConfig, data_source: DataSource, timestamp_field: str
+    ) -> datetime | None:
+        """Newest event time of a source, which may lie under `tables_path`."""
+        source = _located(data_source, config)
+        newest: datetime | None = DuckDBOfflineStore.get_monitoring_max_timestamp(
+            config, source, timestamp_field
+        )
+        return newest
 
 
 @dataclass(frozen=True)
@@ -246,6 +272,10 @@ class _Retrieval:
             min_event_timestamp=first,
             max_event_timestamp=last,
         )
+
+
+def _located(source: DataSource, config: RepoConfig) -> DataSource:
+    return located(source, config) if isinstance(source, FileSource) else source
 
 
 def _check_naive_times(config: RepoConfig, entity_df: pd.DataFrame | str | None) -> None:

@@ -33,10 +33,12 @@ _HELD: ContextVar[frozenset[Path]] = ContextVar("falaj_registry_locks", default=
 class GuardedFeatureStore(FeatureStore):
     """A feature store of this project; see the module's docstring."""
 
+    config: RepoConfig
+
     def __init__(self, config: RepoConfig, home: Path) -> None:
         super().__init__(config=config)
         self.home = home
-        with _locked(home / "feast" / "opening.lock"):
+        with file_lock(home / "feast" / "opening.lock"):
             self._open_registry()
 
     def _open_registry(self) -> None:
@@ -71,6 +73,17 @@ class GuardedFeatureStore(FeatureStore):
         with self.single_writer():
             super().materialize(start_date, end_date, *arguments, **options)
 
+    def _make_inferences(self, *arguments: Any, **options: Any) -> None:
+        """Columns of relative sources are found where retrieval finds them, under `tables_path`."""
+        known = self.config
+        tables = getattr(known.offline_store, "tables_path", None)
+        if tables:
+            self.config = known.model_copy(update={"repo_path": Path(tables)})
+        try:
+            super()._make_inferences(*arguments, **options)
+        finally:
+            self.config = known
+
     def materialize_incremental(self, *arguments: Any, **options: Any) -> NoReturn:
         """Refused: it guesses its window.
 
@@ -94,7 +107,7 @@ class GuardedFeatureStore(FeatureStore):
         if lock in _HELD.get():
             yield
             return
-        with _locked(lock):
+        with file_lock(lock):
             token = _HELD.set(_HELD.get() | {lock})
             try:
                 self.registry.refresh(self.project)
@@ -111,7 +124,12 @@ class GuardedFeatureStore(FeatureStore):
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def file_lock(file: Path) -> Iterator[None]:
+    """Hold a file against other processes and threads.
+
+    Raises:
+        TransientError: another one holds it for too long.
+    """
     with refused_writes_explained(file):
         make_folder(file.parent)
         stream = file.open("a")
@@ -120,8 +138,8 @@ def _locked(file: Path) -> Iterator[None]:
         while not _taken(stream.fileno()):
             if time.monotonic() > deadline:
                 raise TransientError(
-                    f"another process has held {file} for {WRITER_WAIT_S} s; it is applying or "
-                    "materializing. Run again when it is done. Nothing was changed"
+                    f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, "
+                    "pushing or materializing. Run again when it is done. Nothing was changed"
                 )
             time.sleep(POLL_S)
         yield

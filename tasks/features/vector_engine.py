@@ -30,7 +30,7 @@ from feast.utils import _validate_vector_field_lengths
 from tasks.features.online_store import NewerWinsSqliteOnlineStore
 from tasks.features.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.value_encoding import EncodedRows, encode_rows
-from tasks.features.write_rules import Origin, micros, written_by
+from tasks.features.write_rules import Origin, check_without_function, micros, written_by
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class VectorComputeEngine(LocalComputeEngine):
         self, registry: BaseRegistry, task: MaterializationTask, **kwargs: Any
     ) -> LocalMaterializationJob:
         view = task.feature_view
+        check_without_function(view)
         job_id = f"{view.name}-{task.start_time}-{task.end_time}"
         self.writes.pop(view.name, None)
         version = self.repo_config.entity_key_serialization_version
@@ -211,7 +212,6 @@ def _reason_for_feasts_way(view: Any, task: MaterializationTask, online_store: o
         "a stream is its source": isinstance(view, StreamFeatureView),
         "other views are its source": bool(getattr(view, "source_views", None)),
         "it has no batch source": batch_source is None,
-        "it transforms its rows": bool(getattr(view, "feature_transformation", None)),
         "it aggregates its rows": bool(getattr(view, "aggregations", None)),
         "it filters its rows": bool(getattr(view, "filter", None)),
         "Feast validates its rows": bool(getattr(view, "enable_validation", False)),

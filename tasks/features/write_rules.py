@@ -21,9 +21,10 @@ from typing import Literal
 
 import pandas as pd
 import pyarrow as pa
+from feast import StreamFeatureView
 from feast.feature_view import FeatureView
 
-from tasks.errors import WindowError
+from tasks.errors import FeatureStoreError, WindowError
 from tasks.features.config import CLOCK_SKEW, LONGEST_LAG
 from tasks.features.value_encoding import EncodedRows
 
@@ -108,6 +109,21 @@ def _told(moment_us: int) -> str:
         return f"{EPOCH + timedelta(microseconds=moment_us):%Y-%m-%dT%H:%M:%SZ}"
     except OverflowError:
         return f"{moment_us} us after 1970"
+
+
+def check_without_function(view: FeatureView) -> None:
+    """Refuse a view whose function Feast would call online only: history gives what it is made of.
+
+    Raises:
+        FeatureStoreError: it has one, and no stream whose output is its table.
+    """
+    function = getattr(view, "feature_transformation", None)
+    if function is not None and not isinstance(view, StreamFeatureView):
+        raise FeatureStoreError(
+            f"feature view {view.name} transforms its rows by a function, which would be called "
+            "for online values and not for training; expected a view of finished columns. Compute "
+            "them in the query of its table. Nothing was read or written"
+        )
 
 
 def check_pushed(view: FeatureView, rows: pd.DataFrame | pa.Table) -> None:

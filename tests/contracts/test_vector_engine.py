@@ -604,7 +604,6 @@ def test_a_store_that_is_not_known_takes_feasts_way_and_says_so(
         ({"online": False}, "not written online"),
         ({"offline": True}, "also written offline"),
         ({"source_views": ["other"]}, "other views are its source"),
-        ({"feature_transformation": object()}, "transforms its rows"),
         ({"aggregations": [1]}, "aggregates its rows"),
         ({"filter": "a > 1"}, "filters its rows"),
         ({"enable_validation": True}, "validates its rows"),

@@ -14,6 +14,7 @@ import pytest
 from feast import Entity, FeatureStore, Field, ValueType
 from feast.infra.offline_stores.duckdb import DuckDBOfflineStore
 from feast.on_demand_feature_view import on_demand_feature_view
+from feast.transformation.pandas_transformation import PandasTransformation
 from feast.types import Float64
 from hypothesis import given
 from hypothesis import strategies as st
@@ -415,3 +416,29 @@ def test_a_column_that_is_said_to_be_unique_is_checked(
     assert job.with_unique("event_timestamp").to_arrow().num_rows == 2
     with pytest.raises(FeatureStoreError, match="with 1 distinct values of asked"):
         job.with_unique("asked").to_arrow()
+
+
+@pytest.mark.parametrize("zone", ["UTC", None])
+@pytest.mark.parametrize(("known", "given"), [(1_000_000_600, None), (1_000_000_000, 7.0)])
+def test_nothing_is_known_a_fraction_of_a_microsecond_early(
+    feast_store: FeatureStore, tmp_path: Path, zone: str | None, known: int, given: float | None
+) -> None:
+    """Both moments would round to the same microsecond; the entity's is the earlier one."""
+    at = pd.to_datetime([known]).tz_localize(zone)
+    rows = pd.DataFrame({"k0": ["a"], "at": at, "created": at, "value": [7.0]})
+    rows.to_parquet(tmp_path / "rows.parquet")
+    frame = pd.DataFrame(
+        {"k0": ["a"], "event_timestamp": pd.to_datetime([1_000_000_500]).tz_localize(zone)}
+    )
+    found = ask(feast_store, [view_of(tmp_path / "rows.parquet")], frame).to_arrow()
+    assert found["value"].to_pylist() == [given]
+    assert found["event_timestamp"].cast("int64").to_pylist() == [1_000_000]
+
+
+def test_a_view_with_a_function_is_refused_for_its_values_would_differ_online(
+    feast_store: FeatureStore, tmp_path: Path
+) -> None:
+    view = view_of(write_rows(values(("a", 0, 0, 1.0)), tmp_path / "rows.parquet"))
+    view.feature_transformation = PandasTransformation(lambda rows: rows, "lambda rows: rows")
+    with pytest.raises(FeatureStoreError, match="values transforms its rows by a function"):
+        ask(feast_store, [view], asked(("a", 1)))
