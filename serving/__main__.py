@@ -47,6 +47,7 @@ from serving.config import (
 )
 from serving.http.admin import TOKEN_FILE
 from serving.http.openapi import document
+from serving.security.tls import only_tls_1_3
 from serving.seeing.config import LogConfig, SeeingConfig
 from serving.seeing.logs import configure_logging
 from tasks.errors import ConfigurationError, FalajError
@@ -250,6 +251,7 @@ def _silence_exit() -> None:
 if __name__ == "__main__":
     atexit.register(_silence_exit)
     with temporary_files():
+        only_tls_1_3()
         import_feast()
         from serving.parts import installed_parts
 

@@ -14,13 +14,10 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import grpc
-import grpc.aio
+from typing import TYPE_CHECKING
 
 from serving.config import ServingConfig
 from serving.errors import ServingError
-from serving.grpc.service import grpc_server
 from serving.http.admin import AdminPages, admin_token
 from serving.http.inferring import Front
 from serving.http.listeners import Listener, admin_listener, bound_socket, public_listener
@@ -29,6 +26,10 @@ from serving.http.public import PublicPages
 from serving.interfaces import Engine, EntityReader, Guard, Observer, Pages
 from tasks.errors import ConfigurationError
 from tasks.settings import private_folder, write_atomically
+
+if TYPE_CHECKING:
+    import grpc
+    import grpc.aio
 
 SERVING_FOLDER = Path("serving")
 ADDRESS_FILE = SERVING_FOLDER / "server.json"
@@ -120,6 +121,8 @@ class ServingProcess:
         )
         rpc, rpc_port = None, None
         if config.grpc.enabled:
+            from serving.grpc.service import grpc_server  # gRPC is imported after `only_tls_1_3`
+
             rpc, rpc_port = grpc_server(
                 front, config.host, config.grpc.port, parts.grpc_credentials
             )

@@ -27,6 +27,7 @@ ROUTES = "falaj"
 GRPC_SERVICE = "/inference.GRPCInferenceService/"
 GRPC_MODEL_HEADER = "falaj-model"
 """Metadata by which a gRPC client says its model again: the edge does not read messages."""
+GRPC_HEALTH = "/grpc.health.v1.Health/Check"
 GRPC_METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata")
 VERSION = r"(/versions/[^/]+)?"
 RETRY_SAFE = "connect-failure,refused-stream,reset-before-request"
@@ -39,7 +40,8 @@ def route_configuration(plan: EdgePlan, shares: Mapping[str, Shares]) -> Value:
     routes = [_plain(r"/v2/health/(live|ready)|/v2/?", config)]
     for name, model in config.models.items():
         routes += _model_routes(name, model, shares.get(name, Shares()), config)
-    routes += [_grpc_route(method, config) for method in (*GRPC_METHODS, "ModelInfer")]
+    methods = [GRPC_SERVICE + method for method in (*GRPC_METHODS, "ModelInfer")]
+    routes += [_grpc_route(path, config) for path in (*methods, GRPC_HEALTH)]
     return typed(
         "envoy.config.route.v3.RouteConfiguration",
         name=ROUTES,
@@ -137,8 +139,8 @@ def _plain(regex: str, config: EdgeConfig) -> Value:
     return _route(match, action, config)
 
 
-def _grpc_route(method: str, config: EdgeConfig) -> Value:
-    match = {"path": GRPC_SERVICE + method}
+def _grpc_route(path: str, config: EdgeConfig) -> Value:
+    match = {"path": path}
     slot = {"request_headers_to_add": [set_header(SLOT_HEADER, "stable")]}
     return _route(match, {"cluster": "grpc-stable"}, config) | slot | _unbuffered("grpc")
 

@@ -10,7 +10,7 @@ import re
 
 from infra.edge.clusters import issuer_cluster
 from infra.edge.config import EdgePlan
-from infra.edge.routes import infer_path, read_path
+from infra.edge.routes import GRPC_HEALTH, infer_path, read_path
 from infra.edge.values import (
     CERTIFICATE_HEADER,
     FILTERS,
@@ -42,7 +42,7 @@ def jwt_filter(plan: EdgePlan) -> Value:
     }
     known: list[Value] = [{"provider_name": name} for name in names]
     other: Value = {"requires_any": {"requirements": [*known, {"allow_missing": {}}]}}
-    rules: list[Value] = [{"match": {"prefix": "/v2/health/"}}]
+    rules: list[Value] = [{"match": {"prefix": "/v2/health/"}}, {"match": {"path": GRPC_HEALTH}}]
     rules += [
         {"match": {"prefix": "/", "headers": [has_header(name)]}, "requires": other}
         for name in (KEY_HEADER, CERTIFICATE_HEADER)

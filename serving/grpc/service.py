@@ -16,6 +16,7 @@ from open_inference.grpc.service import GRPCInferenceServiceServicer
 
 from serving.calls import Answer, Call, num_rows_of
 from serving.errors import BadRequestError, ServingError
+from serving.grpc import about
 from serving.grpc.messages import SERVICE, repository_messages
 from serving.grpc.tensors import fill_answer, read_arrays, read_key_columns, wanted_outputs
 from serving.http.heads import served_headers
@@ -201,6 +202,13 @@ class InferenceService(GRPCInferenceServiceServicer):
         )
         return response
 
+    async def admit_reader(self, context: Any) -> None:
+        """End the call of a client that may not read."""
+        try:
+            self._admit(context, "read", None)
+        except ServingError as error:
+            await _abort(context, error, "")
+
     def _admit(self, context: Any, action: Action, model: str | None) -> str:
         headers = [
             (name.encode(), value.encode() if isinstance(value, str) else value)
@@ -250,6 +258,7 @@ def grpc_server(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
     )
+    about.add_to(server, front, SERVICE, service.admit_reader)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if credentials is None:

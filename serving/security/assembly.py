@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.security.config import SecurityConfig, check_exposure, faults_of, read_security
 from serving.security.guard import SecurityGuard
 from serving.security.tls import RenewingTls, grpc_credentials
 from tasks.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import grpc
 
 SECURITY_FILE = Path("serving") / "security.yaml"
 """In the state folder: issuers, owners and keys are of an installation, not of its code."""

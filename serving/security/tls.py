@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
+import sys
 import threading
 from pathlib import Path
-
-import grpc
+from typing import TYPE_CHECKING
 
 from serving.security.config import TlsConfig
 from tasks.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    import grpc
+
+_NO_TLS_1_2 = "PSK-AES128-CBC-SHA"
+"""The one suite that gRPC may take in TLS 1.2: it needs a shared secret, and there is none."""
 LOGGER = logging.getLogger(__name__)
 
 
@@ -36,21 +42,37 @@ def server_context(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
+def only_tls_1_3() -> None:
+    """Keep gRPC in this process from TLS 1.2, as server and as client; for a program's start.
+
+    Python's gRPC has no setting for it, so it is left without a suite that it could agree on. It
+    reads that when it is imported. The suites of TLS 1.3 are not touched by it.
+
+    Raises:
+        RuntimeError: gRPC was imported before.
+    """
+    if "grpc" in sys.modules:
+        raise RuntimeError("gRPC was imported before it could be held to TLS 1.3")
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = _NO_TLS_1_2
+
+
 def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
     """Credentials of a gRPC listener that only holders of a certificate can talk to.
 
-    gRPC in Python takes TLS 1.2 too and cannot be told not to, so without `client_ca` there are
-    none: then it belongs on loopback, or behind the edge, which speaks 1.3 to both sides. New
-    connections see renewed files, as those of `RenewingTls` do.
+    Without `client_ca` there are none: then it belongs on loopback, or behind the edge. New
+    connections see renewed files, as those of `RenewingTls` do. TLS 1.2 is taken too, unless the
+    program called `only_tls_1_3` before.
 
     Raises:
         ConfigurationError: there is no `client_ca`, or a file cannot be read.
     """
     if config.client_ca is None:
         raise ConfigurationError(
-            "gRPC in Python cannot be held to TLS 1.3; put the edge before it (mutual TLS), or "
+            "gRPC has TLS here for holders of a certificate alone; put the edge before it, or "
             "listen on loopback"
         )
+    import grpc
+
     server_context(config)  # says what is wrong with the files
     seen = _files_of(config)
 
@@ -75,6 +97,8 @@ def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
 
 
 def _grpc_files(config: TlsConfig) -> grpc.ServerCertificateConfiguration:
+    import grpc
+
     assert config.client_ca is not None
     pair = (config.key.read_bytes(), config.certificate.read_bytes())
     return grpc.ssl_server_certificate_configuration(

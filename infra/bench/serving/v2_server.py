@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import uvicorn
+from grpc_health.v1 import health, health_pb2_grpc
 from open_inference.grpc.protocol import (
     ModelInferRequest,
     ModelInferResponse,
@@ -141,6 +142,7 @@ class Upstream:
         )
         methods = grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": handler})
         self._grpc = grpc.server(ThreadPoolExecutor(4), handlers=[methods])
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._grpc)
         tls = self.security.tls
         address = f"127.0.0.1:{self.grpc_port}"
         if tls is None or tls.client_ca is None:

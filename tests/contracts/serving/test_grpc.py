@@ -1,16 +1,30 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import grpc.aio
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceStub
 
+from serving.config import checked_config
+from serving.errors import ForbiddenError
 from serving.grpc.messages import SERVICE, repository_messages
+from serving.grpc.service import grpc_server
+from serving.http.inferring import Front
+from serving.interfaces import Action, Principal
+from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import Process, serving
 
 Stub = Any
@@ -160,6 +174,59 @@ def test_health_metadata_and_repository_answer(channel: grpc.Channel, stub: Stub
     )
     (state,) = index(messages["RepositoryIndexRequest"](ready=True)).models
     assert (state.name, state.version, state.state) == ("sums", "1", "READY")
+
+
+def test_generic_tools_learn_its_health_and_its_services(channel: grpc.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    for service in ("", SERVICE):
+        asked = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(asked).status == health_pb2.HealthCheckResponse.SERVING
+        assert next(health.Watch(asked)).status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError) as caught:
+        health.Check(health_pb2.HealthCheckRequest(service="other"))
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert SERVICE in database.get_services()
+    found = DescriptorPool(database).FindServiceByName(SERVICE)
+    assert "ModelInfer" in found.methods_by_name
+
+
+def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
+    class Strict:
+        def admit(self, headers: Any, address: str, action: Action, model: str | None) -> Principal:
+            if (b"x-who", b"me") not in headers:
+                raise ForbiddenError("not you")
+            return Principal("me", "", {"*": frozenset({action})}, 1e12)
+
+    async def run() -> None:
+        config = checked_config({}, "the test")
+        front = Front(InlineEngine(lambda inputs: {}), Strict(), config)
+        server, port = grpc_server(front, "127.0.0.1", 0)
+        await server.start()
+        asked = health_pb2.HealthCheckRequest()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            told = await health.Check(asked)
+            assert told.status == health_pb2.HealthCheckResponse.SERVING
+            lists = reflection_pb2.ServerReflectionRequest(list_services="")
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            for stream in (health.Watch(asked), stub.ServerReflectionInfo(iter([lists]))):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stream.read()
+                assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            watched = health.Watch(asked, metadata=(("x-who", "me"),))
+            seen = []
+            async for answer in watched:
+                seen.append(answer.status)
+                front.stopping = True  # the watcher is told, and the process waits for none
+            assert seen == [
+                health_pb2.HealthCheckResponse.SERVING,
+                health_pb2.HealthCheckResponse.NOT_SERVING,
+            ]
+        await server.stop(0)
+
+    asyncio.run(run())
 
 
 def test_a_client_that_gives_up_is_told_to_the_engine_in_time(tmp_path: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from serving.security.certificates import ensure_authority, ensure_certificate
 from tasks.settings import PROJECT_ROOT
 
 pytestmark = pytest.mark.slow
@@ -17,7 +21,8 @@ start = time.process_time()
 import onnxruntime
 one = time.process_time()
 import typeguard
-from serving.__main__ import import_feast
+from serving.__main__ import import_feast, only_tls_1_3
+only_tls_1_3()  # gRPC is not imported yet
 whole = typeguard.typechecked
 before = time.process_time()
 import_feast()
@@ -37,3 +42,55 @@ def test_feast_comes_without_pytorch_and_without_compiling_its_classes_again() -
     done = subprocess.run(line, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 25, done.stdout
+
+
+LISTENING = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from serving.security.config import TlsConfig
+from serving.security.tls import grpc_credentials, only_tls_1_3
+only_tls_1_3()
+import grpc
+server = grpc.server(ThreadPoolExecutor(1))
+names = ("certificate", "key", "client_ca")
+config = TlsConfig(**dict(zip(names, map(Path, sys.argv[1:]), strict=True)))
+print(server.add_secure_port("127.0.0.1:0", grpc_credentials(config)), flush=True)
+server.start()
+sys.stdin.read()
+server.stop(0).wait()
+"""
+
+
+def test_grpc_of_the_server_takes_tls_1_3_alone(tmp_path: Path) -> None:
+    authority = ensure_authority(tmp_path, "internal")
+    server = ensure_certificate(tmp_path, "server", authority, ["localhost"], "server")
+    client = ensure_certificate(tmp_path, "client", authority, ["client"], "client")
+    files = [server.certificate, server.key, authority.certificate]
+    line = [sys.executable, "-c", LISTENING, *map(str, files)]
+    with subprocess.Popen(
+        line, cwd=PROJECT_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            port = int(process.stdout.readline())
+
+            def version(wanted: ssl.TLSVersion) -> str | None:
+                context = ssl.create_default_context(cafile=str(authority.certificate))
+                context.load_cert_chain(client.certificate, client.key)
+                context.minimum_version = context.maximum_version = wanted
+                context.set_alpn_protocols(["h2"])
+                with (
+                    socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
+                    context.wrap_socket(plain, server_hostname="localhost") as secure,
+                ):
+                    assert secure.recv(9)  # its settings, once it has taken the certificate
+                    return secure.version()
+
+            assert version(ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                version(ssl.TLSVersion.TLSv1_2)
+        finally:
+            process.stdin.close()
+            process.wait(60)
