@@ -154,7 +154,10 @@ class Runner:
         ):
             if len(private) > 1:
                 reason = reason.replace(private, public)
-        return " ".join(reason.split())[:LONGEST_REASON]
+        reason = " ".join(reason.split())
+        if len(reason) > LONGEST_REASON:  # what a program said last says most
+            reason = f"{reason[: LONGEST_REASON // 3]} ... {reason[-LONGEST_REASON // 2 :]}"
+        return reason
 
 
 def own_environment() -> dict[str, str]:

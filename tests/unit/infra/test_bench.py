@@ -139,7 +139,9 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
     def measured(self: Runner, measurement: Measurement, environment: object) -> list[Figure]:
         if measurement.name == "leases":
             raise MeasurementError(
-                f"KeyError: 'x' in {self.scratch}/a and {PROJECT_ROOT}/b" + " y" * 999
+                f"KeyError: 'x' in {self.scratch}/a and {PROJECT_ROOT}/b"
+                + " y" * 999
+                + " the cause"
             )
         return [replace(FIGURE, name=measurement.name)]
 
@@ -150,7 +152,8 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
     failure = results["leases"].failure
     assert failure is not None
     assert failure.startswith("KeyError: 'x' in SCRATCH/a and ./b")
-    assert len(failure) == LONGEST_REASON
+    assert failure.endswith(" y the cause")
+    assert len(failure) < LONGEST_REASON
     assert [name for name, each in results.items() if each.holds] == [
         "platform",
         "governor",

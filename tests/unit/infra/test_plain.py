@@ -17,8 +17,8 @@ def add(one: int, other: int) -> int:
 
 @flow
 def adding() -> int:
-    add(1, other=1, return_state=True)
-    return add(1, other=2)
+    state = add(1, other=1, return_state=True)
+    return add(state.result(raise_on_failure=False), other=1)
 
 without_prefect()
 print(adding())
