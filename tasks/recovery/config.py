@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -78,6 +78,16 @@ class RecoveryConfig(BaseModel):
         description="Seconds until a step of a dead attempt, of which no end was heard, is ended: "
         "steps are recorded late.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flows_say_it_themselves(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "retried_flows" in given:
+            raise ValueError(
+                "retried_flows is no limit any more: each flow says itself whether its runs are "
+                "started again; remove it, and set max_retries to 0 to start none again"
+            )
+        return given
 
     @model_validator(mode="after")
     def _second_look_is_within_the_limit(self) -> Self:

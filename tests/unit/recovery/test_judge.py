@@ -200,6 +200,11 @@ def test_a_step_is_ended_only_when_its_attempt_is_over_for_long(
     assert dead_steps([seen], CONFIG) == ((seen,) if is_dead else ())
 
 
+def test_limits_of_an_earlier_version_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ValidationError, match="remove it"):
+        RecoveryConfig.model_validate({"max_retries": 1, "retried_flows": ["pipeline"]})
+
+
 def test_a_second_look_later_than_the_limit_is_refused() -> None:
     with pytest.raises(ValidationError, match="nothing is ever confirmed"):
         RecoveryConfig(heartbeat_limit_s=60, second_look_s=90)
