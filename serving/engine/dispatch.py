@@ -36,8 +36,9 @@ from serving.interfaces import Done, Observer
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.05
-TURN_S = 0.004
-"""Batches are computed for so long before the loop reads what else came."""
+TURN_S, MOST_TURN_S = 0.004, 0.025
+"""Batches are computed for so long before the loop reads what else came: for as long as it had read
+before, within these bounds. A flood of refusals must not leave the answers a part of each turn."""
 DEEP = 4
 """Batches that may wait whatever the goal says: a model may take longer than its goal."""
 LEAST_RETRY_S = 0.05
@@ -72,6 +73,7 @@ class Dispatcher:
         self._waiting: list[Lane] = []
         self._retries: deque[Batch] = deque()
         self._scheduled = False
+        self._flushed_at = 0.0
         self._sweeping = False
         self._ended = False
         self._running: Counter[str] = Counter()
@@ -224,7 +226,8 @@ class Dispatcher:
     def _flush(self) -> None:
         """Start or compute batches for a few ms, and come again while there are others."""
         self._scheduled = False
-        end = time.monotonic() + TURN_S
+        now = time.monotonic()
+        end = now + min(max(TURN_S, now - self._flushed_at), MOST_TURN_S)
         if self._retries:
             self._retry()
         lanes = self._ready or self._shadows
@@ -245,6 +248,7 @@ class Dispatcher:
                 self._release(lane.version)
             if lanes and time.monotonic() >= end:
                 break
+        self._flushed_at = time.monotonic()
         if self._ready or self._shadows:
             self._schedule()
 
@@ -279,12 +283,20 @@ class Dispatcher:
         if not calls:
             return True
         size = rows * (version.row_size or version.size_of(calls[0]))
-        if backend.times.expected_ms(size) < self._inline_ms:
+        expected_ms = backend.times.expected_ms(size)
+        if expected_ms < self._inline_ms or self._is_starved(lane, expected_ms, now):
             self._compute_here(lane.slot, version, backend, passed_over, calls, dones, rows, size)
         else:
             batch = Batch(lane.slot, version, calls, dones, rows, size, passed_over)
             self._send(batch, backend)
         return True
+
+    def _is_starved(self, lane: Lane, expected_ms: float, now: float) -> bool:
+        """Whether a thread would rest for most of each turn, for the loop is slow to come back.
+
+        Then a batch that takes no longer than a turn may is better computed right here.
+        """
+        return expected_ms < TURN_S * 1e3 and lane.pace_ms(now) > 2 * expected_ms
 
     def _serve_one(self, lane: Lane, version: LoadedVersion) -> bool:
         """A lone call that is soon computed, the usual one at low load; False where it is not that.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Any
 
 import pytest
 
+from serving.calls import Array
 from serving.engine.backends import Backend
 from serving.engine.config import BatchConfig, QueueConfig, ServedModel
 from serving.engine.lanes import PACE_HOLDS_S, Lane
@@ -112,3 +115,30 @@ def test_the_pace_is_measured_while_calls_wait_and_soon_forgotten() -> None:
     assert lane.pace_ms(last) == pytest.approx(30)
     assert lane.together == pytest.approx(2, abs=0.01)
     assert lane.pace_ms(last + PACE_HOLDS_S) == 0
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_short_batch_leaves_its_thread_where_the_loop_is_slow_to_come_back(
+    is_slow: bool,
+) -> None:
+    async def test() -> None:
+        shelf = Shelf(seconds=0.002)  # more than `inline_ms`, less than a turn
+        async with serving(shelf, configured(batch=BatchConfig(rows=1))) as desk:
+            backend, threads = first_backend(desk), set()
+            score = backend.score
+
+            def noted(arrays: dict[str, Array]) -> Any:
+                threads.add(threading.current_thread() is threading.main_thread())
+                return score(arrays)
+
+            backend.score = noted
+            desk.ask()
+            if is_slow:  # another one waits, and the last turns took long
+                desk.ask()
+                lane, now = desk.engine.served("m").lanes["stable"], time.monotonic()
+                lane.note_taken(1, now - 0.5)
+                lane.note_taken(1, now)
+            await desk.settled()
+            assert (True in threads) == is_slow
+
+    run(test())
