@@ -57,6 +57,7 @@ def serve_online(store: GuardedFeatureStore, at: Listening) -> None:
         port=at.port,
         ssl_certfile=at.certificate,
         ssl_keyfile=at.key,
+        http="h11",  # httptools takes a body behind `Upgrade` for the next request
         access_log=False,
         log_level="warning",
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -328,6 +330,19 @@ def test_a_window_in_the_future_is_refused_with_a_sentence(served: Served) -> No
 @pytest.mark.parametrize("path", ["/chat", "/docs", "/openapi.json", "/materialize-incremental"])
 def test_paths_that_are_not_guarded_are_not_served(served: Served, path: str) -> None:
     assert served.post(path, {}, served.issuer.token("admin")).status_code == 404
+
+
+def test_a_body_behind_an_upgrade_is_no_request(served: Served) -> None:
+    hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    received = b""
+    with socket.create_connection(("127.0.0.1", served.ports["online"]), timeout=60) as line:
+        line.sendall(head + b"Content-Length: %d\r\n\r\n" % len(hidden))
+        line.sendall(hidden + last)
+        while piece := line.recv(65_536):
+            received += piece
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", received) == [b"404", b"200"]
 
 
 def test_nothing_of_the_servers_is_written_outside_the_state_folder(served: Served) -> None:
