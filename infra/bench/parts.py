@@ -86,6 +86,7 @@ MEASUREMENTS = (
     Measurement("training", "elastic", "ranks lost, cut off and added"),
     Measurement("training", "step_clock", "what a rank's clock costs"),
     Measurement("training", "smaller_models", "pruned and distilled networks", True),
+    Measurement("training", "spread", "AUC over seeds, ranks and rounding", True),
     Measurement("conversion", "tabular", "variants of the loop's model", True),
     Measurement("conversion", "encoder", "variants of a sentence encoder"),
     Measurement("conversion", "int8", "weights of 8 and of 7 bits", True),

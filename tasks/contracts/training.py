@@ -69,7 +69,9 @@ class CandidateModel(Contract):
         description="`torch.export` program (.pt2), preprocessing inside: takes `categorical` "
         "int32 (rows, c) and `numeric` float32 (rows, n), gives `score` float32 (rows,)."
     )
-    checkpoint: Artifact = Field(description="Plain state dict of the best epoch.")
+    checkpoint: Artifact = Field(
+        description="Plain state dict of what the best epoch was judged with: the mean of weights."
+    )
     columns: DatasetSchema
     config: dict[str, object] = Field(description="The training configuration, whole.")
     snapshot_sha256: str

@@ -101,6 +101,14 @@ class TrainingConfig(BaseModel):
     patience: PositiveInt = Field(
         default=3, le=1000, description="Epochs without a better validation AUC (or R2) to the end."
     )
+    average_decay: float = Field(
+        default=0.7,
+        ge=0,
+        lt=1,
+        description="After each epoch the mean of the weights at the ends of all epochs is "
+        "validated, kept and served, in which an epoch counts so many times the next one. Training "
+        "itself goes on without it. 0: the epoch's own weights.",
+    )
     learning_rate: float = Field(
         default=4e-3, gt=0, le=1, description="Peak of the one-cycle schedule."
     )

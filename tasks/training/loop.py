@@ -38,7 +38,7 @@ from tasks.training.run_directory import (
     RunResult,
     TrainingJob,
 )
-from tasks.training.schedule import MIN_STEPS_PER_EPOCH, adamw, one_cycle_rate
+from tasks.training.schedule import MIN_STEPS_PER_EPOCH, adamw, averaged, one_cycle_rate
 from tasks.training.strategies.base import Batch, Exchange, State, Strategy
 from tasks.training.strategies.build import build_strategy
 from tasks.training.telemetry.profiler import StepProfiler
@@ -88,6 +88,8 @@ class TrainingSession:
         self._loss_sum = 0.0
         """Of those steps, over all ranks, but for `self._own_loss`."""
         self._own_loss = torch.zeros((), dtype=torch.float64)
+        self._averaged: State = {}
+        """Mean of the weights at the ends of epochs; what is judged, kept and served."""
         self._best_epoch = -1
         self._best_weights: State = {}
         self._earlier_s = 0.0
@@ -172,6 +174,7 @@ class TrainingSession:
             "loss_sum": self._loss_sum,
             **trained,
             "history": [metrics.model_dump(mode="json") for metrics in self._history],
+            "averaged": self._averaged,
             "best_epoch": self._best_epoch,
             "best_weights": self._best_weights,
             "seconds": self._seconds(),
@@ -185,6 +188,7 @@ class TrainingSession:
         self._step = state["step"]
         self._loss_sum = state["loss_sum"]
         self._own_loss.zero_()
+        self._averaged = state["averaged"]
         self._best_epoch = state["best_epoch"]
         self._best_weights = state["best_weights"]
         self._earlier_s = state["seconds"]
@@ -246,7 +250,10 @@ class TrainingSession:
         self._add_own_loss()
         self._progress.enter("validating")
         with self._clock.phase("validate"):
-            validation_loss, quality = self._validate()
+            newest, decay = self._strategy.state()["network"], self._config.average_decay
+            self._averaged = averaged(self._averaged, newest, epoch + 1, decay)
+            with self._strategy.judged_with(self._averaged):
+                validation_loss, quality = self._validate()
         plan = self._sources.plan
         metrics = EpochMetrics(
             epoch=epoch,
@@ -372,7 +379,7 @@ class TrainingSession:
         )
         if self._improved():
             self._best_epoch = metrics.epoch
-            self._best_weights = self._strategy.state()["network"]
+            self._best_weights = self._averaged
         self._save()
 
     def _improved(self) -> bool:

@@ -1,13 +1,16 @@
-"""Steps of an epoch, the learning rate of a step, and the optimizer: nothing that ranks share."""
+"""Steps of an epoch, the learning rate of a step, the optimizer, the mean of weights.
+
+Nothing here is shared by ranks.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tasks.training.config import TrainingConfig
 
@@ -59,3 +62,31 @@ def adamw(
     return torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=config.learning_rate, fused=True
     )
+
+
+def averaged(
+    earlier: Mapping[str, Tensor], newest: Mapping[str, Tensor], num_epochs: int, decay: float
+) -> dict[str, Tensor]:
+    """Mean of the weights at the ends of epochs; each epoch counts `decay` times the next one.
+
+    After Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization"
+    (2018). From epoch to epoch weights wander, and the last digit of a sum decides whereto; their
+    mean wanders less, so it matters less which epoch is the best.
+
+    Args:
+        earlier: the mean after the epoch before; empty after the first.
+        newest: the weights after this epoch.
+        num_epochs: epochs that have ended.
+        decay: at least 0, below 1; with 0 the mean is the newest.
+    """
+    if num_epochs == 1:
+        return dict(newest)
+    share = (1 - decay) / (1 - decay**num_epochs)
+    return {name: _between(earlier[name], value, share) for name, value in newest.items()}
+
+
+def _between(earlier: Tensor, newest: Tensor, share: float) -> Tensor:
+    # What is not trained is the same in both, and may be infinite or a count.
+    if not newest.is_floating_point() or torch.equal(earlier, newest):
+        return newest
+    return torch.lerp(earlier, newest, share)

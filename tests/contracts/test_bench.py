@@ -30,6 +30,7 @@ NUM_FIGURES = {
     "training/elastic": 3,
     "training/step_clock": 1,
     "training/smaller_models": 2,
+    "training/spread": 3,
     "conversion/tabular": 2,
     "conversion/encoder": 4,
     "conversion/int8": 5,

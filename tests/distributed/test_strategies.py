@@ -19,6 +19,7 @@ from tests.support.ranks.strategy_cases import (
     NUM_STEPS,
     Case,
     global_batch,
+    halves_of,
     network_of,
     plain_run,
 )
@@ -94,6 +95,24 @@ def test_evaluation_gives_every_rank_the_outputs_of_its_state(
         expected = network.eval()(*global_batch(0).inputs)
     for of_rank in seen.of(case.name, size):
         torch.testing.assert_close(torch.tensor(of_rank["outputs"]), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "size"),
+    [run for run in RUNS if run[0].exchanges_states],
+    ids=[f"{case.name} x{size}" for case, size in RUNS if case.exchanges_states],
+)
+def test_other_weights_are_judged_in_the_middle_and_training_does_not_notice(
+    seen: Seen, case: Case, size: int
+) -> None:
+    """That the curve goes on as if nothing had been is shown with the curves above."""
+    network = network_of(case, seed=0)
+    half = torch.load(seen.folder / f"{case.name}-half.of-{size}.pt", weights_only=True)
+    network.load_state_dict(halves_of(half["network"]))
+    with torch.no_grad():
+        expected = network.eval()(*global_batch(0).inputs)
+    for of_rank in seen.of(case.name, size):
+        torch.testing.assert_close(torch.tensor(of_rank["halved"]), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", EXCHANGING, ids=lambda case: case.name)

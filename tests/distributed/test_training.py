@@ -102,6 +102,21 @@ def test_one_rank_and_two_ranks_have_the_same_loss(two_ranks: Trained, one_rank:
         torch.testing.assert_close(weights[0][name], weights[1][name], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
+def test_the_mean_of_weights_is_judged_and_kept_and_training_does_not_notice(
+    one_rank: Trained, tmp_path: Path
+) -> None:
+    plain = Trained(tmp_path, train(tmp_path, config(average_decay=0.0, **on_ranks(1))))
+    ours, theirs = one_rank.model.epochs, plain.model.epochs
+    assert [e.train_loss for e in ours] == [e.train_loss for e in theirs]
+    assert ours[0].validation_loss == theirs[0].validation_loss
+    assert all(
+        a.validation_loss != b.validation_loss for a, b in zip(ours[1:], theirs[1:], strict=True)
+    )
+    digests = {t.model.checkpoint.sha256 for t in (one_rank, plain)}
+    assert len(digests) == 2
+
+
 def test_the_published_program_scores_raw_rows_as_well_as_it_is_said_to(two_ranks: Trained) -> None:
     rows, window = frame(NUM_ROWS), month(7, 2)
     rows = rows[(rows.event_timestamp >= window.start) & (rows.event_timestamp < window.end)]

@@ -179,6 +179,14 @@ class Strategy(ABC):
         alone (a gradient scaler, error feedback) is under `strategy`.
         """
 
+    @abstractmethod
+    def judged_with(self, weights: State) -> AbstractContextManager[None]:
+        """Evaluate with other weights inside the context, and train on with the own ones after it.
+
+        Args:
+            weights: whole tensors by the names of `state`'s `network`, the same on all ranks.
+        """
+
     is_cut: ClassVar[bool] = False
     """True where ranks hold parts of the network, and each writes its own into a checkpoint."""
 

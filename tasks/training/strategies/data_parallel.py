@@ -7,7 +7,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar, cast
 
 import torch
@@ -240,13 +240,27 @@ class DataParallel(Strategy):
         optimizer = self._optimizer.state(describe)
         return {"network": network, "optimizer": optimizer, "strategy": scaler}
 
+    @contextmanager
+    def judged_with(self, weights: State) -> Iterator[None]:
+        """See `Strategy.judged_with`."""
+        own = {name: value.clone() for name, value in self._held_state().items()}
+        self._put(weights)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in self._held_state().items():
+                    value.copy_(own[name])
+
     @torch.no_grad()
+    def _put(self, weights: State) -> None:
+        for name, value in self._held_state().items():
+            value.copy_(self._from_plain(name, weights[name]))
+
     def load(self, state: State) -> None:
         """See `Strategy.load`."""
-        own = self._held_state()
-        check_names(own.keys(), state["network"].keys())
-        for name, value in own.items():
-            value.copy_(self._from_plain(name, state["network"][name]))
+        check_names(self._held_state().keys(), state["network"].keys())
+        self._put(state["network"])
         self._optimizer.load(state["optimizer"])
         self._scale.load(state.get("strategy", {}))
 

@@ -5,7 +5,7 @@ A strategy joins the conformance test by a line in `CASES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -213,6 +213,11 @@ def adamw(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimiz
 
 def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+
+
+def halves_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Other weights that fit the same network."""
+    return {n: value / 2 if value.is_floating_point() else value for n, value in weights.items()}
 
 
 def network_of(case: Case, seed: int) -> nn.Module:

@@ -27,6 +27,7 @@ from tests.support.ranks.strategy_cases import (
     Case,
     adamw,
     global_batch,
+    halves_of,
     network_of,
     row_losses,
     share_of,
@@ -87,8 +88,12 @@ class Ranks:
             return
         strategy = self._build(case, seed=1)
         curve = self._train(strategy, range(HALF))
+        halved: list[float] = []
         if case.exchanges_states:
-            self._save(f"{case.name}-half", strategy.state())
+            half = strategy.state()
+            self._save(f"{case.name}-half", half)
+            with strategy.judged_with(halves_of(half["network"])):
+                halved = strategy.evaluate(global_batch(0).inputs).tolist()
         curve += self._train(strategy, range(HALF, NUM_STEPS))
         self._save(f"{case.name}-end", strategy.state())
         if strategy.is_cut:
@@ -98,6 +103,7 @@ class Ranks:
             "curve": curve,
             "checksum": strategy.checksum(),
             "outputs": strategy.evaluate(batch.inputs).tolist(),
+            "halved": halved,
             "skipped": getattr(strategy, "num_skipped_steps", 0),
             "wire_bytes": strategy.wire_bytes,
         }

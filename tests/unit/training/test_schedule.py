@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.training.config import TrainingConfig
-from tasks.training.schedule import MIN_STEPS_PER_EPOCH, StepPlan, one_cycle_rate
+from tasks.training.schedule import MIN_STEPS_PER_EPOCH, StepPlan, averaged, one_cycle_rate
 
 
 @given(st.integers(1, 100_000), st.integers(1, 512))
@@ -30,3 +31,22 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing(num_steps: int
     if num_steps > 50:
         assert max(rates) == pytest.approx(0.1, rel=0.01)
         assert rates[-1] < 0.001
+
+
+@given(st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=12), st.floats(0, 0.95))
+def test_each_epoch_counts_less_in_the_mean_than_the_next(
+    values: list[float], decay: float
+) -> None:
+    mean: dict[str, torch.Tensor] = {}
+    for number, value in enumerate(values, 1):
+        mean = averaged(mean, {"weight": torch.tensor([value])}, number, decay)
+    factors = [decay**age for age in range(len(values))][::-1]
+    expected = sum(f * v for f, v in zip(factors, values, strict=True)) / sum(factors)
+    assert mean["weight"].item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_is_not_trained_stays_as_it_is() -> None:
+    edges = {"low": torch.tensor([-torch.inf, 0.1]), "seen": torch.tensor(3)}
+    mean = averaged(averaged({}, edges, 1, 0.5), {**edges, "seen": torch.tensor(4)}, 2, 0.5)
+    assert torch.equal(mean["low"], edges["low"])
+    assert mean["seen"].item() == 4

@@ -1,0 +1,99 @@
+"""How far the AUC of the same training comes out apart: over seeds, rounding and ranks.
+
+Each case is trained with the mean of weights kept and with the best epoch's own weights. In place
+of another host's rounding the learning rate is 1e-7 larger: the last digits of all weights differ
+after one step. Spreads are shares of the margin by which a candidate may lie below the champion.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Callable
+
+from sklearn.metrics import roc_auc_score
+
+from infra.bench.figures import Figure, at_most
+from infra.bench.finished import newest_record
+from infra.bench.parts import Bench
+from tasks.contracts.data import ValidatedDataset
+from tasks.evaluation.scoring import Program, score_rows
+from tasks.settings import ArtifactStore
+from tasks.training.config import TrainingConfig
+from tasks.training.launcher import launch_training
+
+SEEDS, PERTURBED_SEEDS = 8, 3
+ROUNDING = 1e-7
+BOUNDS = {"seeds": 1.0, "rounding": 0.3, "two ranks": 0.5}
+
+TestAuc = Callable[[TrainingConfig], float]
+
+
+def figures(bench: Bench) -> list[Figure]:
+    """All figures; about an hour on two quiet cores."""
+    auc, base = _trainer(bench), bench.config.training
+    margin = bench.config.promotion.champion_margin
+    seeds = range(bench.size(SEEDS, 2))
+    perturbed = range(bench.size(PERTURBED_SEEDS, 1))
+    means = _spreads(auc, base, seeds, perturbed)
+    own = _spreads(auc, base.model_copy(update={"average_decay": 0.0}), seeds, perturbed)
+    return [
+        at_most(
+            f"AUC, spread over {what} to the margin",
+            _widest(what, means[what]) / margin,
+            bound,
+            f"{_in_words(what, means[what])}; own weights: {_in_words(what, own[what])}",
+        )
+        for what, bound in BOUNDS.items()
+    ]
+
+
+def _spreads(
+    auc: TestAuc, base: TrainingConfig, seeds: range, perturbed: range
+) -> dict[str, list[float]]:
+    """AUC of each seed; and how far those of some move by rounding, and by a second rank."""
+    alone = base.model_copy(update={"launch": base.launch.model_copy(update={"ranks": 1})})
+    pair = base.model_copy(update={"launch": base.launch.model_copy(update={"ranks": 2})})
+    other = alone.model_copy(update={"learning_rate": base.learning_rate * (1 + ROUNDING)})
+    aucs = [auc(_seeded(alone, seed)) for seed in seeds]
+    return {
+        "seeds": aucs,
+        "rounding": [abs(auc(_seeded(other, seed)) - aucs[seed]) for seed in perturbed],
+        "two ranks": [abs(auc(_seeded(pair, seed)) - aucs[seed]) for seed in perturbed],
+    }
+
+
+def _seeded(config: TrainingConfig, seed: int) -> TrainingConfig:
+    return config.model_copy(update={"seed": seed})
+
+
+def _widest(what: str, values: list[float]) -> float:
+    return max(values) - min(values) if what == "seeds" else max(values)
+
+
+def _in_words(what: str, values: list[float]) -> str:
+    told = f"{_widest(what, values):.4f} over {len(values)} seeds"
+    if what == "seeds":
+        told += f", mean {statistics.mean(values):.4f}, deviation {statistics.pstdev(values):.4f}"
+    return told
+
+
+def _trainer(bench: Bench) -> TestAuc:
+    """Trains with a configuration on the finished loop's data; the AUC of its test window."""
+    splits, batch_rows = bench.config.splits, bench.config.evaluation.batch_rows
+    dataset: ValidatedDataset = newest_record(bench.settings).dataset
+    label = dataset.snapshot.columns.label
+    store = ArtifactStore(bench.folder / "artifacts")
+    data = bench.settings.store.path(dataset.snapshot.data)
+    shown = store.root / data.relative_to(bench.settings.store.root)
+    shown.parent.mkdir(parents=True)
+    shutil.copyfile(data, shown)
+
+    def train(config: TrainingConfig) -> float:
+        model = launch_training(dataset, splits, config, store, bench.folder / "training")
+        program = Program.open(model.program, model.columns, store)
+        rows = score_rows(program, dataset, splits.test, [label], store, batch_rows)
+        rows = rows[rows[label].notna()]
+        return float(roc_auc_score(rows[label], rows["score"]))
+
+    return train
