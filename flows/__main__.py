@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 a stage failed, 2 wrong usage, configuration or data, 130 
 from __future__ import annotations
 
 import argparse
-import atexit
 import os
 import sys
 import time
@@ -404,15 +403,7 @@ def _say(sentence: str, code: int) -> int:
     return code
 
 
-def _silence_exit() -> None:
-    """DuckDB's binding lists "leaks" on standard error while the interpreter goes down."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
 if __name__ == "__main__":
-    atexit.register(_silence_exit)
     with temporary_files():
         code = main()
     sys.exit(code)

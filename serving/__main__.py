@@ -13,7 +13,7 @@ The state folder is `FALAJ_HOME` or `--home`, the feature repository `FALAJ_FEAT
 from __future__ import annotations
 
 import argparse
-import atexit
+import gc
 import importlib
 import json
 import logging
@@ -129,7 +129,11 @@ def _serve(config: ServingConfig, home: Path, parts_of: PartsOf) -> int:
 
     with _logging(section("seeing", SeeingConfig, config.seeing).logs):
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        uvloop.run(run())
+        try:
+            uvloop.run(run())
+        finally:
+            # What stayed for the time of serving is free to go: else libraries list it as leaked.
+            gc.unfreeze()
     return 0
 
 
@@ -241,15 +245,7 @@ def _unchecked(target: Any) -> Any:
     return target
 
 
-def _silence_exit() -> None:
-    """DuckDB's binding lists "leaks" on standard error while the interpreter goes down."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
 if __name__ == "__main__":
-    atexit.register(_silence_exit)
     with temporary_files():
         only_tls_1_3()
         import_feast()
