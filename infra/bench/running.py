@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from infra.bench.figures import Figure, LeftOut
 from infra.bench.loop.cost import FIRST_RUN, run_measured, write_cost
@@ -130,16 +131,15 @@ class Runner:
     def _measured(
         self, measurement: Measurement, environment: dict[str, str]
     ) -> list[Figure | LeftOut]:
-        folder = self.scratch / measurement.title.replace("/", "-")
-        folder.mkdir()
-        size = "small" if self.small else "usual"
-        program = ["-m", "infra.bench.measurement", measurement.title, str(folder), size]
-        code = _guarded(program, environment, folder / LOG)
-        if code is None:
-            raise MeasurementError(f"it did not end within {LIMIT_S} s and was ended")
-        if code:
-            raise MeasurementError(_reason(folder, code))
-        figures = Stored.validate_json((folder / FIGURES_FILE).read_bytes())
+        with TemporaryDirectory(dir=self.scratch, ignore_cleanup_errors=True) as scratch:
+            folder, size = Path(scratch), "small" if self.small else "usual"
+            program = ["-m", "infra.bench.measurement", measurement.title, scratch, size]
+            code = _guarded(program, environment, folder / LOG)
+            if code is None:
+                raise MeasurementError(f"it did not end within {LIMIT_S} s and was ended")
+            if code:
+                raise MeasurementError(_reason(folder, code))
+            figures = Stored.validate_json((folder / FIGURES_FILE).read_bytes())
         if not figures:
             raise MeasurementError("it measured nothing")
         return figures

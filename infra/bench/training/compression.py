@@ -59,7 +59,8 @@ def figures(bench: Bench) -> Measured:
             for name in ("bytes with {}, to fp32", "AUC lost to {}, seed spreads")
         ]
     config, snapshot = bench.config, newest_record(bench.settings).dataset.snapshot
-    changes = {"max_epochs": bench.size(NUM_EPOCHS, 1), "hidden_sizes": HIDDEN_SIZES}
+    epochs, sizes = bench.size((NUM_EPOCHS, HIDDEN_SIZES), (1, (16,)))
+    changes = {"max_epochs": epochs, "hidden_sizes": sizes}
     job = TrainingJob(
         snapshot_path=bench.settings.store.path(snapshot.data),
         columns=snapshot.columns,
