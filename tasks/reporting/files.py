@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from tasks.contracts.run import RunRecord
 from tasks.errors import ConfigurationError, StorageError, refused_writes_explained
+from tasks.kernel.scratch import scratch_folder
 from tasks.reporting.checks import StoredArtifact, stored_artifacts
 from tasks.reporting.page import render_page
 from tasks.settings import ArtifactStore, write_atomically
@@ -95,9 +95,9 @@ def _lead_to(target: Path, latest: Path, started: datetime) -> None:
         return
     with (
         refused_writes_explained(latest),
-        tempfile.TemporaryDirectory(prefix=".latest-", dir=latest.parent) as aside,
+        scratch_folder(".latest", latest.parent) as aside,
     ):
-        link = Path(aside) / LATEST
+        link = aside / LATEST
         os.symlink(target.name, link, target_is_directory=True)
         link.replace(latest)
 
