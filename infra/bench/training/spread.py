@@ -16,7 +16,6 @@ from sklearn.metrics import roc_auc_score
 from infra.bench.figures import Figure, at_most
 from infra.bench.finished import newest_record
 from infra.bench.parts import Bench
-from tasks.contracts.data import ValidatedDataset
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
@@ -80,8 +79,8 @@ def _in_words(what: str, values: list[float]) -> str:
 
 def _trainer(bench: Bench) -> TestAuc:
     """Trains with a configuration on the finished loop's data; the AUC of its test window."""
-    splits, batch_rows = bench.config.splits, bench.config.evaluation.batch_rows
-    dataset: ValidatedDataset = newest_record(bench.settings).dataset
+    record, batch_rows = newest_record(bench.settings), bench.config.evaluation.batch_rows
+    dataset, splits = record.dataset, record.model.splits
     label = dataset.snapshot.columns.label
     store = ArtifactStore(bench.folder / "artifacts")
     data = bench.settings.store.path(dataset.snapshot.data)
