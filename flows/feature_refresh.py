@@ -18,6 +18,7 @@ from tasks.features.task import (
     land_raw_rows,
     materialize_features,
     publish_feature_tables,
+    rank_single_features,
 )
 from tasks.lineage.task import record_refresh
 from tasks.monitoring.task import monitor_features
@@ -101,7 +102,9 @@ def check_training_set(tables: FeatureTables, config: PipelineConfig) -> Validat
     """
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features, tables)
-    return validate_training_set(snapshot, suite, config.splits)
+    dataset = validate_training_set(snapshot, suite, config.splits)
+    rank_single_features(snapshot, config.splits, config.features, tables)
+    return dataset
 
 
 def announce_staleness(use_case: str, sentences: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
 from tasks.contracts.release import TrainingResult
 from tasks.evaluation.task import fit_yardstick, judge_candidate
-from tasks.features.task import build_training_set
+from tasks.features.task import build_training_set, rank_single_features
 from tasks.lineage.task import record_training
 from tasks.registry.task import claim_model_name, find_rival, find_start, register_candidate
 from tasks.settings import Settings
@@ -40,6 +40,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite, config.splits)
+    ranking = rank_single_features(snapshot, config.splits, config.features)
     initial = None
     if config.training.start == "champion":
         training = config.training.model_dump(mode="json")
@@ -48,7 +49,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         model = train_distributed(dataset, config.splits, config.training, initial)
     yardstick = fit_yardstick(dataset, config.splits, config.yardstick)
     rival = find_rival(model, config.registry)
-    evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation)
+    evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation, ranking)
     commit = code_commit()
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     trained = TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)

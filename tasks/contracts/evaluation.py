@@ -154,6 +154,23 @@ class Yardstick(Contract):
     )
 
 
+class SingleFeature(Contract):
+    """What one input tells about the label all by itself."""
+
+    name: str
+    score: float = Field(description="AUC, or R2 of a regression, on the test rows.")
+    earlier_score: float | None = Field(
+        description="The same of its value one row earlier in its table; None where not known."
+    )
+    trusted: bool = Field(default=False, description="Somebody looked at it: it is known in time.")
+
+
+class FeatureRanking(Contract):
+    """The inputs that tell most about the label by themselves, best first."""
+
+    features: tuple[SingleFeature, ...]
+
+
 class StudentReport(Contract):
     """A smaller network beside the one it came from, on the same rows and bootstrap draws."""
 
@@ -218,6 +235,9 @@ class EvaluationReport(Contract):
     calibration: tuple[CurvePoint, ...] = Field(description="x mean score, y rate, weight rows.")
     observed: tuple[ValueBand, ...] = Field(
         default=(), description="Labels by prediction, lowest first; of a regression."
+    )
+    leading: tuple[SingleFeature, ...] = Field(
+        default=(), description="Inputs that tell most by themselves; none in earlier releases."
     )
     residuals: tuple[CurvePoint, ...] = Field(
         default=(),

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.contracts.drift import DriftVerdict, FeatureDrift
-from tasks.contracts.evaluation import ScoredWindow
+from tasks.contracts.evaluation import Metric, MetricSet, Quality, ScoredWindow
 from tasks.drift.config import DriftConfig
 from tasks.drift.performance import PerformanceChange, signed, unpaired_difference
 
 MAX_NAMED = 5
+LIKE_A_LEAK = (
+    " It surely lost more than half of what it told: a feature may have known the label in "
+    "training. `python -m flows withdraw` takes such a version back"
+)
 
 
 def decide(
@@ -86,7 +90,14 @@ def _on_performance(
         meaning = change.HARDER
     else:
         meaning = "performance holds"
-    return f"{quality}. {second}. So {meaning} (least changes that count: {limits})."
+    leak = LIKE_A_LEAK if change.fell(config) and _lost_most(before, moved) else ""
+    return f"{quality}. {second}. So {meaning} (least changes that count: {limits}).{leak}"
+
+
+def _lost_most(before: Quality, moved: Metric) -> bool:
+    """A model surely lost more than half of what it told on rows that were there in training."""
+    chance = 0.5 if isinstance(before, MetricSet) else 0.0
+    return moved.high < -(before.primary.value - chance) / 2
 
 
 def _on_features(features: Sequence[FeatureDrift], config: DriftConfig) -> str:

@@ -10,6 +10,7 @@ from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import (
     Comparison,
     EvaluationReport,
+    FeatureRanking,
     Metric,
     MetricSet,
     Quality,
@@ -73,8 +74,11 @@ def judge_candidate(
     rival: RegisteredProgram | None,
     yardstick: Yardstick,
     config: EvaluationConfig,
+    ranking: FeatureRanking | None = None,
 ) -> EvaluationReport:
     """Judge a trained model on its test window, against the yardstick and the champion.
+
+    What single inputs tell is filed with the judgement, for the gate that suspects leaks.
 
     Safe to retry: it reads artifacts and writes one more, whole or not at all.
 
@@ -87,6 +91,8 @@ def judge_candidate(
 
     store = Settings.from_environment().store
     report = judge_model(trained, dataset, rival, yardstick, config, store)
+    if ranking is not None:
+        report = report.model_copy(update={"leading": ranking.features})
     create_table_artifact(
         table=metric_rows(report), key="evaluation-metrics", description=f"Test {report.window}"
     )

@@ -108,6 +108,11 @@ class TrainingSet(FrozenConfig):
     unbounded: tuple[Identifier, ...] = Field(
         default=(), description="Columns of the entity frame that may hold infinite numbers."
     )
+    trusted: tuple[str, ...] = Field(
+        default=(),
+        description="Inputs, such as `view__feature`, that are known in time although they carry "
+        "nearly all that the model knows: no leak is suspected in them.",
+    )
 
     @model_validator(mode="after")
     def _baseline_is_of_a_number(self) -> Self:

@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
+    DataSplits,
     FeatureSnapshot,
     FeatureTables,
     LandedRows,
@@ -16,6 +17,7 @@ from tasks.contracts.data import (
     ValidatedRows,
     ValidationResult,
 )
+from tasks.contracts.evaluation import FeatureRanking
 from tasks.features.audit import AuditTrail, on_behalf_of, process_identity
 from tasks.features.config import FeatureConfig, MaterializationConfig
 from tasks.features.reports import ParityReport
@@ -240,6 +242,46 @@ def build_training_set(
         f"{_labels_told(snapshot)}: {snapshot.label_definition}",
     )
     return snapshot
+
+
+@task(
+    name="rank-single-features",
+    task_run_name="rank-features-{snapshot.window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=1800,
+    cache_policy=NO_CACHE,
+)
+def rank_single_features(
+    snapshot: FeatureSnapshot,
+    splits: DataSplits,
+    config: FeatureConfig,
+    tables: FeatureTables | None = None,
+) -> FeatureRanking:
+    """Find the inputs that tell most about the label by themselves; none may be the label.
+
+    Safe to retry: a ranking is kept whole under a key of its content.
+
+    Raises:
+        DataContractError: an input is the label, or was made from it. Not retried.
+    """
+    from tasks.features.single_features import rank_single_features as rank
+    from tasks.features.tables import current_tables
+
+    settings = Settings.from_environment()
+    read = tables or current_tables(settings.features_home)
+    ranking = rank(snapshot, read, config, splits, settings.store)
+    create_table_artifact(
+        key="single-features",
+        table=[
+            {"input": f.name, "score": f.score, "one row earlier": f.earlier_score}
+            for f in ranking.features
+        ],
+        description="What single inputs tell about the label on the test rows",
+    )
+    return ranking
 
 
 @task(

@@ -20,6 +20,7 @@ from tasks.contracts.evaluation import (
     MetricSet,
     Quality,
     RegressionMetrics,
+    SingleFeature,
     SliceMetrics,
 )
 from tasks.contracts.release import GateResult, ModelVariant
@@ -28,6 +29,9 @@ from tasks.registry.records import VariantList, VersionRecord
 
 SECONDS_PER_DAY = 86_400
 TINY = 1e-30
+LEAST_LIFT = 0.1
+"""AUC above chance, or R2, below which an input tells too little to be suspected."""
+NEARLY_ALL, HARDLY_ANY = 0.9, 0.5
 NOT_OF_ONE_TASK = "the metrics are not all of the task that the model is for"
 
 
@@ -141,8 +145,8 @@ def auc_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
 
 
 def leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """The AUC is not too good to be true."""
-    return _plausible(evidence.evaluation.overall, config.max_plausible_auc)
+    """Neither the AUC nor what one input tells by itself is too good to be true."""
+    return _plausible(evidence.evaluation, config.max_plausible_auc)
 
 
 def yardstick(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
@@ -226,8 +230,8 @@ def r2_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
 
 
 def r2_leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """R2 is not too good to be true."""
-    return _plausible(evidence.evaluation.overall, config.max_plausible_r2)
+    """Neither R2 nor what one input tells by itself is too good to be true."""
+    return _plausible(evidence.evaluation, config.max_plausible_r2)
 
 
 def baseline(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
@@ -337,13 +341,33 @@ def _floor(overall: Quality, floor: float) -> tuple[bool, str]:
     return quality.value >= floor, (f"{overall.primary_name} {_shown(quality)}, floor {floor:.4f}")
 
 
-def _plausible(overall: Quality, limit: float) -> tuple[bool, str]:
-    quality = overall.primary
-    passed = quality.value <= limit
+def _plausible(report: EvaluationReport, limit: float) -> tuple[bool, str]:
+    overall, name = report.overall, report.overall.primary_name
+    reference = report.yardstick.primary.value
+    passed = overall.primary.value <= limit and reference <= limit
     verdict = "plausible" if passed else "a leak of the label into the features is suspected"
-    return passed, (
-        f"{overall.primary_name} {_shown(quality)}, plausible up to {limit:.4f}: {verdict}"
+    told = (
+        f"{name} {_shown(overall.primary)}, of the yardstick {reference:.4f}, plausible up to "
+        f"{limit:.4f}: {verdict}"
     )
+    sudden = [feature for feature in report.leading if _knows_suddenly(feature, report)]
+    for feature in sudden:
+        told += (
+            f"; {feature.name} alone gives {feature.score:.4f}, nearly all of that, and one row "
+            f"earlier {feature.earlier_score:.4f}: it becomes known with the label. Look when it "
+            "is known, and name it among `trusted` of the training set where that is in time"
+        )
+    return passed and not sudden, told
+
+
+def _knows_suddenly(feature: SingleFeature, report: EvaluationReport) -> bool:
+    """One input carries nearly all that a model can know, and in the row before hardly any."""
+    chance = 0.5 if isinstance(report.overall, MetricSet) else 0.0
+    whole = max(report.overall.primary.value, report.yardstick.primary.value) - chance
+    lift = feature.score - chance
+    if feature.trusted or feature.earlier_score is None or lift < LEAST_LIFT:
+        return False
+    return lift >= NEARLY_ALL * whole and feature.earlier_score - chance < HARDLY_ANY * lift
 
 
 def _within(difference: float, floor: float, overall: Quality) -> bool:

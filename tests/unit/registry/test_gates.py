@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.calibration import Calibration, MapFit, ScoreMap
-from tasks.contracts.evaluation import EvaluationReport, Metric
+from tasks.contracts.evaluation import EvaluationReport, Metric, SingleFeature
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import GATES, Evidence, judge
 from tasks.registry.model_folder import list_variants
@@ -288,3 +288,35 @@ def test_a_recalibrated_champion_is_better_by_its_error_for_its_ranking_is_the_s
     assert "Brier score surely lower" in judged(good.champion, builders.metric(-0.005))["champion"]
     assert "champion" in judged(None, builders.metric(-0.02))
     assert "champion" in judged(other, builders.metric(-0.02))
+
+
+def leader(score: float, earlier: float | None, trusted: bool = False) -> SingleFeature:
+    return SingleFeature(name="view__feature", score=score, earlier_score=earlier, trusted=trusted)
+
+
+@pytest.mark.parametrize(
+    ("feature", "is_open"),
+    [
+        (leader(0.74, 0.52), False),
+        (leader(0.74, 0.52, trusted=True), True),
+        (leader(0.74, 0.70), True),
+        (leader(0.74, None), True),
+        (leader(0.66, 0.52), True),
+    ],
+)
+def test_an_input_that_alone_carries_all_and_was_not_known_a_row_earlier_is_suspected(
+    good: Evidence, feature: SingleFeature, is_open: bool
+) -> None:
+    refused = closed(with_evaluation(good, "leading", (feature,)))
+
+    assert ("leak-suspicion" not in refused) is is_open
+    assert is_open or "view__feature alone gives 0.7400" in refused["leak-suspicion"]
+
+
+def test_a_yardstick_that_is_too_good_closes_the_gate_though_the_candidate_is_not(
+    good: Evidence,
+) -> None:
+    """The label's own column among the inputs: boosting finds it, the network may not."""
+    refused = closed(with_evaluation(good, "yardstick.auc.value", 1.0))
+
+    assert "of the yardstick 1.0000" in refused["leak-suspicion"]

@@ -1,0 +1,130 @@
+"""What single inputs tell about the label: the label itself is refused, a leak is seen."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import r2_score, roc_auc_score
+
+from tasks.contracts.data import DatasetSchema, FeatureTables, TableRef
+from tasks.contracts.evaluation import FeatureRanking
+from tasks.errors import DataContractError
+from tasks.features.config import FeatureConfig
+from tasks.features.single_features import _auc, _r2, rank_single_features
+from tasks.features.tables import EMPTY
+from tasks.settings import PROJECT_ROOT, ArtifactStore, StagedFolder
+from tests.support.data.builders import COLUMNS, dataset, frame, splits
+
+FEATURE = "carrier_stats__landed"
+
+
+@pytest.fixture(scope="module")
+def config() -> FeatureConfig:
+    file = PROJECT_ROOT / "feature_repo" / "flights" / "use_case.yaml"
+    return FeatureConfig(**yaml.safe_load(file.read_text())["features"])
+
+
+def trusting(config: FeatureConfig, *columns: str) -> FeatureConfig:
+    spec = config.training_set.model_copy(update={"trusted": columns})
+    return config.model_copy(update={"training_set": spec})
+
+
+def ranked(
+    store: ArtifactStore,
+    rows: pd.DataFrame,
+    config: FeatureConfig,
+    columns: DatasetSchema = COLUMNS,
+    tables: FeatureTables = EMPTY,
+) -> FeatureRanking:
+    snapshot = dataset(store, rows, columns).snapshot
+    return rank_single_features(snapshot, tables, config, splits(), store)
+
+
+@pytest.mark.parametrize("made_from", ["label", "text"])
+def test_the_label_among_the_inputs_is_refused_before_training(
+    tmp_path: Path, config: FeatureConfig, made_from: str
+) -> None:
+    rows, store = frame(), ArtifactStore(tmp_path)
+    name = "temp" if made_from == "label" else "dest"
+    copied = 3 - 2 * rows["is_late"]
+    rows[name] = copied.astype(np.float32) if name == "temp" else copied.map({1: "L", 3: "E"})
+    with pytest.raises(DataContractError, match=rf"{name} \(AUC 1.0000\) alone tells the label"):
+        ranked(store, rows, config)
+    assert not list(store.root.glob("rankings/*"))
+    best = ranked(store, rows, trusting(config, name)).features[0]
+    assert (best.name, best.trusted, best.score) == (name, True, 1.0)
+
+
+def test_the_number_to_predict_in_another_unit_is_refused(
+    tmp_path: Path, config: FeatureConfig
+) -> None:
+    columns = COLUMNS.model_copy(update={"task": "regression", "label": "delay"})
+    rows = frame()
+    rows["delay"] = np.random.default_rng(1).lognormal(2, 1.5, len(rows))
+    store = ArtifactStore(tmp_path)
+    honest = ranked(store, rows, config, columns)
+    assert all(feature.score < 0.1 for feature in honest.features)
+    rows["temp"] = (32 + 1.8 * rows["delay"]).astype(np.float32)
+    with pytest.raises(DataContractError, match=r"temp \(R² (1.0000|0.99)"):
+        ranked(store, rows, config, columns)
+
+
+def test_honest_inputs_are_ranked_by_what_they_tell(tmp_path: Path, config: FeatureConfig) -> None:
+    ranking = ranked(ArtifactStore(tmp_path), frame(), config)
+    assert ranking.features[0].name == "late_rate_24h"
+    assert 0.6 < ranking.features[0].score < 0.8
+    assert ranking.features[0].earlier_score is None  # a column of the entity frame
+
+
+@pytest.mark.parametrize(("leaks", "low", "high"), [(True, 0.45, 0.6), (False, 0.8, 1.0)])
+def test_what_became_known_with_the_label_tells_nothing_one_row_earlier(
+    tmp_path: Path, config: FeatureConfig, leaks: bool, low: float, high: float
+) -> None:
+    """Leaking: nine of ten labels. Honest: a level of the carrier that moves slowly."""
+    store, rows, rng = ArtifactStore(tmp_path), frame(), np.random.default_rng(2)
+    level = np.sin(np.arange(len(rows)) / 200)
+    if not leaks:
+        rows["is_late"] = (rng.random(len(rows)) < 0.5 + 0.5 * level).astype(np.int8)
+    flipped = rng.random(len(rows)) < 0.1
+    values = np.where(flipped, 1 - rows["is_late"], rows["is_late"]) if leaks else level
+    rows[FEATURE] = values.astype(np.float32)
+    columns = COLUMNS.model_copy(update={"numeric": (*COLUMNS.numeric, FEATURE)})
+
+    ranking = ranked(store, rows, config, columns, carrier_stats(store, rows))
+
+    best = ranking.features[0]
+    assert best.name == FEATURE
+    assert best.score > 0.75
+    assert best.earlier_score is not None
+    assert low < best.earlier_score < high
+
+
+def carrier_stats(store: ArtifactStore, rows: pd.DataFrame) -> FeatureTables:
+    """The table that the feature was retrieved from: known a minute before each row."""
+    table = rows[["carrier", "event_timestamp", FEATURE]].rename(columns={FEATURE: "landed"})
+    table["event_timestamp"] -= timedelta(minutes=1)
+
+    def build(folder: StagedFolder) -> TableRef:
+        (folder.path / "carrier_stats").mkdir()
+        table.to_parquet(folder.path / "carrier_stats" / "201301.parquet", index=False)
+        artifact = folder.artifact("carrier_stats")
+        return TableRef(name="carrier_stats", artifact=artifact, num_rows=len(table))
+
+    reference = store.build_once("tables", "k", TableRef, build)
+    return FeatureTables(version="a" * 32, raw=(), tables=(reference,), sources={})
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.9]), st.booleans()), min_size=2))
+def test_scores_are_those_of_scikit_learn(pairs: list[tuple[float, bool]]) -> None:
+    scores = np.array([score for score, _ in pairs])
+    labels = np.array([float(label) for _, label in pairs])
+    if 0 < labels.sum() < len(labels):
+        assert _auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores))
+        assert _r2(scores, labels) == pytest.approx(r2_score(labels, scores))
