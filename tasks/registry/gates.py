@@ -29,7 +29,7 @@ from tasks.registry.records import VariantList, VersionRecord
 
 SECONDS_PER_DAY = 86_400
 TINY = 1e-30
-LEAST_LIFT = 0.1
+LEAST_LIFT = 0.2
 """AUC above chance, or R2, below which an input tells too little to be suspected."""
 NEARLY_ALL, HARDLY_ANY = 0.9, 0.5
 NOT_OF_ONE_TASK = "the metrics are not all of the task that the model is for"
