@@ -39,7 +39,7 @@ class Probe:
     part: TimeWindow | None
     """Window of the rows; None for a static table, whose rows are all compared."""
     since: datetime | None
-    """Raw rows before this are hidden."""
+    """Raw rows before this are hidden; None for those that were hidden before already."""
     until: datetime | None
     """Raw rows from this moment on are hidden."""
     fault: str

@@ -277,7 +277,8 @@ class _Draft:
         """Recompute every feature table wherever the window's rows can be felt."""
         data_end = max(datetime.fromisoformat(name.split("/")[1]) for name in sources)
         lookback = timedelta(hours=max(t.lookback_hours for t in self._config.feature_tables))
-        self._read_raw(since=window.start - lookback)
+        since = window.start - lookback
+        self._read_raw(since)
         for table in self._config.feature_tables:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
@@ -285,7 +286,7 @@ class _Draft:
         for table in self._config.feature_tables:
             rows = self._folder.path / FEATURES / table.name
             for probe in probes(self._con, table, rows, window):
-                self._read_raw(probe.since, probe.until)
+                self._read_raw(max(since, probe.since or since), probe.until)
                 set_window(self._con, probe.of_window(window))
                 text = read_query(self._repo, table.sql)
                 run_query(self._con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)

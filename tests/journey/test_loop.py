@@ -169,6 +169,23 @@ def test_a_second_run_reuses_every_stage(loop: Loop) -> None:
 
 
 @pytest.mark.slow
+def test_another_use_case_with_the_same_model_name_is_refused_and_writes_nothing(
+    loop: Loop, tmp_path: Path
+) -> None:
+    other = Loop(loop.home, loop_repository(tmp_path))
+    described = other.repository.path / "use_case.yaml"
+    facts = yaml.safe_load(described.read_text())
+    described.write_text(yaml.safe_dump({**facts, "name": "journeys"}))
+    builds = loop.store.num_builds
+    code, said = other.run("run")
+    assert code == 2, said
+    assert "belongs to use case flights" in said
+    assert "registry.adopts: flights" in said
+    assert loop.store.num_builds == builds
+    assert not (loop.home / "use_cases" / "journeys" / "feast").exists()
+
+
+@pytest.mark.slow
 def test_a_removed_artifact_is_made_again_and_nothing_else(loop: Loop) -> None:
     before = loop.record
     loop.path(before.evaluation.predictions).unlink()
