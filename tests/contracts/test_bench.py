@@ -14,7 +14,6 @@ from infra.bench.results import read_results
 from infra.bench.running import LoopState
 from tasks.settings import PROJECT_ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LIMIT_S = 800
 NUM_FIGURES = {
     "loop/whole": 7,
@@ -62,6 +61,8 @@ def test_the_number_of_figures_is_known_of_all() -> None:
     assert list(NUM_FIGURES) == [each.title for each in MEASUREMENTS]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda each: each.title)
 def test_a_measurement_gives_all_its_figures(
     measurement: Measurement, tmp_path: Path, request: pytest.FixtureRequest
