@@ -7,10 +7,12 @@ import io
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from feast import Entity, FeatureService, FeatureStore, FeatureView
@@ -165,7 +167,8 @@ def load_definitions(repo: Path) -> list[Definition]:
     another repository may have modules of the same names.
 
     Raises:
-        ConfigurationError: a view's values would be too old from the start.
+        ConfigurationError: a module cannot be imported, or a view's values would be too old from
+            the start.
     """
     kinds = (Entity, DataSource, FeatureView, FeatureService, Permission)
     found: dict[int, Definition] = {}
@@ -176,7 +179,7 @@ def load_definitions(repo: Path) -> list[Definition]:
         for name in bare_names:
             sys.modules.pop(name, None)
         for name in bare_names:
-            for value in vars(importlib.import_module(name)).values():
+            for value in vars(_imported(name, repo)).values():
                 if isinstance(value, kinds):
                     found[id(value)] = value
     finally:
@@ -186,11 +189,27 @@ def load_definitions(repo: Path) -> list[Definition]:
     for view in found.values():
         if isinstance(view, FeatureView) and view.ttl and view.ttl < timedelta(0):
             raise ConfigurationError(
-                f"feature view {view.name} has ttl {view.ttl.days} days, so that no value is ever "
-                "young enough; expected a positive time, or 0 for values that never grow too old. "
+                f"feature view {view.name} has ttl {view.ttl}, so that no value is ever young "
+                "enough; expected a positive time, or 0 for values that never grow too old. "
                 "Mend the feature definitions. Nothing was applied"
             )
     return list(found.values())
+
+
+def _imported(name: str, repo: Path) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as exc:  # whatever the code of the repository does
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(exc.__traceback__)
+            if Path(frame.filename).parent == repo
+        ]
+        line = exc.lineno if isinstance(exc, SyntaxError) else lines[-1] if lines else None
+        raise ConfigurationError(
+            f"{name}.py of the feature repository cannot be imported: {type(exc).__name__} in line "
+            f"{line or '?'}: {exc}. Mend the file. Nothing was applied"
+        ) from exc
 
 
 def find_service(store: FeatureStore, name: str) -> FeatureService:
