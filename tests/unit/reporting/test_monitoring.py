@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
 from tasks.contracts.run import RunRecord
+from tasks.monitoring.alerts import MOST_GROUPS, alert, grouped
 from tasks.reporting.monitoring import feature_multiples, view_multiples
 from tasks.settings import ArtifactStore
 from tests.support.reporting.pages import rendered
@@ -78,6 +80,28 @@ def test_the_page_shows_views_values_and_alerts(store: ArtifactStore) -> None:
     assert 'href="#features"' in text
     for words in ("view_5", "late_rate_24h_11", "PSI 2.38 above 2.03", "25,541 statistics"):
         assert words in page.words
+
+
+def test_thousands_of_alerts_lengthen_the_page_by_a_few_lines(store: ArtifactStore) -> None:
+    day = timedelta(days=1)
+    spans = [TimeWindow(start=YEAR.start + n * day, end=YEAR.start + (n + 1) * day)
+             for n in range(360)]  # fmt: skip
+    sentence = "view_0 is 46 h old at 2013-03-01 00:00Z; in the baseline it was at most 24 h"
+    alerts = [
+        alert("freshness", f"view_{view}", None, span, "critical", 46.0, 27.0, sentence)
+        for view in range(60)
+        for span in spans
+    ]
+    few = monitoring()
+    many = few.model_copy(update={"alerts": grouped(alerts)})
+
+    with_few, with_many = (
+        rendered(with_monitoring(run_record(store), seen), store)[0] for seen in (few, many)
+    )
+
+    assert len(alerts) > 20_000
+    assert with_many.count("360 times from") == MOST_GROUPS
+    assert 0 < len(with_many) - len(with_few) < 6000
 
 
 def test_a_run_without_monitoring_has_no_such_section(store: ArtifactStore) -> None:
