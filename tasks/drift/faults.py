@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 import numpy as np
+from scipy.special import bdtrc
 
 from tasks.drift.config import DriftConfig, UnitChange
 from tasks.drift.histograms import MISSING_BIN, Histogram
@@ -23,6 +24,7 @@ MIN_FIT_RATIO = 3.0
 MAX_NAMED = 3
 MAX_USUAL_SHARE = 0.5
 MAX_CHANCE = 1e-6
+MAX_LUCK = 1e-3
 MIN_GUESS_ROWS = 200  # known rows on either side of a change of unit
 MIN_AGREEING = 3  # columns that change alike on one day, where none is declared to have a unit
 
@@ -71,25 +73,36 @@ def find_missing(histogram: Histogram, config: DriftConfig) -> str | None:
     Not only above its mean: a column such as a gust of wind is missing when there is none, so its
     rate comes and goes with the weather.
     """
-    current = histogram.current[:, MISSING_BIN].sum() / histogram.current.sum()
+    rows = int(histogram.current.sum())
+    missing = int(histogram.current[:, MISSING_BIN].sum())
+    current = missing / rows
     usual = _highest_missing_rate(histogram.reference, len(histogram.current))
-    all_gone = current >= ALL_MISSING > usual
-    if current - usual <= config.max_missing_rise and not all_gone:
+    limit = usual + config.max_missing_rise
+    rose = current > limit and _chance(missing, rows, limit) <= MAX_LUCK
+    all_gone = current >= ALL_MISSING > usual and _chance(missing, rows, usual) <= MAX_CHANCE
+    if not rose and not all_gone:
         return None
     return (
-        f"missing in {current:.1%} of the current rows; at most in {usual:.1%} in equally many "
-        f"days of the reference (allowed rise {config.max_missing_rise:.0%})"
+        f"missing in {current:.1%} of the {rows:,} current rows; at most in {usual:.1%} in equally "
+        f"many days of the reference (allowed rise {config.max_missing_rise:.0%})"
     )
 
 
 def find_unseen(histogram: Histogram, config: DriftConfig) -> str | None:
     """Many rows have a category that the reference does not know."""
-    if histogram.unseen <= config.max_unseen_share:
+    rows = int(histogram.current.sum())
+    share = config.max_unseen_share
+    if histogram.unseen <= share or _chance(round(histogram.unseen * rows), rows, share) > MAX_LUCK:
         return None
     return (
-        f"{histogram.unseen:.1%} of the current rows have categories that the reference never has; "
-        f"allowed {config.max_unseen_share:.0%}"
+        f"{histogram.unseen:.1%} of the {rows:,} current rows have categories that the reference "
+        f"never has; allowed {share:.0%}"
     )
+
+
+def _chance(hits: int, rows: int, share: float) -> float:
+    """That at least so many of some rows are hit where a share of all is: few rows say little."""
+    return float(bdtrc(hits - 1, rows, share)) if hits else 1.0
 
 
 def _highest_missing_rate(counts: Float64Array, num_days: int) -> float:

@@ -192,7 +192,7 @@ def test_a_jump_of_the_missing_rate_is_a_fault(tmp_path: Path) -> None:
     now = season(200, 30)
     now[np.random.default_rng(0).random(len(now)) < 0.4] = np.nan
     (fault,) = numbers(tmp_path, season(0, 180), season(170, 30), now)
-    assert fault.startswith("missing in 38.4% of the current rows; at most in 0.0% in equally many")
+    assert fault.startswith("missing in 38.4% of the 1,200 current rows; at most in 0.0% in")
 
 
 def test_a_column_that_is_mostly_missing_by_nature_may_be_missing_more_in_a_calm_month(
@@ -216,7 +216,26 @@ def test_many_unknown_categories_are_a_fault_and_a_few_are_not(tmp_path: Path) -
     )
     assert categories(tmp_path, before, few) == ()
     (fault,) = categories(tmp_path, before, many)
-    assert fault.startswith("20.0% of the current rows have categories that the reference never")
+    assert fault.startswith("20.0% of the 1,200 current rows have categories that")
+
+
+@pytest.mark.parametrize(("rows", "is_fault"), [(14, False), (140, True)])
+def test_a_few_rows_without_a_value_or_with_a_new_category_are_no_fault(
+    tmp_path: Path, rows: int, is_fault: bool
+) -> None:
+    """A third is missing and a fifth is new, of one row a day and of ten."""
+    rng = np.random.default_rng(0)
+    known = rng.normal(0, 1, 90 * DAY_ROWS)
+    gaps = np.where(np.arange(rows) % 3 == 0, np.nan, rng.normal(0, 1, rows))
+    usual = rng.choice(["a", "b"], 90 * DAY_ROWS).tolist()
+    new = ["new" if n % 5 == 0 else "ab"[n % 2] for n in range(rows)]
+    before, now = (
+        window_of(tmp_path, {"x": x, "c": c}, days)
+        for x, c, days in ((known, usual, 90), (gaps, new, 14))
+    )
+    windows = Windows(before, now, None)
+    assert bool(examine_numbers("x", windows, CONFIG).faults) == is_fault
+    assert bool(examine_categories("c", windows, CONFIG).faults) == is_fault
 
 
 def test_infinite_values_are_counted_and_never_compared_as_quantiles(tmp_path: Path) -> None:
