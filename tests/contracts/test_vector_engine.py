@@ -386,6 +386,10 @@ def test_a_cluster_gets_every_entity_on_its_own_node(tmp_path: Path) -> None:
         for node, found in zip((one, two), ours, strict=True):
             with node.connect() as connected:
                 assert hashes(connected) == found
+        store = NewerWinsRedisOnlineStore()
+        assert store.remove_values(config, view, keys=[next(iter(newest))]) == 1
+        assert store.remove_values(config, view) == len(newest) - 1
+        store._get_client(config.online_store).close()
 
 
 def join_cluster(one: RedisServer, two: RedisServer) -> None:
