@@ -12,6 +12,7 @@ from flows.whereabouts import RECORDED
 from flows.windows import hours_or_newest, refresh_run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
+from tasks.evaluation.task import check_test_window
 from tasks.features.task import (
     build_feature_tables,
     build_training_set,
@@ -103,6 +104,7 @@ def check_training_set(tables: FeatureTables, config: PipelineConfig) -> Validat
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features, tables)
     dataset = validate_training_set(snapshot, suite, config.splits)
+    check_test_window(dataset, config.splits, config.evaluation)
     rank_single_features(snapshot, config.splits, config.features, tables)
     return dataset
 

@@ -9,7 +9,7 @@ from flows.leasing import leased, training_request
 from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
 from tasks.contracts.release import TrainingResult
-from tasks.evaluation.task import fit_yardstick, judge_candidate
+from tasks.evaluation.task import check_test_window, fit_yardstick, judge_candidate
 from tasks.features.task import build_training_set, rank_single_features
 from tasks.lineage.task import record_training
 from tasks.registry.task import claim_model_name, find_rival, find_start, register_candidate
@@ -40,6 +40,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite, config.splits)
+    check_test_window(dataset, config.splits, config.evaluation)
     ranking = rank_single_features(snapshot, config.splits, config.features)
     initial = None
     if config.training.start == "champion":

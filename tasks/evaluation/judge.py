@@ -25,6 +25,7 @@ from tasks.evaluation.curves import calibration_curve, precision_recall_curve, r
 from tasks.evaluation.measuring import (
     AnyMeasured,
     baseline_columns,
+    check_judgeable,
     measure_rows,
     why_not_judged,
 )
@@ -33,12 +34,15 @@ from tasks.evaluation.regression import (
     observed_by_prediction,
     residual_classes,
 )
+from tasks.evaluation.rows import joined, read_batches
 from tasks.evaluation.scoring import SCORE, Program, score_rows
 from tasks.evaluation.slices import judge_slices, slice_columns
 from tasks.evaluation.yardstick import YARDSTICK_SCORE, read_scores
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 logger = logging.getLogger(__name__)
+
+LABEL_ROWS = 65_536
 
 CHAMPION_SCORE = "champion_score"
 
@@ -87,6 +91,23 @@ def judge_model(
         return _report(rows, trained, dataset, rival, yardstick, config, predictions)
 
     return store.build_once("evaluations", key, EvaluationReport, build)
+
+
+def check_test_window(
+    dataset: ValidatedDataset, window: TimeWindow, config: EvaluationConfig, store: ArtifactStore
+) -> None:
+    """See before training that the test window will be judged, from its labels and times alone.
+
+    Raises:
+        DataContractError: it holds no row, or cannot be judged.
+        ConfigurationError: a slice names no column.
+        ArtifactError: the snapshot is absent or damaged.
+    """
+    columns = dataset.snapshot.columns
+    slice_columns(columns, config)
+    wanted = (columns.label, columns.event_time)
+    rows = joined(read_batches(dataset, window, wanted, store, LABEL_ROWS), dataset, window)
+    check_judgeable(rows, columns, window, config)
 
 
 def score_window(
@@ -171,7 +192,7 @@ def _scored_test_rows(
     )
     candidate = Program.open(trained.program, trained.columns, store)
     rows = score_rows(candidate, dataset, window, keep, store, config.batch_rows)
-    _check_judgeable(rows, columns, window, config)
+    check_judgeable(rows, columns, window, config)
     reference = read_scores(yardstick, store)
     _check_same_rows(rows, reference, columns.row_id)
     rows[YARDSTICK_SCORE] = reference[YARDSTICK_SCORE]
@@ -181,28 +202,6 @@ def _scored_test_rows(
         scored = score_rows(champion, dataset, window, (columns.row_id,), store, config.batch_rows)
         rows[CHAMPION_SCORE] = scored[SCORE]
     return rows
-
-
-def _check_judgeable(
-    rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow, config: EvaluationConfig
-) -> None:
-    labels = rows[columns.label]
-    nulls = int(labels.isna().sum())
-    known = labels.dropna()
-    is_number = columns.task == "regression"
-    odd = known[~np.isfinite(known)] if is_number else known[~known.isin([0, 1])]
-    if nulls or len(odd):
-        raise DataContractError(
-            f"test window {window}: label {columns.label!r} has {nulls:,} nulls in {len(rows):,} "
-            f"rows and the other values {[float(v) for v in sorted(odd.unique())[:5]]}; expected "
-            f"{'a number' if is_number else '0 or 1'} in every row. Nothing was judged"
-        )
-    reason = why_not_judged(rows, columns, config)
-    if reason is not None:
-        raise DataContractError(
-            f"test window {window} is too small to judge: {reason}. Nothing was judged; choose a "
-            "longer test window, or lower the limits in the evaluation's configuration"
-        )
 
 
 def _check_same_rows(rows: pd.DataFrame, reference: pd.DataFrame, row_id: str) -> None:

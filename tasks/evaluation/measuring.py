@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
+from tasks.errors import DataContractError
 from tasks.evaluation.bootstrap import Measured, measure, number_days, too_few
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.regression import MeasuredNumbers, measure_numbers
@@ -55,3 +57,30 @@ def why_not_judged(
 def baseline_columns(columns: DatasetSchema) -> tuple[str, ...]:
     """The column of the baseline, if there is one."""
     return () if columns.baseline is None else (columns.baseline,)
+
+
+def check_judgeable(
+    rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow, config: EvaluationConfig
+) -> None:
+    """See that the rows of a test window can be judged.
+
+    Raises:
+        DataContractError: a label is not what the task asks for, or there are too few rows.
+    """
+    labels = rows[columns.label]
+    nulls = int(labels.isna().sum())
+    known = labels.dropna()
+    is_number = columns.task == "regression"
+    odd = known[~np.isfinite(known)] if is_number else known[~known.isin([0, 1])]
+    if nulls or len(odd):
+        raise DataContractError(
+            f"test window {window}: label {columns.label!r} has {nulls:,} nulls in {len(rows):,} "
+            f"rows and the other values {[float(v) for v in sorted(odd.unique())[:5]]}; expected "
+            f"{'a number' if is_number else '0 or 1'} in every row. Nothing was judged"
+        )
+    reason = why_not_judged(rows, columns, config)
+    if reason is not None:
+        raise DataContractError(
+            f"test window {window} is too small to judge: {reason}. Nothing was judged; choose a "
+            "longer test window, or lower the limits in the evaluation's configuration"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits, ValidatedDataset
@@ -54,6 +55,32 @@ def fit_yardstick(
     from tasks.evaluation.yardstick import score_yardstick
 
     return score_yardstick(dataset, splits, config, Settings.from_environment().store)
+
+
+@task(
+    name="check-test-window",
+    task_run_name="check-test-{splits.test.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=TIMEOUT_S,
+    cache_policy=NO_CACHE,
+)
+def check_test_window(
+    dataset: ValidatedDataset, splits: DataSplits, config: EvaluationConfig
+) -> None:
+    """See before training that the test window will be judged.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        DataContractError: it holds too few rows, days or labels. Not retried.
+        ConfigurationError: a slice names no column. Not retried.
+    """
+    from tasks.evaluation.judge import check_test_window as check
+
+    check(dataset, splits.test, config, Settings.from_environment().store)
 
 
 @task(

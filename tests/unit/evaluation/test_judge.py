@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,9 +10,11 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 
 from tasks.contracts.data import DataSplits
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.errors import DataContractError
-from tasks.evaluation.judge import judge_model, score_window
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.judge import check_test_window, judge_model, score_window
 from tasks.evaluation.yardstick import score_yardstick
+from tasks.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
     QUICK,
@@ -186,3 +189,15 @@ def test_rows_without_labels_are_scored_but_not_judged(case: Case) -> None:
     assert both.metrics is not None
     assert both.num_rows - both.metrics.num_rows == december.num_rows
     assert np.isfinite(pd.read_parquet(case.store.path(both.scores))["score"]).all()
+
+
+def test_a_test_window_that_will_not_be_judged_is_told_before_training(
+    tmp_path: Path,
+) -> None:
+    store, window = ArtifactStore(tmp_path), builders.splits().test
+    enough, few = (builders.dataset(store, builders.frame(rows)) for rows in (4000, 102))
+    check_test_window(enough, window, EvaluationConfig(), store)
+    with pytest.raises(DataContractError, match="too small to judge"):
+        check_test_window(few, window, EvaluationConfig(), store)
+    with pytest.raises(ConfigurationError, match="slices name colour"):
+        check_test_window(enough, window, EvaluationConfig(slices=("colour",)), store)
