@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.client import platform_environment
-from tasks.errors import ConfigurationError, FalajError
+from tasks.errors import ConfigurationError, FalajError, TransientError
 from tasks.settings import Settings
 
 if TYPE_CHECKING:
+    from infra.deploying.deploy import Plan
     from infra.deploying.items import Outcome
 
 EXIT_DIFFERS, EXIT_WRONG_INPUT = 1, 2
+NUM_ATTEMPTS = 3
+"""With `--wait`: a server that is started anew meanwhile is waited for again."""
+
+
+class NoAnswerError(TransientError):
+    """The server was away; nothing is known of the last thing that was asked."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,14 +101,9 @@ def _use_platform() -> None:
 
 
 async def _run(options: argparse.Namespace) -> Outcome:
-    import httpx
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import PrefectHTTPStatusError
-
-    from infra.deploying.deploy import check, deploy, make_plan
+    from infra.deploying.deploy import make_plan
     from infra.deploying.file import PREFECT_FILE
     from infra.deploying.waiting import wait_for_server
-    from tasks.errors import TransientError
 
     plan = make_plan(
         options.repo,
@@ -109,8 +111,31 @@ async def _run(options: argparse.Namespace) -> Outcome:
         pool_type=options.pools,
         resume=options.resume,
     )
-    if options.wait:
+    if not options.wait:
+        return await _ask_server(plan, options)
+    for _ in range(NUM_ATTEMPTS - 1):
         wait_for_server(options.wait)
+        try:
+            return await _ask_server(plan, options)
+        except NoAnswerError as exc:
+            _say(f"again, once it answers: {exc}", EXIT_DIFFERS)
+    wait_for_server(options.wait)
+    return await _ask_server(plan, options)
+
+
+async def _ask_server(plan: Plan, options: argparse.Namespace) -> Outcome:
+    """Compare, or write what differs; equal things are left alone, so it can be done again.
+
+    Raises:
+        NoAnswerError: the server was away.
+        TransientError: the server refused.
+    """
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    from infra.deploying.deploy import check, deploy
+
     try:
         async with get_client() as client:
             if options.check:
@@ -125,7 +150,7 @@ async def _run(options: argparse.Namespace) -> Outcome:
     except (httpx.TransportError, RuntimeError) as exc:
         if isinstance(exc, RuntimeError) and "Failed to reach API" not in str(exc):
             raise
-        raise TransientError(
+        raise NoAnswerError(
             f"the server at {os.environ['PREFECT_API_URL']} does not answer ({exc}); is it up? "
             "What was written before is kept; deploy again"
         ) from exc

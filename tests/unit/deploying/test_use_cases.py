@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from infra.deploying.__main__ import main
+from infra.deploying.__main__ import NUM_ATTEMPTS, main
 from infra.deploying.blocks import CHANNELS, channel_blocks
 from infra.deploying.items import differences
 from infra.deploying.use_cases import read_use_cases
@@ -113,3 +116,44 @@ def test_without_a_server_nothing_is_deployed(
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     assert main([]) == 2
     assert "start one with `make up`, or name a server" in capsys.readouterr().err
+
+
+class ServerThatGoesAway(BaseHTTPRequestHandler):
+    """Says its version, and is away for all else."""
+
+    num_waits = 0
+
+    def do_GET(self) -> None:
+        if not self.path.endswith("/admin/version"):
+            self.close_connection = True
+            return
+        type(self).num_waits += 1
+        self.send_response(200)
+        self.send_header("Content-Length", "7")
+        self.end_headers()
+        self.wfile.write(b'"3.8.8"')
+
+    do_POST = do_PATCH = do_GET  # noqa: N815  as the base class looks for them
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_away_meanwhile_is_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ServerThatGoesAway.num_waits = 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ServerThatGoesAway)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    settings = {PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}
+    try:
+        with temporary_settings(settings):
+            assert main(["--wait", "20"]) == 1
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert ServerThatGoesAway.num_waits == NUM_ATTEMPTS
+    assert capsys.readouterr().err.count("deploy again") == NUM_ATTEMPTS
