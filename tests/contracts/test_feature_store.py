@@ -116,11 +116,20 @@ def test_a_feature_changes_when_its_event_times_are_shifted(
     shifted = SmallRepository(tmp_path, num_days=10)
     for name in ("carrier_stats", "weather"):
         file = shifted.path / "sql" / f"{name}.sql"
+        asked = file.read_text()
+        for bound in ("getvariable('window_start')", "getvariable('window_end')"):
+            asked = asked.replace(bound, f"({bound} - INTERVAL 3 HOURS)")
         file.write_text(
-            f"SELECT * REPLACE (event_timestamp + INTERVAL 3 HOURS AS event_timestamp, "
-            f"created + INTERVAL 3 HOURS AS created) FROM ({file.read_text()}) "
-            "WHERE event_timestamp < getvariable('window_end') - INTERVAL 3 HOURS"
+            "SELECT * REPLACE (event_timestamp + INTERVAL 3 HOURS AS event_timestamp, "
+            f"created + INTERVAL 3 HOURS AS created) FROM ({asked})"
         )
+    use_case = shifted.path / "use_case.yaml"
+    declared = use_case.read_text()
+    for name, hours in (("carrier_stats", 216), ("weather", 0)):
+        line = f"lookback_hours: {hours}, suite: feature_{name}"
+        assert line in declared
+        declared = declared.replace(line, line.replace(str(hours), str(hours + 3), 1))
+    use_case.write_text(declared)
     other = Installation(tmp_path / "home", shifted)
     late = other.rows(other.snapshot(other.refresh(days(0, 10)), days(2, 6)))
     honest = installation.rows(installation.snapshot(tables, days(2, 6)))

@@ -41,5 +41,5 @@ def test_a_faulty_description_is_refused_before_anything_is_started(
     monkeypatch.setenv("FALAJ_HOME", str(home))
     file.write_text("program: {file: x}")
     assert main(["--home", str(home), "import", str(file)]) == EXIT_WRONG_INPUT
-    assert "digits.yaml: program.signature: Field required" in capsys.readouterr().err
+    assert "digits.yaml: program.signature, registry: Field required" in capsys.readouterr().err
     assert not home.exists()
