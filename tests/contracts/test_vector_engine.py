@@ -21,7 +21,7 @@ from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.infra.online_stores.sqlite import SqliteOnlineStore
 from feast.types import Float32
 from google.protobuf.timestamp_pb2 import Timestamp
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from redis.cluster import RedisCluster
@@ -154,6 +154,7 @@ def test_hashes_equal_those_of_feast(
     client.flushall()
     view = make_view(keys, features, created=created)
     batch = first_of_each(make_rows(seed, keys, features, 12, unit, zone), view)
+    assume(not feast_loses_bytes(batch))
     write_as_feast(repo_config(tmp_path, redis_online(server, 0)), view, batch)
     written = write_to_redis(repo_config(tmp_path, redis_online(server, 1)), view, batch)
     with redis.Redis(port=server.port, db=1) as second:
@@ -444,6 +445,7 @@ def test_sqlite_rows_equal_those_of_feast_and_feast_reads_them(
         file.unlink()
     view = make_view(keys, features, created=created)
     batch = first_of_each(make_rows(seed, keys, features, 12, unit, zone), view)
+    assume(not feast_loses_bytes(batch))
     stock, stock_config = sqlite_store(folder, "stock", "sqlite", view)
     ours, our_config = sqlite_store(folder, "ours", OURS, view)
     rows = feasts_rows(view, batch)
@@ -457,6 +459,12 @@ def test_sqlite_rows_equal_those_of_feast_and_feast_reads_them(
     assert found == stock.online_read(stock_config, view, asked)
     for store in (stock, ours, reader):
         store._conn.close()
+
+
+def feast_loses_bytes(batch: pa.RecordBatch) -> bool:
+    """True where Feast writes empty bytes as nulls: in a batch that has no others in a column."""
+    columns = (batch.column(i) for i, field in enumerate(batch.schema) if field.type == pa.binary())
+    return any(set(column.to_pylist()) <= {None, b""} for column in columns)
 
 
 def first_of_each(batch: pa.RecordBatch, view: FeatureView) -> pa.RecordBatch:
