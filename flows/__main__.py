@@ -51,6 +51,7 @@ from tasks.errors import (
     DataContractError,
     FalajError,
     FeatureStoreError,
+    RegistryError,
     WindowError,
 )
 from tasks.features.reports import ViewParity
@@ -59,6 +60,7 @@ from tasks.settings import DEFAULT_FEATURE_REPO, Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
+    from tasks.contracts.drift import DriftReport
 
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -255,17 +257,28 @@ def _drift(config: PipelineConfig, window: TimeWindow | None, settings: Settings
     from flows.drift_check import drift_check_flow
 
     assert window is not None
-    report = drift_check_flow(window, config)
+    report = _compared(drift_check_flow(window, config), config)
     return [f"{'Drift':<10}{report.verdict} in {report.current}", *report.evidence]
+
+
+def _compared(report: DriftReport | None, config: PipelineConfig) -> DriftReport:
+    """What a drift check found, which a person asked for."""
+    if report is None:
+        raise RegistryError(
+            f"{config.registry.model_name} has no version to compare with; train a first one: "
+            "`python -m flows run`"
+        )
+    return report
 
 
 def _drift_served(config: PipelineConfig, window: TimeWindow | None) -> list[str]:
     from flows.drift_check import drift_check_log_flow
     from tasks.contracts.predictions import TooFewPredictions
 
-    report = drift_check_log_flow(window, config)
-    if isinstance(report, TooFewPredictions):
-        return [f"{'Drift':<10}no verdict for {report.window}", report.reason]
+    found = drift_check_log_flow(window, config)
+    if isinstance(found, TooFewPredictions):
+        return [f"{'Drift':<10}no verdict for {found.window}", found.reason]
+    report = _compared(found, config)
     return [f"{'Drift':<10}{report.verdict} in {report.current}", *report.evidence]
 
 

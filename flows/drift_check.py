@@ -26,7 +26,7 @@ from tasks.features.task import build_training_set
 from tasks.governor.evidence import asks_for_former
 from tasks.governor.task import store_verdict
 from tasks.predictions.task import take_served_window
-from tasks.registry.task import fetch_champion, fetch_version, find_standing
+from tasks.registry.task import fetch_version, find_champion, find_standing
 from tasks.settings import Settings
 from tasks.validation.suites import read_suite, read_suites
 from tasks.validation.task import validate_training_set
@@ -39,10 +39,11 @@ from tasks.validation.task import validate_training_set
     result_serializer="json",
     **RECORDED,
 )
-def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> DriftReport:
+def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> DriftReport | None:
     """Say how the window differs from the training reference, and what that asks for.
 
-    The verdict is stored for the governor before it is told of; see `flows.decision`.
+    The verdict is stored for the governor before it is told of; see `flows.decision`. Before a
+    first model is trained there is nothing to compare with, and the result is None.
 
     Args:
         window: The current window; its features must have been refreshed. None: the newest
@@ -51,7 +52,9 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
     """
     window = days_or_newest(window, config)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
-    champion = fetch_champion(config.registry)
+    champion = find_champion(config.registry)
+    if champion is None:
+        return None
     reference = validate_training_set(build_training_set(config.window, config.features), suite)
     current = validate_training_set(build_training_set(window, config.features), suite)
     # Rows of the validation window: the champion was not trained on them.
@@ -74,11 +77,12 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
 )
 def drift_check_log_flow(
     window: TimeWindow | None, config: PipelineConfig
-) -> DriftReport | TooFewPredictions:
+) -> DriftReport | TooFewPredictions | None:
     """Say how what was served in the window differs from the training reference.
 
     Only rows that the champion answered as the stable version count. The verdict goes the same way
-    as that of `drift-check`. With too few rows there is none, and the result says so.
+    as that of `drift-check`. With too few rows there is none, and the result says so. Before a
+    first model is trained the result is None.
 
     Args:
         window: The current window, in the use case's time. None: the newest complete days, as the
@@ -87,7 +91,9 @@ def drift_check_log_flow(
     """
     window = days_or_newest(window, config)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
-    champion = fetch_champion(config.registry)
+    champion = find_champion(config.registry)
+    if champion is None:
+        return None
     reference = validate_training_set(build_training_set(config.window, config.features), suite)
     return check_served(champion, reference, window, config)
 

@@ -12,7 +12,7 @@ from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.release import ImportedModel
 from tasks.imports.task import export_encoder, prepare_corpus, take_program, take_rows
 from tasks.lineage.task import record_conversion, record_import
-from tasks.registry.task import register_import
+from tasks.registry.task import claim_model_name, register_import
 
 
 @flow(
@@ -28,6 +28,7 @@ def model_import_flow(config: ImportConfig) -> ImportedModel:
     Args:
         config: the import.
     """
+    claim_model_name(None, None, config.registry)
     imported, rows = _taken(config)
     version = register_import(imported, config.registry, code_commit())
     record_import(version, imported, code_commit(), return_state=True)

@@ -61,6 +61,7 @@ def run_loop(config: PipelineConfig) -> RunRecord:
         config,
     )
     drift = stages.run("drift check", drift_check_flow, config.current, config)
+    assert drift is not None  # training has registered a version
     advise_on_drift(config.registry.model_name, config.name)
     record = RunRecord(
         use_case=config.name,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import logging
 import os
@@ -51,6 +50,7 @@ from serving.security.tls import only_tls_1_3
 from serving.seeing.config import LogConfig, SeeingConfig
 from serving.seeing.logs import configure_logging
 from tasks.errors import ConfigurationError, FalajError
+from tasks.features.feast_import import import_feast
 from tasks.kernel.scratch import temporary_files
 from tasks.settings import Settings
 
@@ -216,33 +216,6 @@ def _stop(home: Path, timeout_s: float) -> int:
         time.sleep(0.05)
     sys.stdout.write(f"process {told['pid']} has ended\n")
     return 0
-
-
-def import_feast() -> None:
-    """Import Feast without what reading does not need, where PyTorch was not imported before.
-
-    PyTorch, which it takes where it is there, is 150 MB more for a process that stays. The type
-    checks that typeguard adds to its classes compile each of them again: 4.7 of 6.2 s of CPU.
-    They are for whoever writes definitions; here these come from a registry. Whatever needs
-    PyTorch or typeguard later has them whole.
-    """
-    if "torch" in sys.modules or "feast" in sys.modules:
-        return
-    import typeguard
-
-    checked = typeguard.typechecked
-    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
-    typeguard.typechecked = _unchecked  # type: ignore[assignment]
-    try:
-        importlib.import_module("feast")
-    finally:
-        typeguard.typechecked = checked
-        del sys.modules["torch"]
-
-
-def _unchecked(target: Any) -> Any:
-    """As `typeguard.typechecked`, without checks."""
-    return target
 
 
 if __name__ == "__main__":

@@ -34,15 +34,13 @@ from tasks.evaluation.regression import (
     observed_by_prediction,
     residual_classes,
 )
-from tasks.evaluation.rows import joined, read_batches
-from tasks.evaluation.scoring import SCORE, Program, score_rows
-from tasks.evaluation.slices import judge_slices, slice_columns
-from tasks.evaluation.yardstick import YARDSTICK_SCORE, read_scores
+from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE, slice_columns
+from tasks.evaluation.scoring import Program, score_rows
+from tasks.evaluation.slices import judge_slices
+from tasks.evaluation.yardstick import read_scores
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 logger = logging.getLogger(__name__)
-
-LABEL_ROWS = 65_536
 
 CHAMPION_SCORE = "champion_score"
 
@@ -91,23 +89,6 @@ def judge_model(
         return _report(rows, trained, dataset, rival, yardstick, config, predictions)
 
     return store.build_once("evaluations", key, EvaluationReport, build)
-
-
-def check_test_window(
-    dataset: ValidatedDataset, window: TimeWindow, config: EvaluationConfig, store: ArtifactStore
-) -> None:
-    """See before training that the test window will be judged, from its labels and times alone.
-
-    Raises:
-        DataContractError: it holds no row, or cannot be judged.
-        ConfigurationError: a slice names no column.
-        ArtifactError: the snapshot is absent or damaged.
-    """
-    columns = dataset.snapshot.columns
-    slice_columns(columns, config)
-    wanted = (columns.label, columns.event_time)
-    rows = joined(read_batches(dataset, window, wanted, store, LABEL_ROWS), dataset, window)
-    check_judgeable(rows, columns, window, config)
 
 
 def score_window(

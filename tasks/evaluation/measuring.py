@@ -6,12 +6,15 @@ import numpy as np
 import pandas as pd
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DatasetSchema
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.errors import DataContractError
 from tasks.evaluation.bootstrap import Measured, measure, number_days, too_few
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.regression import MeasuredNumbers, measure_numbers
-from tasks.evaluation.rows import utc_times
+from tasks.evaluation.rows import joined, read_batches, slice_columns, utc_times
+from tasks.settings import ArtifactStore
+
+LABEL_ROWS = 65_536
 
 AnyMeasured = Measured | MeasuredNumbers
 
@@ -84,3 +87,20 @@ def check_judgeable(
             f"test window {window} is too small to judge: {reason}. Nothing was judged; choose a "
             "longer test window, or lower the limits in the evaluation's configuration"
         )
+
+
+def check_test_window(
+    dataset: ValidatedDataset, window: TimeWindow, config: EvaluationConfig, store: ArtifactStore
+) -> None:
+    """See before training that the test window will be judged, from its labels and times alone.
+
+    Raises:
+        DataContractError: it holds no row, or cannot be judged.
+        ConfigurationError: a slice names no column.
+        ArtifactError: the snapshot is absent or damaged.
+    """
+    columns = dataset.snapshot.columns
+    slice_columns(columns, config)
+    wanted = (columns.label, columns.event_time)
+    rows = joined(read_batches(dataset, window, wanted, store, LABEL_ROWS), dataset, window)
+    check_judgeable(rows, columns, window, config)

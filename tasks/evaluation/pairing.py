@@ -13,7 +13,7 @@ from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.measuring import measure_rows
 from tasks.evaluation.regression import MeasuredNumbers
-from tasks.evaluation.scoring import SCORE
+from tasks.evaluation.rows import SCORE
 from tasks.settings import ArtifactStore
 
 AGAINST = "present champion"

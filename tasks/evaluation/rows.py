@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
-from tasks.errors import DataContractError
+from tasks.errors import ConfigurationError, DataContractError
+from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.settings import ArtifactStore
+
+SCORE, YARDSTICK_SCORE = "score", "yardstick_score"
 
 
 def read_batches(
@@ -51,6 +54,23 @@ def read_batches(
 def input_columns(columns: DatasetSchema) -> tuple[str, ...]:
     """Names of all columns that a model takes."""
     return (*columns.categorical, *columns.numeric)
+
+
+def slice_columns(columns: DatasetSchema, config: EvaluationConfig) -> tuple[str, ...]:
+    """Columns that the slices need from the snapshot.
+
+    Raises:
+        ConfigurationError: a slice names no column of the snapshot.
+    """
+    wanted = tuple(name for name in config.slices if name != MONTH)
+    known = {*columns.categorical, *columns.numeric}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"slices name {', '.join(unknown)}, which the snapshot does not have as feature(s); "
+            f"expected `{MONTH}` or one of {', '.join(columns.categorical)}. Change `slices`"
+        )
+    return wanted
 
 
 def utc_times(frame: pd.DataFrame, column: str) -> NDArray[np.datetime64]:

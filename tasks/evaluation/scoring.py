@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.errors import ArtifactError, DataContractError
-from tasks.evaluation.rows import input_columns, joined, read_batches
+from tasks.evaluation.rows import SCORE, input_columns, joined, read_batches
 from tasks.settings import ArtifactStore
-
-SCORE = "score"
 
 
 @dataclass(frozen=True)

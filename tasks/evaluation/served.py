@@ -9,7 +9,7 @@ from tasks.contracts.predictions import ServedWindow
 from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.measuring import measure_rows, why_not_judged
-from tasks.evaluation.scoring import SCORE
+from tasks.evaluation.rows import SCORE
 from tasks.settings import ArtifactStore
 
 

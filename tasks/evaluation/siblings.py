@@ -19,7 +19,8 @@ from tasks.evaluation.measuring import (
     why_not_judged,
 )
 from tasks.evaluation.regression import MeasuredNumbers
-from tasks.evaluation.scoring import SCORE, Program, score_rows
+from tasks.evaluation.rows import SCORE
+from tasks.evaluation.scoring import Program, score_rows
 from tasks.settings import ArtifactStore
 
 SMALLEST_TOLD = 1e-4

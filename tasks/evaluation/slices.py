@@ -8,33 +8,14 @@ import pandas as pd
 
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.evaluation import Metric, SliceMetrics
-from tasks.errors import ConfigurationError
 from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.evaluation.measuring import measure_rows, why_not_judged
 from tasks.evaluation.regression import MeasuredNumbers, error_ratio
-from tasks.evaluation.scoring import SCORE
-from tasks.evaluation.yardstick import YARDSTICK_SCORE
+from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE
 
 MISSING = "(missing)"
 MAX_LISTED = 20
 PLAIN = "plain_score"
-
-
-def slice_columns(columns: DatasetSchema, config: EvaluationConfig) -> tuple[str, ...]:
-    """Columns that the slices need from the snapshot.
-
-    Raises:
-        ConfigurationError: a slice names no column of the snapshot.
-    """
-    wanted = tuple(name for name in config.slices if name != MONTH)
-    known = {*columns.categorical, *columns.numeric}
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        raise ConfigurationError(
-            f"slices name {', '.join(unknown)}, which the snapshot does not have as feature(s); "
-            f"expected `{MONTH}` or one of {', '.join(columns.categorical)}. Change `slices`"
-        )
-    return wanted
 
 
 def judge_slices(

@@ -78,7 +78,7 @@ def check_test_window(
         DataContractError: it holds too few rows, days or labels. Not retried.
         ConfigurationError: a slice names no column. Not retried.
     """
-    from tasks.evaluation.judge import check_test_window as check
+    from tasks.evaluation.measuring import check_test_window as check
 
     check(dataset, splits.test, config, Settings.from_environment().store)
 

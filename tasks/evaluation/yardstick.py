@@ -21,12 +21,11 @@ from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import Yardstick
 from tasks.errors import DataContractError
 from tasks.evaluation.config import YardstickConfig
-from tasks.evaluation.rows import input_columns, joined, read_batches
+from tasks.evaluation.rows import YARDSTICK_SCORE, input_columns, joined, read_batches
 from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 logger = logging.getLogger(__name__)
 
-YARDSTICK_SCORE = "yardstick_score"
 BATCH_ROWS = 32_768
 MAX_CATEGORIES = 254  # of one column: scikit-learn takes 255 bins, one is for missing
 Float32Array = NDArray[np.float32]

@@ -302,6 +302,9 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     Raises:
         FeatureStoreError: the published tables are not the ones that are online. Not retried.
     """
+    from tasks.features.feast_import import import_feast
+
+    import_feast()
     from tasks.features.parity import check_parity
     from tasks.features.tables import current_tables
 

@@ -12,11 +12,13 @@ from tasks.registry.mlflow_registry import Registry
 logger = logging.getLogger(__name__)
 
 SERVICE_TAG = "feature_service"
+IMPORTS = "(imports)"
+"""Owner of a name under which models are imported; no use case can be called so."""
 
 
 def claim_model_name(
     use_case: str,
-    service: str,
+    service: str | None,
     config: RegistryConfig,
     location: RegistryLocation,
     *,
@@ -28,8 +30,8 @@ def claim_model_name(
     newest version was trained on.
 
     Args:
-        use_case: who wants to register under the name.
-        service: feature service that it trains on.
+        use_case: who wants to register under the name; `IMPORTS` for an import.
+        service: feature service that it trains on; None for an import.
         config: the model name, and whose name is taken over.
         location: the registry.
         reserve: note the owner; else nothing is written.
@@ -49,13 +51,13 @@ def claim_model_name(
         if config.adopts is None or owner not in (None, config.adopts):
             _check_is_free(registry, name, owner, use_case, service)
         elif reserve:
-            logger.warning("use case %s takes %s over from %s", use_case, name, config.adopts)
+            logger.warning("%s takes %s over from %s", _told(use_case), name, config.adopts)
         if reserve:
             registry.set_owner(name, use_case)
 
 
 def _check_is_free(
-    registry: Registry, name: str, owner: str | None, use_case: str, service: str
+    registry: Registry, name: str, owner: str | None, use_case: str, service: str | None
 ) -> None:
     if owner is None:
         versions = registry.versions(name)
@@ -65,10 +67,15 @@ def _check_is_free(
         seen = f"holds versions that were trained on feature service {trained_on}"
         cure = "set registry.adopts to the name of the use case whose model it continues"
     else:
-        seen = f"belongs to use case {owner}"
-        cure = f"set registry.adopts: {owner} in its use_case.yaml where it continues that model"
+        seen = f"belongs to {_told(owner)}"
+        cure = f'set registry.adopts: "{owner}" where it continues that model'
+    who = _told(use_case) + (f" (feature service {service})" if service else "")
     raise ConfigurationError(
-        f"model name {name!r} {seen}, and use case {use_case} (feature service {service}) names it "
-        "too: each would replace the other's candidate and champion. Give "
-        f"{use_case} a registry.model_name of its own, or {cure}. Nothing was written"
+        f"model name {name!r} {seen}, and {who} names it too: each would replace the other's "
+        f"candidate and champion. Choose a registry.model_name of its own, or {cure}. Nothing was "
+        "written"
     )
+
+
+def _told(owner: str) -> str:
+    return "imported models" if owner == IMPORTS else f"use case {owner}"

@@ -88,20 +88,20 @@ def fetch_program(
     return _fetch(version, store)
 
 
-def fetch_champion(
+def find_champion(
     name: str, location: RegistryLocation, store: ArtifactStore
-) -> RegisteredProgram:
+) -> RegisteredProgram | None:
     """The champion's program; before there is a champion, the candidate's, and a line says so.
 
     Raises:
-        RegistryError: there is neither, or the files are missing or damaged.
+        RegistryError: the files are missing or damaged.
         TransientError: the registry was busy.
     """
     registry = Registry(location)
-    if registry.by_alias(name, CHAMPION) is None and registry.by_alias(name, CANDIDATE):
+    version = registry.by_alias(name, CHAMPION)
+    if version is None and (version := registry.by_alias(name, CANDIDATE)):
         logger.warning("%s has no champion yet; its candidate stands in", name)
-        return fetch_program(name, CANDIDATE, location, store)
-    return fetch_program(name, CHAMPION, location, store)
+    return None if version is None else _fetch(version, store)
 
 
 def fetch_version(

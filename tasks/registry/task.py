@@ -57,15 +57,15 @@ _POLICY: dict[str, Any] = {
 
 @task(name="claim-model-name", task_run_name="claim-{config.model_name}", **_POLICY)
 def claim_model_name(
-    use_case: str, service: str, config: RegistryConfig, reserve: bool = True
+    use_case: str | None, service: str | None, config: RegistryConfig, reserve: bool = True
 ) -> None:
     """See that no other use case registers under the model name, and note whose it is.
 
     Safe to retry: the same owner is noted again.
 
     Args:
-        use_case: who wants to register under it.
-        service: feature service that it trains on.
+        use_case: who wants to register under it; None for an import.
+        service: feature service that it trains on; None for an import.
         config: the name, and whose it takes over.
         reserve: False to look only.
 
@@ -76,7 +76,8 @@ def claim_model_name(
     from tasks.registry.connection import RegistryLocation
 
     location = RegistryLocation.of(Settings.from_environment())
-    owner.claim_model_name(use_case, service, config, location, reserve=reserve)
+    whose = owner.IMPORTS if use_case is None else use_case
+    owner.claim_model_name(whose, service, config, location, reserve=reserve)
 
 
 @task(name="find-rival", task_run_name="find-rival-{config.model_name}", **_POLICY)
@@ -158,22 +159,27 @@ def find_shrinking_parent(version: int | None, config: RegistryConfig) -> Shrink
     return programs.find_shrinking_parent(version, config.model_name, location, settings.store)
 
 
-@task(name="fetch-champion", task_run_name="fetch-champion-{config.model_name}", **_POLICY)
-def fetch_champion(config: RegistryConfig) -> RegisteredProgram:
+@task(name="find-champion", task_run_name="find-champion-{config.model_name}", **_POLICY)
+def find_champion(config: RegistryConfig) -> RegisteredProgram | None:
     """The champion's program, copied into the artifact store and checked by digest.
 
-    Before there is a champion (the first candidate may be refused) the candidate stands in.
+    Before there is a champion (the first candidate may be refused) the candidate stands in; None
+    before there is one either.
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
 
     Raises:
-        RegistryError: there is neither, or its files are missing or damaged. Not retried.
+        RegistryError: its files are missing or damaged. Not retried.
     """
     from tasks.registry import programs
     from tasks.registry.connection import RegistryLocation
 
     settings = Settings.from_environment()
-    return programs.fetch_champion(config.model_name, RegistryLocation.of(settings), settings.store)
+    location = RegistryLocation.of(settings)
+    champion = programs.find_champion(config.model_name, location, settings.store)
+    if champion is None:
+        get_run_logger().info("%s has no version yet: train a first one", config.model_name)
+    return champion
 
 
 @task(name="fetch-version", task_run_name="fetch-{version.name}-{version.version}", **_POLICY)

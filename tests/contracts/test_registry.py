@@ -16,6 +16,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.objects import Artifact
 from prefect.runtime import flow_run
 
+from flows.config import read_pipeline_config
+from flows.drift_check import drift_check_flow, drift_check_log_flow
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, tabular_signature
 from tasks.contracts.release import PromotionDecision
@@ -28,16 +30,16 @@ from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_dat
 from tasks.registry.imports import register_import
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
 from tasks.registry.model_folder import read_version
-from tasks.registry.owner import claim_model_name
+from tasks.registry.owner import IMPORTS, claim_model_name
 from tasks.registry.programs import (
-    fetch_champion,
     fetch_program,
+    find_champion,
     find_rival,
     find_start,
     find_trained,
 )
 from tasks.registry.variants import attach_variants
-from tasks.settings import digest_of
+from tasks.settings import Settings, digest_of
 from tests.support.data.builders import COLUMNS
 from tests.support.registry import builders
 from tests.support.registry.builders import CONFIG, World, comparison
@@ -351,13 +353,18 @@ def test_the_first_candidate_through_the_gates_becomes_champion_and_the_decision
 
 
 def test_before_there_is_a_champion_the_refused_candidate_stands_in(world: World) -> None:
-    with pytest.raises(RegistryError, match="no version of"):
-        fetch_champion(NAME, world.location, world.store)
+    assert find_champion(NAME, world.location, world.store) is None
     world.register(0)
-    assert fetch_champion(NAME, world.location, world.store).version.version == 1
+    assert served(world).version == 1
     world.promoted(0)
     world.register(1)
-    assert fetch_champion(NAME, world.location, world.store).version.version == 1
+    assert served(world).version == 1
+
+
+def served(world: World) -> ModelVersionRef:
+    found = find_champion(NAME, world.location, world.store)
+    assert found is not None
+    return found.version
 
 
 def test_a_refused_candidate_leaves_the_champion_and_keeps_the_reasons(world: World) -> None:
@@ -502,7 +509,7 @@ def test_the_tasks_find_their_registry_in_the_environment_and_show_what_they_did
         run_id, ref, decision = release()
         shown = artifacts_of(run_id)
     assert decision.promoted
-    assert fetch_champion(NAME, world.location, world.store).version == ref
+    assert served(world) == ref
     assert f"version {ref.version}" in str(shown["registered-model"].description)
     rows = json.loads(str(shown["promotion-gates"].data))
     assert [row["gate"] for row in rows] == [gate.name for gate in decision.gates]
@@ -546,6 +553,37 @@ def test_looking_whose_a_new_name_is_writes_nothing(tmp_path: Path, world: World
     assert not new.database.exists()
     claim(world, "flights", reserve=False)
     assert Registry(world.location).owner(NAME) is None
+
+
+def test_imports_and_use_cases_keep_their_model_names_apart(world: World) -> None:
+    def claim_for_import(name: str) -> None:
+        config = CONFIG.model_copy(update={"model_name": name})
+        claim_model_name(IMPORTS, None, config, world.location, reserve=True)
+
+    claim(world, "flights")
+    with pytest.raises(ConfigurationError, match="belongs to use case flights, and imported"):
+        claim_for_import(NAME)
+    claim_for_import("encoder")
+    claim_for_import("encoder")
+    config = CONFIG.model_copy(update={"model_name": "encoder"})
+    with pytest.raises(ConfigurationError, match="belongs to imported models, and use case"):
+        claim_model_name("flights", "flight_delay_v1", config, world.location, reserve=True)
+
+
+def test_an_import_does_not_take_a_trained_model_of_an_earlier_release(world: World) -> None:
+    world.register()
+    with pytest.raises(ConfigurationError, match="trained on feature service flight_delay_v1"):
+        claim_model_name(IMPORTS, None, CONFIG, world.location, reserve=True)
+
+
+def test_before_a_model_is_trained_a_drift_check_ends_without_a_verdict(
+    prefect_api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    config = read_pipeline_config(Settings.from_environment().feature_repo)
+    with prefect_api.in_process():
+        assert drift_check_flow(config.current, config) is None
+        assert drift_check_log_flow(config.current, config) is None
 
 
 def test_a_model_of_an_earlier_release_is_its_feature_services(world: World) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from tasks.governor.records import ClaimState, Outcome
 from tasks.registry import pictures, standing
 from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
-from tasks.registry.programs import fetch_champion, find_rival
+from tasks.registry.programs import find_champion, find_rival
 from tasks.registry.standing import find_standing, roll_back, withdraw
 from tasks.settings import Settings, digest_of
 from tests.support.governor import builders as evidence
@@ -68,7 +70,9 @@ def test_the_champion_before_serves_again_and_the_record_says_why(world: World) 
 
     assert champion(world) == 1
     assert (record.restored.version, record.replaced.version) == (1, 2)
-    assert fetch_champion(NAME, world.location, world.store).version == record.restored
+    found = find_champion(NAME, world.location, world.store)
+    assert found is not None
+    assert found.version == record.restored
     version = Registry(world.location).version(NAME, 1)
     (kept,) = (Registry(world.location).run_folder(version.run_id) / "rollback").iterdir()
     assert digest_of(kept) == version.tags["rollback_sha256"]
@@ -103,16 +107,22 @@ def test_the_first_champion_has_nobody_to_give_way_to(world: World) -> None:
     assert champion(world) == 1
 
 
-def test_one_killed_before_the_alias_moved_is_done_by_the_next_call(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def killed_before_the_alias_moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def killed(registry: Registry, version: object, alias: str) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(standing.Registry, "set_alias", killed)
         with pytest.raises(KeyboardInterrupt):
-            back(world)
+            yield
+
+
+def test_one_killed_before_the_alias_moved_is_done_by_the_next_call(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_before_the_alias_moves(monkeypatch):
+        back(world)
     assert champion(world) == 2
     back(world)
     assert champion(world) == 1
@@ -212,13 +222,8 @@ def test_where_no_champion_is_left_the_next_candidate_is_compared_with_nobody(
 def test_a_withdrawal_that_was_cut_off_is_completed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(registry: Registry, version: object, alias: str) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(standing.Registry, "set_alias", killed)
-        with pytest.raises(KeyboardInterrupt):
-            withdrawn(world, 2)
+    with killed_before_the_alias_moves(monkeypatch):
+        withdrawn(world, 2)
     assert champion(world) == 2
     withdrawn(world, 2)
     assert champion(world) == 1

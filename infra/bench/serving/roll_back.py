@@ -118,7 +118,7 @@ class Load:
         """Moment and version of each."""
         self._installation = installation
         self._stopping = threading.Event()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Load:
@@ -151,7 +151,7 @@ class Load:
 
         try:
             asyncio.run(all_clients())
-        except BaseException as exc:  # told where answers are waited for
+        except Exception as exc:  # told where answers are waited for
             self._failure = exc
 
     async def _client(self, number: int) -> None:

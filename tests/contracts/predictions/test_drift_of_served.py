@@ -28,7 +28,7 @@ from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
 from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, Registry
-from tasks.registry.task import fetch_champion
+from tasks.registry.task import find_champion
 from tasks.settings import Settings
 from tests.support.data.builders import COLUMNS, YEAR, dataset, frame, month, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
@@ -68,7 +68,9 @@ def check_in_a_run(
     reference: ValidatedDataset, window: TimeWindow, config: PipelineConfig
 ) -> DriftReport | TooFewPredictions:
     """What `drift-check-log` does once it has the champion's reference."""
-    return check_served(fetch_champion(config.registry), reference, window, config)
+    champion = find_champion(config.registry)
+    assert champion is not None
+    return check_served(champion, reference, window, config)
 
 
 @pytest.fixture(scope="module")

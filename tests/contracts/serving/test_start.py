@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 IMPORTED = """
 import sys
 import typeguard
-from serving.__main__ import import_feast, only_tls_1_3
+from serving.security.tls import only_tls_1_3
+from tasks.features.feast_import import import_feast
 only_tls_1_3()  # gRPC is not imported yet
 whole = typeguard.typechecked
 import_feast()

@@ -12,7 +12,8 @@ from tasks.contracts.data import DataSplits
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.errors import ConfigurationError, DataContractError
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.judge import check_test_window, judge_model, score_window
+from tasks.evaluation.judge import judge_model, score_window
+from tasks.evaluation.measuring import check_test_window
 from tasks.evaluation.yardstick import score_yardstick
 from tasks.settings import ArtifactStore
 from tests.support.data import builders

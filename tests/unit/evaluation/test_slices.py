@@ -7,7 +7,8 @@ from sklearn.metrics import roc_auc_score
 
 from tasks.errors import ConfigurationError
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.slices import judge_slices, slice_columns
+from tasks.evaluation.rows import slice_columns
+from tasks.evaluation.slices import judge_slices
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 
