@@ -267,11 +267,14 @@ def test_a_call_that_would_wait_too_long_is_refused_before_its_body_is_looked_at
     assert noting.told == [("sums", "overloaded")]
 
 
-def test_a_stranger_with_a_large_body_is_refused_before_it_is_sent() -> None:
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_stranger_that_waits_to_be_told_to_go_on_is_refused_before_its_body_is_sent(
+    size: int,
+) -> None:
     front = front_of(HeldEngine(), StrictGuard())
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = raw(b"x" * 100_000, "Expect: 100-continue")[:-100_000]
+        head = raw(b"x" * size, "Expect: 100-continue")[:-size]
         writer.write(head)
         assert (await read(reader))[0] == 403
         assert await reader.read() == b""
