@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceServicer
 
 from serving.calls import Answer, Call, num_rows_of
 from serving.errors import BadRequestError, ServingError
 from serving.grpc import about
+from serving.grpc.arriving import Arriving
 from serving.grpc.messages import SERVICE, repository_messages
+from serving.grpc.refusals import abort, metadata_of
 from serving.grpc.tensors import fill_answer, read_arrays, read_key_columns, wanted_outputs
 from serving.http.heads import served_headers
 from serving.http.inferring import Front, capped, now, sane_trace, slot_named
 from serving.interfaces import Action
-from serving.protocol.answers import bounded, encode_json
+from serving.protocol.answers import encode_json
 from serving.protocol.messages import SEQUENCE_REFUSED
 from serving.protocol.metadata import (
     model_metadata,
@@ -32,18 +32,6 @@ from serving.protocol.metadata import (
 )
 from tasks.errors import ConfigurationError
 
-_CODES = {
-    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
-    HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    HTTPStatus.UNPROCESSABLE_ENTITY: grpc.StatusCode.FAILED_PRECONDITION,
-    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-"""Of refusals; anything else is INTERNAL."""
 _METHODS = (
     "ServerLive",
     "ServerReady",
@@ -54,6 +42,9 @@ _METHODS = (
 )
 _REPOSITORY_METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 _LONGEST_S = 86_400.0
+_MOST_PENDING = 10_000
+"""Calls that wait for the event loop. Of more than 1,000 gRPC ends some unseen, as CANCELLED, which
+tells clients that they did it themselves; let in, they are refused by their number, in words."""
 _PEERS = ("ipv4:", "ipv6:")
 _log = logging.getLogger(__name__)
 
@@ -73,7 +64,7 @@ class InferenceService(GRPCInferenceServiceServicer):
         return {
             name: grpc.unary_unary_rpc_method_handler(
                 _guarded(getattr(self, name)),
-                request_deserializer=_reader(messages[f"{name}Request"]),
+                request_deserializer=messages[f"{name}Request"].FromString,
                 response_serializer=messages[f"{name}Response"].SerializeToString,
             )
             for name, messages in {**of_protocol, **of_repository}.items()
@@ -165,7 +156,7 @@ class InferenceService(GRPCInferenceServiceServicer):
             call.is_gone = True
             raise
         except ServingError as error:
-            await _abort(context, error, request_id)
+            await abort(context, error, request_id)
 
     async def _infer(self, request: Any, context: Any, call: Call, metadata: Any) -> Any:
         front = self._front
@@ -198,7 +189,9 @@ class InferenceService(GRPCInferenceServiceServicer):
             features = encode_json(parameters["features"]).decode()
             response.parameters["features"].string_param = features
         context.set_trailing_metadata(
-            _metadata([*served_headers(answer.served), (b"x-request-id", call.request_id.encode())])
+            metadata_of(
+                [*served_headers(answer.served), (b"x-request-id", call.request_id.encode())]
+            )
         )
         return response
 
@@ -207,7 +200,7 @@ class InferenceService(GRPCInferenceServiceServicer):
         try:
             self._admit(context, "read", None)
         except ServingError as error:
-            await _abort(context, error, "")
+            await abort(context, error, "")
 
     def _admit(self, context: Any, action: Action, model: str | None) -> str:
         headers = [
@@ -249,10 +242,14 @@ def grpc_server(
         ("grpc.max_metadata_size", config.http.max_header_bytes),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.server.max_pending_requests", _MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         ("grpc.max_connection_idle_ms", round(1e3 * max(300.0, config.http.keep_alive_s))),
     ]
     server = grpc.aio.server(
-        options=options, maximum_concurrent_rpcs=config.grpc.max_concurrent_calls
+        interceptors=[Arriving(config.http.request_timeout_s)],
+        options=options,
+        maximum_concurrent_rpcs=config.grpc.max_concurrent_calls,
     )
     service = InferenceService(front)
     server.add_generic_rpc_handlers(
@@ -274,34 +271,17 @@ def grpc_server(
     return server, bound
 
 
-def _reader(kind: Any) -> Callable[[bytes], Any]:
-    """Reads messages of a kind; what is none becomes a `BadRequestError`, which is told later.
-
-    Raised here, it would be an error of the server: told as one, and logged with its traceback.
-    """
-
-    def read(content: bytes) -> Any:
-        try:
-            return kind.FromString(content)
-        except DecodeError as exc:
-            return BadRequestError(f"what was sent is no message of the inference protocol: {exc}")
-
-    return read
-
-
 def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """A method that refuses what is no message, and keeps to itself how it failed."""
+    """A method that keeps to itself how it failed."""
 
     async def guarded(request: Any, context: Any) -> Any:
-        if isinstance(request, ServingError):
-            await _abort(context, request, "")
         try:
             return await method(request, context)
         except grpc.aio.AbortError:
             raise
         except Exception:
             _log.exception("a gRPC call could not be answered")
-            await _abort(context, ServingError("this server has failed on the request"), "")
+            await abort(context, ServingError("this server has failed on the request"), "")
 
     return guarded
 
@@ -325,19 +305,7 @@ async def _told(answer: Callable[[], Awaitable[Any]], context: Any) -> Any:
     try:
         return await answer()
     except ServingError as error:
-        await _abort(context, error, "")
-
-
-async def _abort(context: Any, error: ServingError, request_id: str) -> None:
-    trailing = [(b"x-request-id", request_id.encode())] if request_id else []
-    if error.retry_after_s is not None:
-        trailing.append((b"retry-after", f"{error.retry_after_s:g}".encode()))
-    code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
-    await context.abort(code, bounded(str(error)), _metadata(trailing))
-
-
-def _metadata(headers: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
-    return tuple((name.decode(), value.decode()) for name, value in headers)
+        await abort(context, error, "")
 
 
 def _address(peer: str) -> str:

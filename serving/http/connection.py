@@ -333,9 +333,7 @@ class InferProtocol(HttpToolsProtocol):
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
             self._bound_pipeline()
-        if exchange.error is not None and (
-            exchange.expects_continue or self._length() > _NOT_READ
-        ):
+        if exchange.error is not None and (exchange.expects_continue or self._length() > _NOT_READ):
             # Who waits to be told to go on sends no body: its refusal cannot wait for one.
             self._hear_no_more()
             exchange.keep_alive = False

@@ -77,6 +77,6 @@ def encode_error(message: str) -> bytes:
     return _ENCODER.encode({"error": bounded(message)})
 
 
-def bounded(message: str) -> str:
+def bounded(message: str, most: int = MOST_MESSAGE) -> str:
     """The sentence of a refusal, cut where it repeats too much of what a client sent."""
-    return message if len(message) <= MOST_MESSAGE else f"{message[:MOST_MESSAGE]} ..."
+    return message if len(message) <= most else f"{message[:most]} ..."

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from serving.errors import ForbiddenError
 from serving.grpc.messages import SERVICE, repository_messages
 from serving.grpc.service import grpc_server
 from serving.http.inferring import Front
+from serving.http.open_guard import OpenGuard
 from serving.interfaces import Action, Principal
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import Process, serving
@@ -87,6 +89,7 @@ def _wrong(change: Any, request: Any) -> Any:
         (typed(), None, ""),
         (_wrong(lambda r: r.inputs.pop(), typed()), "INVALID_ARGUMENT", "lacks 'numeric'"),
         (_wrong(lambda r: setattr(r, "model_name", "x"), typed()), "NOT_FOUND", "no model"),
+        (_wrong(lambda r: setattr(r, "model_name", "é" * 5000), typed()), "NOT_FOUND", "no model"),
         (_wrong(lambda r: setattr(r, "model_version", "9"), typed()), "NOT_FOUND", "no version"),
         (
             _wrong(lambda r: setattr(r.inputs[0], "datatype", "BF16"), typed()),
@@ -150,13 +153,22 @@ def test_each_fault_has_its_code_and_a_sentence(
     assert says in error.details()
 
 
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "RepositoryModelLoad"])
-def test_what_is_no_message_is_the_clients_fault(channel: grpc.Channel, method: str) -> None:
+CHECK = "/grpc.health.v1.Health/Check"
+INFER = f"/{SERVICE}/ModelInfer"
+
+
+@pytest.mark.parametrize(
+    "method", [INFER, f"/{SERVICE}/ModelMetadata", f"/{SERVICE}/RepositoryModelLoad", CHECK]
+)
+@pytest.mark.parametrize("messages", [[b"\xff" * 9], []], ids=["one that is none", "none"])
+def test_what_is_no_message_is_the_clients_fault(
+    channel: grpc.Channel, method: str, messages: list[bytes]
+) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff" * 9)
+        channel.stream_unary(method)(iter(messages), timeout=60)
     error: Any = caught.value
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no message of the inference protocol" in error.details()
+    assert "message" in error.details()
 
 
 def test_health_metadata_and_repository_answer(channel: grpc.Channel, stub: Stub) -> None:
@@ -192,6 +204,48 @@ def test_generic_tools_learn_its_health_and_its_services(channel: grpc.Channel) 
     assert "ModelInfer" in found.methods_by_name
 
 
+@asynccontextmanager
+async def listening(guard: Any = None, **told: Any) -> AsyncIterator[tuple[Front, str]]:
+    """A server in this process, and its address."""
+    config = checked_config(told, "the test")
+    front = Front(InlineEngine(lambda inputs: {}), guard or OpenGuard(config), config)
+    server, port = grpc_server(front, "127.0.0.1", 0)
+    await server.start()
+    yield front, f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+def test_calls_without_a_message_do_not_shut_out_the_others() -> None:
+    async def run() -> None:
+        told = {"http": {"request_timeout_s": 0.3}, "grpc": {"max_concurrent_calls": 3}}
+        async with (
+            listening(**told) as (_, address),
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            silent = [channel.stream_unary(method)() for method in (INFER, CHECK)]
+            streams = [channel.stream_stream("/grpc.health.v1.Health/Watch")()]
+            for call in [*silent, *streams]:
+                assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                assert "did not arrive" in await call.details()
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+
+    asyncio.run(run())
+
+
+def test_no_call_of_many_that_come_while_the_server_is_busy_ends_unseen() -> None:
+    async def run() -> None:
+        async with listening() as (_, address):
+            with grpc.insecure_channel(address) as channel:
+                stub = GRPCInferenceServiceStub(channel)
+                asked = protocol.ServerLiveRequest()
+                calls = [stub.ServerLive.future(asked, timeout=60) for _ in range(2500)]
+                codes = await asyncio.to_thread(lambda: {call.code() for call in calls})
+        # More than `grpc.max_concurrent_calls` are refused as such; none is told as given up.
+        assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+    asyncio.run(run())
+
+
 def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
     class Strict:
         def admit(self, headers: Any, address: str, action: Action, model: str | None) -> Principal:
@@ -200,12 +254,11 @@ def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
             return Principal("me", "", {"*": frozenset({action})}, 1e12)
 
     async def run() -> None:
-        config = checked_config({}, "the test")
-        front = Front(InlineEngine(lambda inputs: {}), Strict(), config)
-        server, port = grpc_server(front, "127.0.0.1", 0)
-        await server.start()
         asked = health_pb2.HealthCheckRequest()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with (
+            listening(Strict()) as (front, address),
+            grpc.aio.insecure_channel(address) as channel,
+        ):
             health = health_pb2_grpc.HealthStub(channel)
             told = await health.Check(asked)
             assert told.status == health_pb2.HealthCheckResponse.SERVING
@@ -224,7 +277,6 @@ def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
                 health_pb2.HealthCheckResponse.SERVING,
                 health_pb2.HealthCheckResponse.NOT_SERVING,
             ]
-        await server.stop(0)
 
     asyncio.run(run())
 
