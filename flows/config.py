@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.clock import ClockConfig
@@ -18,6 +17,7 @@ from tasks.errors import ConfigurationError
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.features.config import FeatureConfig
 from tasks.governor.config import GovernorConfig
+from tasks.kernel.strict_yaml import read_yaml
 from tasks.leases.config import StageLease
 from tasks.monitoring.config import MonitoringConfig
 from tasks.registry.config import PromotionConfig, RegistryConfig
@@ -124,13 +124,11 @@ def read_pipeline_config(repo: Path) -> PipelineConfig:
     """
     file = repo / USE_CASE_FILE
     try:
-        return PipelineConfig.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return PipelineConfig.model_validate(read_yaml(file, USE_CASE_FILE))
     except FileNotFoundError as exc:
         raise ConfigurationError(
             f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
         ) from exc
-    except yaml.YAMLError as exc:
-        raise ConfigurationError(f"{USE_CASE_FILE} is no YAML: {exc}") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{USE_CASE_FILE}: {faults(exc)}. Nothing was run") from exc
 
@@ -139,15 +137,20 @@ def check_repository(config: PipelineConfig, repo: Path) -> None:
     """See that the files which a use case names are there and can be read, before any of it runs.
 
     Raises:
-        ConfigurationError: a query is missing, or a suite is missing or wrong.
+        ConfigurationError: a query is missing or no text, or a suite is missing or wrong.
     """
+    from tasks.features.tables import read_query
+
     features = config.features
     queries = [*config.feature_queries.values(), *config.staging_queries.values()]
-    if missing := [n for n in (*queries, features.training_set.sql) if not (repo / n).is_file()]:
+    queries.append(features.training_set.sql)
+    if missing := [name for name in queries if not (repo / name).is_file()]:
         raise ConfigurationError(
             f"the feature repository has no file {', '.join(missing)}, which {USE_CASE_FILE} "
             "names; write it, or change the name there. Nothing was run"
         )
+    for name in queries:
+        read_query(repo, name)
     named = [*config.row_suites.values(), *config.table_suites.values()]
     read_suites(repo, {name: name for name in (*named, features.training_set.suite)})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.config import faults
@@ -13,6 +12,7 @@ from tasks.contracts.base import field_title
 from tasks.conversion.config import ConversionConfig
 from tasks.errors import ConfigurationError
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
+from tasks.kernel.strict_yaml import read_yaml
 from tasks.registry.config import RegistryConfig
 
 
@@ -48,10 +48,8 @@ def read_import_config(file: Path) -> ImportConfig:
         ConfigurationError: the file is missing, is no YAML, or says something that cannot be.
     """
     try:
-        return ImportConfig.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return ImportConfig.model_validate(read_yaml(file, file.name))
     except FileNotFoundError as exc:
         raise ConfigurationError(f"{file} does not exist; name the file of an import") from exc
-    except yaml.YAMLError as exc:
-        raise ConfigurationError(f"{file.name} is no YAML: {exc}") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{file.name}: {faults(exc)}. Nothing was run") from exc

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from tasks.code_digest import statements_digest
@@ -27,6 +26,7 @@ from tasks.contracts.base import Artifact
 from tasks.errors import ArtifactError, ConfigurationError, refused_writes_explained
 from tasks.kernel.disk import require_space
 from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.strict_yaml import read_yaml
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 URI_SCHEME = "artifact:"
@@ -74,13 +74,11 @@ class Settings:
         """
         file = self.feature_repo / USE_CASE_FILE
         try:
-            described = yaml.safe_load(file.read_text(encoding="utf-8"))
+            described = read_yaml(file, str(file))
         except FileNotFoundError as exc:
             raise ConfigurationError(
                 f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
             ) from exc
-        except yaml.YAMLError as exc:
-            raise ConfigurationError(f"{file} is no YAML: {exc}") from exc
         name = described.get("name") if isinstance(described, dict) else None
         if not isinstance(name, str) or not re.fullmatch(USE_CASE_NAME, name):
             raise ConfigurationError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import (
     AwareDatetime,
     BaseModel,
@@ -20,6 +19,7 @@ from flows.clock import ClockConfig
 from tasks.contracts.base import field_title
 from tasks.errors import ConfigurationError
 from tasks.features.config import OnlineConfig
+from tasks.kernel.strict_yaml import read_yaml
 from tasks.settings import USE_CASE_FILE
 
 
@@ -89,8 +89,8 @@ def read_use_case(repo: Path) -> UseCaseReading:
     """
     file = repo / USE_CASE_FILE
     try:
-        return UseCaseReading.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, ValidationError) as exc:
+        return UseCaseReading.model_validate(read_yaml(file, USE_CASE_FILE))
+    except (OSError, ConfigurationError, ValidationError) as exc:
         raise ConfigurationError(
             f"{file} cannot be read as a use case ({exc}); name a feature repository with "
             "FALAJ_FEATURE_REPO. No entity request can be served"

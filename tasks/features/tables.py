@@ -191,10 +191,14 @@ def read_query(repo: Path, name: str) -> str:
     """Text of a query file of the feature repository.
 
     Raises:
-        ConfigurationError: there is no such file.
+        ConfigurationError: there is no such file, or it is no UTF-8.
     """
     try:
         return (repo / name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(
+            f"query {name} of the feature repository is no text in UTF-8 ({exc}); save it as UTF-8"
+        ) from exc
     except FileNotFoundError as exc:
         raise ConfigurationError(
             f"the feature repository has no file {name!r}; write it, or change use_case.yaml"

@@ -8,12 +8,11 @@ flow can read suites and hand their content to its tasks.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -26,6 +25,7 @@ from pydantic import (
 )
 
 from tasks.errors import ConfigurationError
+from tasks.kernel.strict_yaml import read_yaml
 from tasks.validation.blessed import DAYS, Blessed, Statistic
 from tasks.validation.units import Unit
 
@@ -250,15 +250,13 @@ def read_suite(repo: Path, name: str) -> Suite:
     path = repo / FOLDER / f"{name}.yaml"
     where = f"suite file {FOLDER}/{name}.yaml"
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        content = read_yaml(path, where)
     except FileNotFoundError as exc:
         present = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
         raise ConfigurationError(
             f"{where} does not exist in {repo}; it has the suites {present}. Write it, or change "
             "the suite's name in the feature repository"
         ) from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(f"{where} is no YAML: {' '.join(str(exc).split())}") from exc
     try:
         suite = Suite.model_validate(content)
     except ValidationError as exc:
@@ -298,30 +296,12 @@ def _read_blessed(repo: Path, name: str) -> Blessed | None:
     path = repo / FOLDER / BLESSED_FOLDER / f"{name}.yaml"
     where = f"suite file {FOLDER}/{BLESSED_FOLDER}/{name}.yaml"
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        content = read_yaml(path, where)
         return Blessed.model_validate(content)
     except FileNotFoundError:
         return None
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(f"{where} is no YAML: {' '.join(str(exc).split())}") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{where}: {_faults(exc, content)}. Bless it again") from exc
-
-
-# The loader of libyaml reads the same language ten times faster, where it was built in.
-_SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _StrictLoader(_SafeLoader):  # type: ignore[misc, valid-type]
-    """Safe YAML in which a name written twice is an error instead of a silent loss."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
-        if len(mapping) < len(node.value):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a name is written twice in one mapping", node.start_mark
-            )
-        return mapping
 
 
 def _faults(exc: ValidationError, content: object) -> str:

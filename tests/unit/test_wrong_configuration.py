@@ -38,6 +38,25 @@ def test_a_wrong_entry(repo: Path, capsys: pytest.CaptureFixture[str], words: li
     assert "training.max_epoch" in refused(repo, capsys, *words)
 
 
+def test_an_entry_written_twice_of_which_the_first_would_be_lost(
+    repo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = repo / "use_case.yaml"
+    file.write_text(file.read_text() + "promotion: {min_auc: 0.5}\n")
+    assert "written twice" in refused(repo, capsys, "run")
+
+
+@pytest.mark.parametrize("name", ["use_case.yaml", "sql/weather.sql"])
+def test_a_file_that_is_not_utf_8(
+    repo: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = repo / name
+    file.write_bytes(b"# Z\xfcrich\n" + file.read_bytes())
+    sentence = refused(repo, capsys, "run")
+    assert name in sentence
+    assert "UTF-8" in sentence
+
+
 def test_a_query_that_is_not_there(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (repo / "sql" / "weather.sql").unlink()
     assert "sql/weather.sql" in refused(repo, capsys, "run")
