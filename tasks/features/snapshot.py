@@ -32,7 +32,12 @@ from tasks.features.duck import (
 )
 from tasks.features.evidence import pin
 from tasks.features.ledger import SNAPSHOTS, training_set_key
-from tasks.features.store import apply_definitions, find_service, open_store
+from tasks.features.store import (
+    apply_definitions,
+    find_service,
+    load_definitions,
+    open_store,
+)
 from tasks.features.tables import features_folder, read_query, register_raw, run_query
 from tasks.features.versions import ServiceVersion, newest_version
 from tasks.settings import ArtifactStore, StagedFolder
@@ -69,6 +74,7 @@ def build_training_set(
     def build(folder: StagedFolder) -> FeatureSnapshot:
         features = features_folder(tables, store)
         feast = open_store(home, repo, features)
+        _check_defined(spec.feature_service, repo)
         apply_definitions(feast, home, repo, keep_undefined=True)
         service = service_to_train_on(feast, spec.feature_service)
         frame = folder.path / "entities.parquet"
@@ -231,6 +237,17 @@ def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, kind: str) -
         raise DataContractError(
             f"label {spec.label} of {spec.sql} ({kind}) has other values in {found[0][2]:,} rows: "
             f"{shown}; expected {cure}. Nothing was retrieved"
+        )
+
+
+def _check_defined(service: str, repo: Path) -> None:
+    """See that the repository defines a service; a registry also holds those it once defined."""
+    defined = [o.name for o in load_definitions(repo) if isinstance(o, FeatureService)]
+    if service not in defined:
+        raise ConfigurationError(
+            f"feature service {service!r} is not defined in the feature repository; it defines "
+            f"{', '.join(sorted(defined)) or 'none'}. Name one of these in use_case.yaml or define "
+            "it. Nothing was applied"
         )
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from feast import Entity, FeatureService, FeatureStore, FeatureView
+import pyarrow.parquet as pq
+from feast import Entity, FeatureService, FeatureStore, FeatureView, FileSource
 from feast.data_source import DataSource
 from feast.errors import FeatureServiceNotFoundException
 from feast.permissions.permission import Permission
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from tasks.errors import ConfigurationError, FeatureStoreError, TransientError
+from tasks.features.asof_source import source_name
 from tasks.features.guarded_store import GuardedFeatureStore
 from tasks.features.ledger import definitions_digest, read_json
 from tasks.features.profile import profile_file, read_profile
@@ -127,6 +129,7 @@ def apply_definitions(
     if read_json(mark).get("definitions") == digest and store.list_feature_views() and not again:
         return
     objects = load_definitions(repo)
+    _check_sources(objects, store)
     services = [o for o in objects if isinstance(o, FeatureService)]
     rest = [o for o in objects if not isinstance(o, FeatureService)]
     with store.single_writer(), quiet():
@@ -139,6 +142,42 @@ def apply_definitions(
         return  # unmarked: the next materialization applies them again and removes the rest
     write_atomically(mark, json.dumps({"definitions": digest, "project": store.project}))
     logger.info("applied %d feature definitions", len(objects))
+
+
+def _check_sources(objects: list[Definition], store: FeatureStore) -> None:
+    """See that each view finds its columns in its table, and says when rows were in the store.
+
+    Raises:
+        ConfigurationError: a table lacks a column, or a source passes over the table's `created`,
+            so that training would see rows before they were in the store.
+    """
+    tables = Path(getattr(store.config.offline_store, "tables_path", None) or ".")
+    for view in objects:
+        if not isinstance(view, FeatureView) or not isinstance(view.batch_source, FileSource):
+            continue
+        source = view.batch_source
+        present = {
+            name
+            for file in sorted((tables / source.path).glob("*.parquet"))[:1]
+            for name in pq.read_schema(file).names
+        }
+        if not present:
+            continue  # it is elsewhere, or nothing was computed yet
+        times = [source.timestamp_field, source.created_timestamp_column]
+        wanted = [name for name in (*times, *(f.name for f in view.features)) if name]
+        where = f"source {source.name} of feature view {view.name}"
+        if missing := [n for n in wanted if source_name(source, n, present) is None]:
+            raise ConfigurationError(
+                f"{where} has no column {', '.join(missing)}; the table has "
+                f"{', '.join(sorted(present))}. Change the definition or the table's query. "
+                "Nothing was applied"
+            )
+        if "created" in present and "created" not in times and not times[1]:
+            raise ConfigurationError(
+                f"{where} names no created_timestamp_column, and its table has `created`: rows "
+                "would count as known before they were in the store. Write "
+                'created_timestamp_column="created" there. Nothing was applied'
+            )
 
 
 def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definition]:

@@ -9,9 +9,15 @@ import numpy as np
 import pandas as pd
 
 from flows.config import PipelineConfig, read_pipeline_config
-from tasks.contracts.data import ExcludedRows, FeatureTables, LandedRows, NumberSummary
+from tasks.contracts.data import (
+    ExcludedRows,
+    FeatureSnapshot,
+    FeatureTables,
+    LandedRows,
+    NumberSummary,
+)
 from tasks.features.landing import land_raw_rows
-from tasks.features.snapshot import write_entities
+from tasks.features.snapshot import build_training_set, write_entities
 from tasks.features.tables import EMPTY, build_feature_tables
 from tasks.settings import ArtifactStore
 from tests.support.data.repository import vouched
@@ -85,3 +91,9 @@ class Shop:
         config, tables = self.config, self.tables()
         target = self.store.root / "entities.parquet"
         return write_entities(tables, config.window, config.features, self.repo, self.store, target)
+
+    def training_set(self) -> FeatureSnapshot:
+        """Retrieve the training rows of the whole window with their features."""
+        config, home = self.config, self.store.root.parent / "home"
+        tables, features = self.tables(), config.features
+        return build_training_set(tables, config.window, features, home, self.repo, self.store)

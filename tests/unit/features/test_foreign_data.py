@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import ConfigurationError, DataContractError
-from tasks.features.store import load_definitions
+from tasks.features.store import load_definitions, open_store
 from tests.support.data.shop import Shop, orders
 
 
@@ -115,3 +115,31 @@ def test_definitions_that_cannot_be_imported_are_told_with_file_and_line(
     shop.replace("definitions.py", old, new)
     with pytest.raises(ConfigurationError, match=rf"definitions\.py .* {told}"):
         load_definitions(shop.repo)
+
+
+def test_the_shops_training_rows_are_retrieved(shop: Shop) -> None:
+    assert shop.training_set().feature_service == "order_again_v1"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"price_of_an_item"', '"price_of_a_item"', "habits_table.*no column price_of_a_item"),
+        ('    created_timestamp_column="created",\n', "", "habits_table.*created_timestamp_column"),
+    ],
+)
+def test_a_source_that_does_not_fit_its_table_is_refused_before_it_is_applied(
+    shop: Shop, old: str, new: str, told: str
+) -> None:
+    shop.replace("definitions.py", old, new)
+    with pytest.raises(ConfigurationError, match=told):
+        shop.training_set()
+    home = shop.store.root.parent / "home"
+    assert open_store(home, shop.repo).list_feature_views() == []
+
+
+def test_a_service_that_is_registered_and_no_longer_defined_is_refused(shop: Shop) -> None:
+    shop.training_set()
+    shop.replace("definitions.py", '"order_again_v1"', '"order_again_v2"')
+    with pytest.raises(ConfigurationError, match=r"order_again_v1' is not defined.*order_again_v2"):
+        shop.training_set()
