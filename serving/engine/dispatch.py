@@ -126,7 +126,9 @@ class Dispatcher:
         if lane.rows < self._batch_rows and not lane.version.has_free_axes:
             return None
         batches, each_ms = self._ahead(lane)
-        wait_ms = batches * max(each_ms, lane.pace_ms(time.monotonic()))
+        # Of calls with more rows than a batch each is taken alone, and the pace is theirs.
+        paced_ms = min(batches, len(lane.entries)) * lane.pace_ms(time.monotonic())
+        wait_ms = max(batches * each_ms, paced_ms)
         working = sum(one.circuit.closed for one in lane.version.backends)
         # Others than the first begin to help at the goal; without them half is left for the rest.
         goal_ms = lane.goal_ms * (working if working > 1 else 0.5)

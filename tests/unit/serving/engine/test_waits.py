@@ -78,16 +78,20 @@ def test_what_fits_into_the_next_batch_is_taken_however_long_the_batch_takes() -
     run(test())
 
 
-def test_turns_that_take_long_count_more_than_what_the_model_takes() -> None:
-    """The loop may be reading and refusing: then a batch comes but once a turn."""
+@pytest.mark.parametrize("num_rows", [1, 20])
+def test_turns_that_take_long_count_more_than_what_the_model_takes(num_rows: int) -> None:
+    """The loop may be reading and refusing: then a batch comes but once a turn.
+
+    A call of more rows than a batch has comes alone, whole, and takes one turn too.
+    """
 
     async def test() -> None:
         shelf = Shelf(seconds=0.01)
         config = configured(batch=BatchConfig(rows=1))
         async with serving(shelf, config) as desk:
             await with_one_running(desk, shelf)
-            desk.ask()
-            assert desk.engine.refusal("m") is None
+            desk.ask(rows=num_rows)
+            assert (desk.engine.refusal("m") is None) == (num_rows == 1)
             lane, now = desk.engine.served("m").lanes["stable"], time.monotonic()
             lane.note_taken(1, now - 0.5)
             lane.note_taken(1, now)
