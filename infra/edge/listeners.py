@@ -13,6 +13,7 @@ from infra.edge.values import (
     follow,
     seconds,
     security_headers,
+    set_header,
     socket_address,
     typed,
 )
@@ -24,6 +25,8 @@ MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConne
 HEADERS_TIMEOUT_S, IDLE_S = 10, 300
 CONNECTION_BUFFER_BYTES = 2**20
 MAX_STREAMS = 128
+UNREAD = "the request cannot be read: look at its path (no %2F in it), its headers and its length"
+AWAY = "no server is reached behind the edge now; come again"
 
 ACCESS_LOG = {
     "time": "%START_TIME%",
@@ -133,7 +136,7 @@ def _manager(plan: EdgePlan) -> Value:
             "initial_stream_window_size": 2**18,
             "initial_connection_window_size": 2**20,
         },
-        local_reply_config={"mappers": [_own_answers()], "body_format": _error_body()},
+        local_reply_config={"mappers": _own_answers(), "body_format": _error_body()},
     )
     if config.traces is not None:
         manager["tracing"] = _tracing(config.traces, config.traced_share)
@@ -220,12 +223,26 @@ def _access_log(plan: EdgePlan) -> Value:
     }
 
 
-def _own_answers() -> Value:
-    """Security headers on every answer that Envoy makes, also where no route was chosen."""
-    any_status = {"op": "GE", "value": {"default_value": 0, "runtime_key": "edge.any_status"}}
-    return {
-        "filter": {"status_code_filter": {"comparison": any_status}},
-        "headers_to_add": security_headers(),
+def _own_answers() -> list[Value]:
+    """Security headers on every answer that Envoy makes, also where no route was chosen.
+
+    What it says of a request that it cannot read is nothing, or of a server that does not answer,
+    how it was not reached: neither helps a client.
+    """
+    unread: Value = {"body": {"inline_string": UNREAD}}
+    away: Value = {"body": {"inline_string": AWAY}}
+    return [
+        _mapper("EQ", 400, unread),
+        _mapper("EQ", 503, away, set_header("retry-after", "1")),
+        _mapper("GE", 0, {}),
+    ]
+
+
+def _mapper(op: str, status: int, change: Value, *headers: Value) -> Value:
+    comparison = {"op": op, "value": {"default_value": status, "runtime_key": f"edge.{status}"}}
+    return change | {
+        "filter": {"status_code_filter": {"comparison": comparison}},
+        "headers_to_add": [*security_headers(), *headers],
     }
 
 

@@ -100,7 +100,9 @@ def _provider(index: int, issuer: IssuerConfig) -> Value:
         "issuer": issuer.issuer,
         "audiences": [issuer.audience],
         "forward": True,  # the server checks it again
-        "from_headers": [{"name": "Authorization", "value_prefix": "Bearer "}],
+        "from_headers": [
+            {"name": "Authorization", "value_prefix": prefix} for prefix in ("Bearer ", "bearer ")
+        ],  # names of schemes have no case, and clients send both
         "require_expiration": True,
         "clock_skew_seconds": max(1, round(issuer.leeway_s)),
         "payload_in_metadata": CLAIMS,

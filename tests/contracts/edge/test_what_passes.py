@@ -83,7 +83,9 @@ def test_what_is_not_listed_does_not_exist(edge: Edge, path: str) -> None:
 
 def test_escaped_slashes_are_refused(edge: Edge, client: httpx.Client) -> None:
     headers = edge.bearer("esc")
-    assert client.get(f"/v2/models/{MODEL}%2f..%2f..%2fadmin", headers=headers).status_code == 400
+    answer = client.get(f"/v2/models/{MODEL}%2f..%2f..%2fadmin", headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]
 
 
 def test_envoys_administration_is_a_socket_of_its_owner(edge: Edge) -> None:

@@ -34,6 +34,8 @@ def test_a_token_with_the_role_is_answered_by_stable(edge: Edge, client: httpx.C
     assert answer.status_code == 200
     assert answer.json()["subject"] == "ann"
     assert answer.json()["slot"] == "stable"
+    in_small_letters = {"authorization": edge.bearer("ann")["authorization"].replace("B", "b", 1)}
+    assert ask(client, in_small_letters).json()["subject"] == "ann"
 
 
 def test_a_role_that_stands_for_grants_is_understood(edge: Edge, client: httpx.Client) -> None:
