@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +19,9 @@ from tasks.errors import DataContractError
 from tasks.features.store import open_store
 from tasks.features.tables import current_tables
 from tasks.features.versions import published_version
-from tasks.settings import Settings
+from tasks.settings import PROJECT_ROOT, Settings
 from tests.support.data.repository import SmallRepository
+from tests.support.data.shop import Shop
 from tests.support.platform.loops import loop_repository
 
 pytestmark = [
@@ -105,3 +109,19 @@ def test_hours_that_follow_no_training_are_published_without_a_training_set(
     part = config.splits.train
     feature_refresh_flow(part, config)
     assert current_tables(Settings.from_environment().features_home).sources
+
+
+def test_a_refused_run_ends_with_its_sentence(tmp_path: Path) -> None:
+    """An error that Prefect keeps held a DuckDB connection, listed as leaked below the sentence."""
+    shop = Shop(tmp_path)
+    (shop.repo / "raw" / "orders.csv").write_text("")
+    ended = subprocess.run(
+        [sys.executable, "-m", "flows", "--home", tmp_path / "home", "--repo", shop.repo, "run"],
+        cwd=PROJECT_ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.rstrip().splitlines()[-1].startswith("refused: raw table orders")
