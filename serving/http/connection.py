@@ -514,9 +514,10 @@ def _is_path(url: bytes) -> bool:
     if not url.startswith(b"/") or not url.isascii():
         return False
     try:
-        return httptools.parse_url(url).path is not None
+        found = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
         return False
+    return found.path is not None and found.fragment is None
 
 
 def sweep(connections: Sequence[object], at: float) -> None:

@@ -22,7 +22,7 @@ from serving.protocol.messages import InferRequest, parse_request
 from serving.protocol.plans import ModelPlan, Wanted
 from tasks.contracts.conversion import Signature
 
-_INFER = re.compile(r"/v2/models/([^/]{1,300})(?:/versions/([^/]{1,100}))?/infer")
+_INFER = re.compile(r"/v2/models/([^/]{1,300})(?:/versions/([^/]{1,300}))?/infer")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_KNOWN = 1024
@@ -152,7 +152,7 @@ class Front:
         Raises:
             ServingError: it is not one that the model takes.
         """
-        if headers.get(b"content-encoding", b"identity") != b"identity":
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedBodyError("the body is compressed; send it as it is")
         slot = self._slot(headers.get(b"x-falaj-slot"))
         self.refuse_early(target.model, target.version, slot)

@@ -124,6 +124,7 @@ def test_an_insane_request_id_is_replaced(server: Process) -> None:
         ("GET", "/v2/models/sums/versions/9/ready", 404),
         ("POST", "/v2/models/other/infer", 404),
         ("POST", "/v2/models/sums/versions/9/infer", 404),
+        ("POST", f"/v2/models/sums/versions/{'9' * 150}/infer", 404),
         ("GET", INFER, 405),
         ("DELETE", "/v2", 405),
         ("GET", "/nothing", 404),
@@ -137,6 +138,14 @@ def test_every_path_answers_with_its_status(
 ) -> None:
     body = json.dumps(request()).encode() if path.endswith("infer") else None
     assert server.ask(method, path, body if method == "POST" else None)[0] == status
+
+
+@pytest.mark.parametrize(("coding", "status"), [("Identity", 200), ("gzip", 415)])
+def test_a_body_as_it_is_may_be_called_so_in_any_case(
+    server: Process, coding: str, status: int
+) -> None:
+    body = json.dumps(request()).encode()
+    assert server.ask("POST", INFER, body, Content_Encoding=coding)[0] == status
 
 
 def test_head_has_no_body_and_a_wrong_method_tells_the_right_one(server: Process) -> None:

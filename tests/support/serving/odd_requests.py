@@ -131,6 +131,7 @@ ODD = (
     Odd("a header without a name", _with(b": 2", _LENGTH)),
     Odd("a name with a space", _with(b"Content Length: 2", _LENGTH)),
     Odd("an address with a host", _post(_LENGTH, body=HIDDEN, path=b"http://other.example" + PATH)),
+    Odd("a fragment", _post(_LENGTH, body=HIDDEN, path=PATH + b"#part")),
     Odd("no host", _post(_LENGTH, body=HIDDEN, first=b"POST %s HTTP/1.1" % PATH)),
     Odd("two hosts", _sized(b"Host: other.example")),
     Odd("one host twice", _sized(b"Host: localhost")),
