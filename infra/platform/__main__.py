@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(f"refused: {exc}", EXIT_WRONG_INPUT)
     except FalajError as exc:
         return _say(f"failed: {exc}", EXIT_FAILED)
-    except KeyboardInterrupt:
-        return _say(_INTERRUPTED.get(options.command, "interrupted"), EXIT_INTERRUPTED)
+    except KeyboardInterrupt as exc:
+        said = str(exc) or _INTERRUPTED.get(options.command, "interrupted")
+        return _say(said, EXIT_INTERRUPTED)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -104,16 +104,26 @@ def _resumed_unless_drained(api: PrefectApi, place: Place) -> Iterator[None]:
         raise
 
 
+def resume_pools(api: PrefectApi, place: Place) -> None:
+    """Let the pools hand out runs again that going down had paused; others stay as they are.
+
+    Raises:
+        TransientError: the server does not answer; those that are still paused stay noted.
+    """
+    for pool in paused_pools(place):
+        with suppress(NotFoundError):  # deleted meanwhile
+            api.pause_pool(pool, paused=False)
+    place.paused.unlink(missing_ok=True)
+
+
 def _resume(api: PrefectApi, place: Place) -> None:
     try:
-        for pool in paused_pools(place):
-            api.pause_pool(pool, paused=False)
+        resume_pools(api, place)
     except TransientError as exc:
         raise NotDownError(
             f"the pools {', '.join(paused_pools(place))} are paused and cannot be resumed: {exc}. "
             "The platform runs on; make up resumes them"
         ) from exc
-    place.paused.unlink(missing_ok=True)
 
 
 def _pause(api: PrefectApi, place: Place, pools: list[str]) -> None:
@@ -152,9 +162,14 @@ def _end(place: Place, limit_s: float) -> None:
     if pid is None or not is_running(place.home):
         return
     os.kill(pid, signal.SIGTERM)
-    if _gone(place, limit_s):
-        _exited(pid)
-        return
+    try:
+        if _gone(place, limit_s):
+            _exited(pid)
+            return
+    except KeyboardInterrupt as exc:
+        raise KeyboardInterrupt(
+            "interrupted; the platform goes down all the same: make status shows when it is"
+        ) from exc
     print(f"The supervisor has not ended within {limit_s:.0f} s and is killed; guards end the rest")
     os.kill(pid, signal.SIGKILL)
     if not _gone(place, limit_s):

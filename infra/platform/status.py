@@ -19,6 +19,7 @@ from infra.platform.state import (
     PlatformState,
     ServiceState,
     now,
+    paused_pools,
     read_endpoint,
     read_state,
 )
@@ -101,6 +102,11 @@ def read_status(place: Place) -> Status:
     endpoint = read_endpoint(place)
     wrong = _wrong_services(state, place)
     pools, more = _pools(endpoint, place)
+    if paused := paused_pools(place):
+        wrong.append(
+            f"going down has paused the pools {', '.join(paused)}, and their runs wait; make up "
+            "resumes them"
+        )
     if state.phase != "up":
         wrong.append(f"the platform is {state.phase}")
     return Status(

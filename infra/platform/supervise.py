@@ -12,13 +12,24 @@ from infra.platform.children import Child
 from infra.platform.clock import NOTICED_S, forget_planned_runs
 from infra.platform.config import Place, PlatformConfig, stored_config
 from infra.platform.cut_off import end_cut_off_if_possible
+from infra.platform.down import resume_pools
 from infra.platform.ports import choose_ports
 from infra.platform.secret import ensure_password
 from infra.platform.services import DEPLOYING, MLFLOW, SERVER, SERVING, Plan, make_services
-from infra.platform.state import CutRun, Endpoint, now, only_supervisor, read_state
+from infra.platform.state import (
+    CutRun,
+    Endpoint,
+    now,
+    only_supervisor,
+    paused_pools,
+    read_state,
+)
 from infra.platform.supervisor import Supervisor
+from tasks.errors import ConfigurationError, TransientError
 from tasks.leases.hardware import hardware_classes
 from tasks.settings import private_folder, write_atomically
+
+LOGGER = logging.getLogger(__name__)
 
 STOPPED = "the platform was stopped"
 
@@ -70,9 +81,13 @@ def make_supervisor(plan: Plan) -> Supervisor:
         workers = {pool: plan.place.worker_name(pool) for pool in plan.pools}
         return end_cut_off_if_possible(plan.api, workers, STOPPED)
 
+    paused = paused_pools(plan.place)  # before this start: what `down` pauses later stays paused
+
     def on_up(name: str) -> None:
         if name == SERVER:
             write_endpoint(plan)
+        if paused and plan.place.endpoint.exists() and _resumed(plan):
+            paused.clear()
 
     return Supervisor(
         place=plan.place,
@@ -86,6 +101,16 @@ def make_supervisor(plan: Plan) -> Supervisor:
         plans_are_wrong=_has_written_in_the_future(plan.place),
         remarks=plan.ports.remarks,
     )
+
+
+def _resumed(plan: Plan) -> bool:
+    """Let pools hand out runs again; False where it is to be tried with the next service."""
+    try:
+        resume_pools(plan.api, plan.place)
+    except (TransientError, ConfigurationError) as exc:
+        LOGGER.warning("the pools that going down had paused are not resumed yet: %s", exc)
+        return False
+    return True
 
 
 def _has_written_in_the_future(place: Place) -> bool:

@@ -15,6 +15,7 @@ from flows.client import is_running, read_password
 from infra.platform.api import PrefectApi
 from infra.platform.checks import refuse_wrong_pins
 from infra.platform.config import Place, PlatformConfig, stored_config
+from infra.platform.down import resume_pools
 from infra.platform.rotation import rotate, tail
 from infra.platform.secret import ensure_password
 from infra.platform.services import DEPLOYING, database_url, redis_url
@@ -49,6 +50,7 @@ def bring_up(place: Place, config: PlatformConfig, environment: dict[str, str]) 
         StorageError: there is too little space on its disk.
     """
     private_folder(place.folder)
+    paused = paused_pools(place)
     with _one_at_a_time(place):
         process = None if is_running(place.home) else _begin(place, config, environment)
     if process is None:
@@ -57,7 +59,7 @@ def bring_up(place: Place, config: PlatformConfig, environment: dict[str, str]) 
     state = read_state(place)
     if process or state is None or state.phase != "up":
         _wait_until_up(place, process)
-    _resume_pools(place)
+    _resume_pools(place, paused)
     _tell_where(place, config)
 
 
@@ -211,21 +213,17 @@ def _why_ended(place: Place, code: int | None) -> str:
     return f"the supervisor ended{how}. {place.log(SUPERVISOR)} ends with:\n{lines}"
 
 
-def _resume_pools(place: Place) -> None:
-    """Let the pools hand out runs again that going down had paused; others stay as they are."""
-    paused = paused_pools(place)
+def _resume_pools(place: Place, paused: list[str]) -> None:
+    """Resume what a `down` had paused that was killed, and tell of what the start has resumed."""
     endpoint = read_endpoint(place)
     if not paused or endpoint is None:
         return
-    api = PrefectApi(endpoint.api_url, read_password(place.folder))
     try:
-        for name in paused:
-            api.pause_pool(name, paused=False)
+        resume_pools(PrefectApi(endpoint.api_url, read_password(place.folder)), place)
     except (TransientError, ConfigurationError) as exc:
         raise NotUpError(
             f"the pools {', '.join(paused)}, which going down had paused, cannot be resumed: {exc}"
         ) from exc
-    place.paused.unlink()
     print(f"Resumed the pools that going down had paused: {', '.join(paused)}")
 
 

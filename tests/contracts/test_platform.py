@@ -258,6 +258,7 @@ def test_after_kill_9_nothing_is_left_and_up_goes_on_with_the_same_state(
         assert down.stdout
         assert "Waiting up to" in down.stdout.readline()
         down.kill()
+    assert any("make up resumes them" in said for said in read_status(platform.place).wrong)
     password, api_url = platform.password, platform.endpoint.api_url
     pid = supervisor_pid(platform.place)
     assert pid
@@ -295,3 +296,18 @@ def test_down_lets_runs_end_up_to_the_limit_and_marks_what_it_cuts_off(platform:
     code, said = platform.run("status")
     assert (code, said.splitlines()[0]) == (3, f"No platform runs on {platform.home}.")
     assert platform.run("down") == (0, f"No platform runs on {platform.home}.\n")
+
+
+@pytest.mark.slow
+def test_a_start_without_up_hands_out_runs_again_that_going_down_had_held_back(
+    platform: Platform,
+) -> None:
+    assert platform.place.paused.exists()  # the tests above have ended with a `down`
+    supervisor = platform.command("supervise")  # as an init does
+    try:
+        wait_until(lambda: platform.place.endpoint.exists(), "the server answers", LIMIT_S)
+        wait_until(lambda: not any(pools_paused(platform).values()), "pools resumed", LIMIT_S)
+        assert not platform.place.paused.exists()
+    finally:
+        supervisor.terminate()
+        supervisor.communicate(timeout=LIMIT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ import pytest
 
 from flows.client import is_running
 from infra.platform import children
+from infra.platform.__main__ import EXIT_INTERRUPTED
 from infra.platform.api import PROBE_TIMEOUT_S
 from infra.platform.children import Child, Service
 from infra.platform.config import Place
+from tasks.settings import PROJECT_ROOT
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
 from tests.support.platform.supervised import LIMIT_S, sleeper, supervised
@@ -290,3 +293,31 @@ def test_every_stop_signal_ends_all(tmp_path: Path, number: signal.Signals) -> N
         platform.process.send_signal(number)
         assert platform.process.wait(LIMIT_S) == 0
     assert pids_whose_command_holds(str(tmp_path)) == []
+
+
+def has_sigterm_pending(pid: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [pending] = [line.split()[1] for line in lines if line.startswith("ShdPnd:")]
+    return bool(int(pending, 16) & 1 << signal.SIGTERM - 1)
+
+
+def test_a_down_interrupted_too_late_says_that_the_platform_goes_down(tmp_path: Path) -> None:
+    with supervised(tmp_path, {"name": "server", "command": sleeper(tmp_path)}) as platform:
+        platform.until_up()
+        platform.process.send_signal(signal.SIGSTOP)  # so that it takes its time
+        try:
+            with subprocess.Popen(
+                [sys.executable, "-m", "infra.platform", "--home", str(tmp_path), "down", "--now"],
+                cwd=PROJECT_ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as down:
+                pid = platform.process.pid
+                wait_until(lambda: has_sigterm_pending(pid), "it was asked to end", LIMIT_S)
+                down.send_signal(signal.SIGINT)
+                _, said = down.communicate(timeout=LIMIT_S)
+        finally:
+            platform.process.send_signal(signal.SIGCONT)
+        assert down.returncode == EXIT_INTERRUPTED
+        assert "goes down all the same" in said
+        assert platform.process.wait(LIMIT_S) == 0
