@@ -43,3 +43,11 @@ def test_a_faulty_description_is_refused_before_anything_is_started(
     assert main(["--home", str(home), "import", str(file)]) == EXIT_WRONG_INPUT
     assert "digits.yaml: program.signature, registry: Field required" in capsys.readouterr().err
     assert not home.exists()
+
+
+def test_a_folder_is_refused_as_a_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    assert main(["--home", str(tmp_path / "home"), "import", str(tmp_path)]) == EXIT_WRONG_INPUT
+    assert f"{tmp_path} cannot be read" in capsys.readouterr().err
