@@ -65,12 +65,23 @@ def reading_explained(table: RawTable) -> Iterator[None]:
         told = re.split(r"\nPossible ", str(exc))[0].removeprefix("Invalid Input Error: ")
         lines = [line for line in told.splitlines() if not line.startswith("Original Line")]
         reason = " ".join(" ".join(lines).split())[:LONGEST_REASON]
-        cure = "save it as UTF-8" if "utf-8" in str(exc) else "mend this line, or the whole file"
+        form, cure = _expected(str(exc))
         raise DataContractError(
             f"raw table {table.name}: the file cannot be read as a table ({reason}); expected "
-            f"lines of equal form, and the columns {', '.join(table.columns)}: {cure}. Nothing was "
-            "landed"
+            f"{form} with the columns {', '.join(table.columns)}: {cure}. Nothing was landed"
         ) from exc
+
+
+def _expected(told: str) -> tuple[str, str]:
+    """What DuckDB could not find, by its words, and what to do about it."""
+    if "arquet" in told:
+        return "a whole Parquet file", "write it again"
+    lines = "lines of equal form"
+    if "not utf-8 encoded" in told:
+        return lines, "save it as UTF-8"
+    if "sniffing" in told:
+        return lines, "give each line as many values as the first, or save the file as UTF-8"
+    return lines, "mend this line, or the whole file"
 
 
 def as_declared(con: duckdb.DuckDBPyConnection, table: RawTable, path: Path) -> str:

@@ -144,6 +144,21 @@ def test_another_encoding_than_utf_8_is_told_with_its_line(shop: Shop, times: in
     assert "UTF-8" in told
 
 
+def test_a_short_last_line_is_not_taken_for_another_encoding_alone(shop: Shop) -> None:
+    wide = [f"{line},1,2,3,4" for line in [HEADER, *lines()[1:] * 15]]
+    told = refusal(shop, "\n".join([*wide, ","]))
+    assert "as many values as the first" in told
+
+
+def test_half_a_parquet_file_is_told_so(shop: Shop) -> None:
+    file = shop.repo / "raw" / "customers.parquet"
+    pd.DataFrame({"customer": ["c01"], "town": ["Sur"], "age": [30]}).to_parquet(file)
+    file.write_bytes(file.read_bytes()[:-20])
+    shop.replace("use_case.yaml", "raw/customers.csv", "raw/customers.parquet")
+    with pytest.raises(DataContractError, match=r"raw table customers.*whole Parquet file"):
+        shop.land()
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
 def test_a_file_without_a_header_is_told_so(shop: Shop, content: bytes) -> None:
     assert "no line with the names of its columns" in refusal(shop, content)
