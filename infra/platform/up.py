@@ -26,7 +26,12 @@ from infra.platform.state import (
     read_endpoint,
     read_state,
 )
-from tasks.errors import ConfigurationError, FalajError, TransientError
+from tasks.errors import (
+    ConfigurationError,
+    FalajError,
+    TransientError,
+    refused_writes_explained,
+)
 from tasks.kernel.disk import require_space
 from tasks.settings import PROJECT_ROOT, make_folder, private_folder, write_atomically
 
@@ -85,7 +90,9 @@ def _begin(
 @contextmanager
 def _one_at_a_time(place: Place) -> Iterator[None]:
     """Two that start a platform at once would each make a password, and one would be wrong."""
-    with place.start_lock.open("a") as lock:
+    with refused_writes_explained(place.folder):
+        lock = place.start_lock.open("a")
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

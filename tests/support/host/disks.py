@@ -48,6 +48,10 @@ class SmallDisk:
         finally:
             ballast.unlink()
 
+    def close(self) -> None:
+        """Let nothing be written to it any more."""
+        self._mount("-o", "remount,ro")
+
     def _mount(self, *options: str) -> None:
         subprocess.run(["mount", *options, "tmpfs", str(self.folder)], check=True)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from infra.platform.__main__ import EXIT_FAILED, main
 from infra.platform.api import PrefectApi
 from infra.platform.checks import (
     Finding,
@@ -36,7 +37,7 @@ from infra.platform.secret import ensure_password
 from infra.platform.state import PlatformState, write_state
 from infra.platform.status import read_status, table
 from tasks.errors import TransientError
-from tasks.settings import PROJECT_ROOT
+from tasks.settings import PROJECT_ROOT, private_folder
 from tests.support.host.disks import small_disk
 from tests.support.services.servers import free_port, redis_server
 
@@ -273,3 +274,14 @@ def test_every_command_answers_with_a_sentence_and_its_exit_code(
     assert ended.returncode == code, ended.stderr
     assert said in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_platform_is_not_started_on_a_disk_that_can_only_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))  # so that it is put back
+    with small_disk(tmp_path, 40_000_000) as disk:
+        private_folder(Place(tmp_path).folder)
+        disk.close()
+        assert main(["--home", str(tmp_path), "up"]) == EXIT_FAILED
+    assert "the disk refused a write" in capsys.readouterr().err
