@@ -137,7 +137,8 @@ def check_repository(config: PipelineConfig, repo: Path) -> None:
     """See that the files which a use case names are there and can be read, before any of it runs.
 
     Raises:
-        ConfigurationError: a query is missing or no text, or a suite is missing or wrong.
+        ConfigurationError: a query is missing or no text, a suite is missing or wrong, or the
+            definitions are no Python.
     """
     from tasks.features.tables import read_query
 
@@ -151,6 +152,13 @@ def check_repository(config: PipelineConfig, repo: Path) -> None:
         )
     for name in queries:
         read_query(repo, name)
+    for file in sorted(repo.glob("*.py")):
+        try:
+            compile(file.read_bytes(), file.name, "exec")
+        except SyntaxError as exc:
+            raise ConfigurationError(
+                f"{file.name}, line {exc.lineno}: {exc.msg}. Nothing was run"
+            ) from exc
     named = [*config.row_suites.values(), *config.table_suites.values()]
     read_suites(repo, {name: name for name in (*named, features.training_set.suite)})
 

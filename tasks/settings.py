@@ -79,7 +79,7 @@ class Settings:
             raise ConfigurationError(
                 f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
             ) from exc
-        name = described.get("name") if isinstance(described, dict) else None
+        name = described.get("name")
         if not isinstance(name, str) or not re.fullmatch(USE_CASE_NAME, name):
             raise ConfigurationError(
                 f"{file} names the use case {name!r}; expected `name:` with small letters, digits "

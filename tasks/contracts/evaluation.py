@@ -160,7 +160,7 @@ class SingleFeature(Contract):
     name: str
     score: float = Field(description="AUC, or R2 of a regression, on the test rows.")
     earlier_score: float | None = Field(
-        description="The same of its value one row earlier in its table; None where not known."
+        description="The same of its entity's value one row earlier; None where not known."
     )
     trusted: bool = Field(default=False, description="Somebody looked at it: it is known in time.")
 

@@ -103,14 +103,18 @@ class _Rows:
         labels = self._read(self.label).to_numpy(np.float64)
         self.train, self.test = (_inside(times, w) for w in (splits.train, splits.test))
         self._of_train, self._of_test = labels[self.train], labels[self.test]
+        self.numbered = f"read_parquet({sql_text(self.path)}, file_row_number = true)"
 
     @property
     def num_test(self) -> int:
         return len(self._of_test)
 
+    def is_text(self, column: str) -> bool:
+        return column in self.columns.categorical
+
     def score(self, column: str) -> float:
         """AUC, or R2 of a regression, of a model that sees this column alone; at best 1."""
-        return self.score_values(self._read(column), is_text=column in self.columns.categorical)
+        return self.score_values(self._read(column), is_text=self.is_text(column))
 
     def score_values(self, values: pd.Series[Any], *, is_text: bool) -> float:
         """The same for other values of a column, in the order of the snapshot."""
@@ -144,26 +148,51 @@ class _Rows:
 def _score_before(
     column: str, rows: _Rows, tables: FeatureTables, config: FeatureConfig, store: ArtifactStore
 ) -> float | None:
-    """Score of a feature's value one row earlier in its table; None where that is not known."""
+    """Score of the value one row earlier of the same entity; None where that is not known.
+
+    Earlier in its feature table, or, of a column that no feature table gives, in the entity frame.
+    """
+    held = set(pq.read_schema(rows.path).names)
     view, _, feature = column.partition("__")
-    found = [t for t in config.feature_tables if t.name == view and not t.static]
+    known = [t for t in config.feature_tables if set(t.entity_keys) <= held]
+    if not feature:
+        # Of whom the row before is, the frame alone does not say: the keys that tell most.
+        before = [_earlier_in_frame(column, t.entity_keys, rows) for t in known]
+        scores = [rows.score_values(values, is_text=rows.is_text(column)) for values in before]
+        return max(scores, default=None)
+    found = [t for t in known if t.name == view and not t.static]
     refs = [ref for ref in tables.tables if ref.name == view]
-    held = pq.read_schema(rows.path).names
-    if not feature or not found or not refs or not set(found[0].entity_keys) <= set(held):
+    if not found or not refs:
         return None
-    keys, moment = names(list(found[0].entity_keys)), sql_name(rows.columns.event_time)
-    equal = " AND ".join(f"s.{sql_name(k)} = p.{sql_name(k)}" for k in found[0].entity_keys)
+    earlier = _earlier_in_table(
+        feature, found[0].entity_keys, parquet(store.path(refs[0].artifact)), rows
+    )
+    return rows.score_values(earlier, is_text=rows.is_text(column))
+
+
+def _earlier_in_frame(column: str, entity_keys: Sequence[str], rows: _Rows) -> pd.Series[Any]:
+    with duckdb.connect() as con:
+        return con.execute(
+            f"SELECT lag({sql_name(column)}) OVER (PARTITION BY {names(list(entity_keys))} "
+            f"ORDER BY {sql_name(rows.columns.event_time)}, file_row_number) AS earlier "
+            f"FROM {rows.numbered} ORDER BY file_row_number"
+        ).df()["earlier"]
+
+
+def _earlier_in_table(
+    feature: str, entity_keys: Sequence[str], table: str, rows: _Rows
+) -> pd.Series[Any]:
+    keys, moment = names(list(entity_keys)), sql_name(rows.columns.event_time)
+    equal = " AND ".join(f"s.{sql_name(k)} = p.{sql_name(k)}" for k in entity_keys)
     with duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
-        earlier = con.execute(
+        return con.execute(
             f"WITH past AS (SELECT {keys}, event_timestamp AS at, lag({sql_name(feature)}) OVER "
-            f"(PARTITION BY {keys} ORDER BY event_timestamp) AS earlier "
-            f"FROM {parquet(store.path(refs[0].artifact))}) "
+            f"(PARTITION BY {keys} ORDER BY event_timestamp) AS earlier FROM {table}) "
             f"SELECT p.earlier FROM (SELECT {keys}, {moment}, file_row_number AS place FROM "
-            f"read_parquet({sql_text(rows.path)}, file_row_number = true)) AS s "
+            f"{rows.numbered}) AS s "
             f"ASOF LEFT JOIN past AS p ON {equal} AND s.{moment} >= p.at ORDER BY s.place"
         ).df()["earlier"]
-    return rows.score_values(earlier, is_text=column in rows.columns.categorical)
 
 
 def _inside(times: pd.Series[Any], window: TimeWindow) -> Mask:

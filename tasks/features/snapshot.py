@@ -112,7 +112,8 @@ def _check_covered(tables: FeatureTables, window: TimeWindow) -> None:
         held = ", ".join(sorted(tables.sources)) or "nothing"
         raise DataContractError(
             f"window {window} is not covered by the refreshed windows ({held}); run "
-            f"feature_refresh from {reached:%Y-%m-%dT%H:%MZ} on. Nothing was retrieved"
+            f"`python -m flows refresh {reached:%Y-%m-%dT%H:%MZ} {window.end:%Y-%m-%dT%H:%MZ}`. "
+            "Nothing was retrieved"
         )
 
 

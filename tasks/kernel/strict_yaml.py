@@ -26,16 +26,21 @@ class _StrictLoader(_SafeLoader):  # type: ignore[misc, valid-type]
         return mapping
 
 
-def read_yaml(file: Path, name: str) -> Any:
-    """What a file holds; sentences call it by `name`.
+def read_yaml(file: Path, name: str) -> dict[str, Any]:
+    """The names and values that a file holds; sentences call it by `name`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigurationError: it is no YAML or no UTF-8, or writes a name twice in one mapping.
+        ConfigurationError: it is no YAML or no UTF-8, writes a name twice in one mapping, or holds
+            something other than names with values.
     """
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{name} is no YAML: {exc}; save it as UTF-8") from exc
     except yaml.YAMLError as exc:
         raise ConfigurationError(f"{name} is no YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(content, dict):
+        held = "nothing" if content is None else f"a {type(content).__name__}"
+        raise ConfigurationError(f"{name} holds {held}; expected names with values, `name: value`")
+    return content

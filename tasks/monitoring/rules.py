@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -45,10 +46,12 @@ def freshness_alerts(
     for day in days:
         stale = day.age_hours > bound
         if stale and not before:
+            has_values = math.isfinite(day.age_hours)
+            age = f"is {day.age_hours:.0f} h old" if has_values else "has had no value yet"
             yield alert(
                 "freshness", view, None, _day(day.start), "critical", day.age_hours, bound,
-                f"{view} is {day.age_hours:.0f} h old at {day.start + DAY:%Y-%m-%d %H:%MZ}; in the "
-                f"baseline it was at most {oldest:.0f} h",
+                f"{view} {age} at {day.start + DAY:%Y-%m-%d %H:%MZ}; in the baseline it was at "
+                f"most {oldest:.0f} h",
             )  # fmt: skip
         before = stale
 

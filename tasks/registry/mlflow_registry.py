@@ -129,13 +129,14 @@ class Registry:
         Raises:
             RegistryError: there is none.
         """
-        found = [v for v in self.versions(name) if v.number == number]
-        if not found:
+        held = {version.number: version for version in self.versions(name)}
+        if number not in held:
             raise RegistryError(
-                f"{name} version {number} is not in the registry {self._place}; it was deleted, or "
-                "the registry is another one than that which gave the reference. Register it again"
+                f"{name} version {number} is not in the registry {self._place}, which has "
+                f"{', '.join(map(str, sorted(held))) or 'no version'} of it; it was deleted, or "
+                "the registry is another one than that which gave the number"
             )
-        return found[0]
+        return held[number]
 
     def confirmed(self, ref: ModelVersionRef) -> RegisteredVersion:
         """The registered version that `ref` names.

@@ -7,9 +7,11 @@ flow can read suites and hand their content to its tasks.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -21,6 +23,7 @@ from pydantic import (
     JsonValue,
     PositiveInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -85,6 +88,13 @@ class Rule(_SuiteValue):
         default=None, description="What kind of fault a failure looks like, such as `frozen feed`."
     )
 
+    @field_validator("type")
+    @classmethod
+    def _is_known(cls, kind: str) -> str:
+        if kind not in _known_types():
+            raise ValueError(f"Great Expectations knows no expectation {kind!r}")
+        return kind
+
     @model_validator(mode="after")
     def _names_its_columns_once(self) -> Self:
         if self.for_columns and self.named_columns():
@@ -98,6 +108,15 @@ class Rule(_SuiteValue):
             value = self.kwargs.get(argument)
             names.update(dict.fromkeys(_texts(value)))
         return tuple(names)
+
+
+@cache
+def _known_types() -> frozenset[str]:
+    """Types of expectations, by their modules; importing those takes seconds."""
+    package = importlib.util.find_spec("great_expectations")
+    assert package is not None
+    folder = Path(str(package.origin)).parent / "expectations" / "core"
+    return frozenset(file.stem for file in folder.glob("expect_*.py"))
 
 
 Columns = dict[ColumnKind, tuple[ColumnName, ...]]

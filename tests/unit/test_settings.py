@@ -278,7 +278,7 @@ def test_use_cases_side_by_side_keep_their_feature_state_apart(tmp_path: Path) -
     [
         (None, "does not exist; name a feature repository"),
         ("name: [", "is no YAML"),
-        ("- name", "names the use case None"),
+        ("- name", "holds a list"),
         ("name: ../../elsewhere", "it names a folder too"),
         ("name: 7", "names the use case 7"),
     ],

@@ -62,6 +62,26 @@ def test_a_query_that_is_not_there(repo: Path, capsys: pytest.CaptureFixture[str
     assert "sql/weather.sql" in refused(repo, capsys, "run")
 
 
+def test_definitions_that_are_no_python(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = repo / "definitions.py"
+    file.write_text("import (\n" + file.read_text())
+    assert "definitions.py, line 1: " in refused(repo, capsys, "run")
+
+
+@pytest.mark.parametrize(("content", "held"), [("", "nothing"), ("- name", "a list")])
+def test_a_use_case_without_names(
+    repo: Path, capsys: pytest.CaptureFixture[str], content: str, held: str
+) -> None:
+    (repo / "use_case.yaml").write_text(content)
+    assert f"use_case.yaml holds {held}" in refused(repo, capsys, "run")
+
+
+def test_an_expectation_that_nobody_knows(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = repo / "expectations" / "feature_weather.yaml"
+    file.write_text(file.read_text().replace("_to_be_between", "_to_be_nice", 1))
+    assert "no expectation 'expect_column_values_to_be_nice'" in refused(repo, capsys, "run")
+
+
 def test_a_wrong_suite(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = repo / "expectations" / "feature_weather.yaml"
     file.write_text(file.read_text().replace("units:", "unit:"))

@@ -80,7 +80,27 @@ def test_honest_inputs_are_ranked_by_what_they_tell(tmp_path: Path, config: Feat
     ranking = ranked(ArtifactStore(tmp_path), frame(), config)
     assert ranking.features[0].name == "late_rate_24h"
     assert 0.6 < ranking.features[0].score < 0.8
-    assert ranking.features[0].earlier_score is None  # a column of the entity frame
+    assert ranking.features[0].earlier_score == pytest.approx(0.5, abs=0.05)  # every row anew
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_a_column_of_the_entity_frame_is_looked_at_one_row_earlier_too(
+    tmp_path: Path, config: FeatureConfig, leaks: bool
+) -> None:
+    """Leaking: 97 of 100 labels. Honest: a level of each carrier, which stays as it is."""
+    rows, rng = frame(), np.random.default_rng(3)
+    if leaks:
+        copied = np.where(rng.random(len(rows)) < 0.03, 1 - rows["is_late"], rows["is_late"])
+    else:
+        copied = rows["carrier"].map({c: i % 2 for i, c in enumerate(rows["carrier"].unique())})
+        rows["is_late"] = (rng.random(len(rows)) < 0.1 + 0.8 * copied).astype(np.int8)
+    rows["temp"] = copied.astype(np.float32)
+
+    best = {f.name: f for f in ranked(ArtifactStore(tmp_path), rows, config).features}["temp"]
+
+    assert best.score > 0.85
+    assert best.earlier_score is not None
+    assert (best.earlier_score < 0.6) is leaks
 
 
 @pytest.mark.parametrize(("leaks", "low", "high"), [(True, 0.45, 0.6), (False, 0.8, 1.0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from tasks.monitoring.drift import baseline_noise, ks, psi
 from tasks.monitoring.history import days_kept, read_feature
 from tasks.monitoring.kept import monitor_once
 from tasks.monitoring.monitor import monitor_tables
+from tasks.monitoring.rules import freshness_alerts
+from tasks.monitoring.statistics import ViewDay
 from tasks.settings import ArtifactStore
 from tests.support.data.stations import CONFIG, KEYS, LATER, START, Change, after, tables
 
@@ -130,6 +133,12 @@ def test_a_longer_silence_than_any_of_a_sparse_baseline_is_told(
 
     [stale] = seen.alerts
     assert "h old" in stale
+
+
+def test_a_view_without_any_value_is_told_as_such() -> None:
+    usual, empty = ViewDay(START, 9, 3, 20.0, 5.0), ViewDay(after(30), 0, 0, math.inf, math.inf)
+    [told] = freshness_alerts("stations", [usual], [empty], CONFIG)
+    assert "stations has had no value yet at" in told.sentence
 
 
 def test_a_table_that_begins_within_the_baseline_is_judged_by_the_days_since(

@@ -36,10 +36,6 @@ def rule(kind: str, **kwargs: object) -> Rule:
     ("wrong", "reason"),
     [
         (
-            rule("expect_column_values_to_be_nice", column="age"),
-            "knows no expectation of this type",
-        ),
-        (
             rule("expect_column_values_to_be_between", column="age", min_valeu=1),
             "extra fields not permitted",
         ),
