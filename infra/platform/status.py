@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from flows.client import is_running, read_password
-from infra.platform.api import PrefectApi, answers
+from infra.platform.api import PROBE_TIMEOUT_S, PrefectApi, answers
 from infra.platform.config import Place, kept_options
 from infra.platform.services import MLFLOW, SERVER
 from infra.platform.state import (
@@ -149,7 +149,7 @@ def _pools(endpoint: Endpoint | None, place: Place) -> tuple[tuple[PoolStatus, .
     wrong = []
     if not answers(f"{endpoint.local_mlflow_url}/health"):
         wrong.append(f"{MLFLOW} does not answer at {endpoint.local_mlflow_url}")
-    api = PrefectApi(endpoint.api_url, read_password(place.folder))
+    api = PrefectApi(endpoint.api_url, read_password(place.folder), PROBE_TIMEOUT_S)
     try:
         pools = tuple(
             PoolStatus(

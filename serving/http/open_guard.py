@@ -7,6 +7,7 @@ names it in `Origin`, or, where the page's own name was pointed at this machine,
 from __future__ import annotations
 
 import math
+import re
 from types import MappingProxyType
 
 from serving.config import ServingConfig, is_loopback
@@ -20,6 +21,8 @@ _EVERYBODY = Principal(
     roles=MappingProxyType({"*": frozenset({"infer", "read", "admin"})}),
     expires=math.inf,
 )
+_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@\[\]]+))(?::\d*)?")
+"""A host, in brackets or not, and perhaps a port; RFC 3986, section 3.2, without a user."""
 
 
 class OpenGuard:
@@ -56,6 +59,5 @@ class OpenGuard:
 
 
 def _is_local(authority: bytes) -> bool:
-    host = authority.decode("latin-1")
-    host = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
-    return is_loopback(host)
+    host = _AUTHORITY.fullmatch(authority.decode("latin-1"))
+    return host is not None and is_loopback(host[1] or host[2])

@@ -388,6 +388,8 @@ def test_an_open_guard_stands_on_loopback_only(host: str, open_to_all: bool) -> 
         ({b"host": b"localhost.example"}, False),
         ({b"host": b"localhost", b"origin": b"https://evil.example"}, False),
         ({b"host": b"localhost", b"origin": b"null"}, False),
+        ({b"host": b"[::1]evil.example"}, False),
+        ({b"host": b"localhost:x@evil.example"}, False),
     ],
 )
 def test_an_open_guard_lets_no_page_of_another_site_ask(
