@@ -216,7 +216,9 @@ def test_an_unknown_feature_service_is_named_with_those_there_are(
     file = other.path / "use_case.yaml"
     file.write_text(file.read_text().replace("flight_delay_v1", "flight_delay_v9"))
     installation = Installation(shared[0].home, other)
-    with pytest.raises(ConfigurationError, match=r"'flight_delay_v9' is not defined.* it defines flight_delay_v1"):
+    with pytest.raises(
+        ConfigurationError, match=r"'flight_delay_v9' is not defined.* it defines flight_delay_v1"
+    ):
         installation.snapshot(tables, days(0, 2))
 
 
