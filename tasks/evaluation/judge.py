@@ -179,10 +179,24 @@ def _scored_test_rows(
     rows[YARDSTICK_SCORE] = reference[YARDSTICK_SCORE]
     rows[CHAMPION_SCORE] = np.full(len(rows), np.nan, dtype=np.float32)
     if rival is not None:
+        _check_has_inputs(rival, columns)
         champion = Program.open(rival.program, rival.raw_columns, store)
         scored = score_rows(champion, dataset, window, (columns.row_id,), store, config.batch_rows)
         rows[CHAMPION_SCORE] = scored[SCORE]
     return rows
+
+
+def _check_has_inputs(rival: RegisteredProgram, columns: DatasetSchema) -> None:
+    needed, model = rival.raw_columns, rival.version
+    held = {*columns.categorical, *columns.numeric}
+    if lost := [c for c in (*needed.categorical, *needed.numeric) if c not in held]:
+        raise DataContractError(
+            f"the champion, version {model.version} of {model.name}, needs {', '.join(lost)}, "
+            "which the training set no longer has, so the two cannot be compared on the same rows. "
+            "Keep what it needs until another model serves, or take the champion back: python -m "
+            f"flows withdraw {model.name} {model.version} --reason WHY --approver NAME. Nothing "
+            "was judged"
+        )
 
 
 def _check_same_rows(rows: pd.DataFrame, reference: pd.DataFrame, row_id: str) -> None:

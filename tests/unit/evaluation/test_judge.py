@@ -162,6 +162,14 @@ def test_a_champion_that_gives_nonsense_is_refused(case: Case) -> None:
         judge_model(case.candidate, case.dataset, rival, case.yardstick, QUICK, case.store)
 
 
+def test_a_champion_whose_input_is_gone_is_named_with_what_to_do(case: Case) -> None:
+    needed = case.champion.raw_columns
+    more = needed.model_copy(update={"numeric": (*needed.numeric, "hint")})
+    rival = case.champion.model_copy(update={"columns": more})
+    with pytest.raises(DataContractError, match=r"needs hint, which .* withdraw \S+ \d+ "):
+        judge_model(case.candidate, case.dataset, rival, case.yardstick, QUICK, case.store)
+
+
 def test_a_scored_window_holds_every_row_and_its_quality(case: Case) -> None:
     window = builders.month(7, 2)
     scored = score_window(case.champion, case.dataset, window, QUICK, case.store)
