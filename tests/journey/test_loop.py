@@ -180,7 +180,7 @@ def test_another_use_case_with_the_same_model_name_is_refused_and_writes_nothing
     code, said = other.run("run")
     assert code == 2, said
     assert "belongs to use case flights" in said
-    assert "registry.adopts: flights" in said
+    assert 'registry.adopts: "flights"' in said
     assert loop.store.num_builds == builds
     assert not (loop.home / "use_cases" / "journeys" / "feast").exists()
 
