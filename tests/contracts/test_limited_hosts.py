@@ -28,9 +28,8 @@ def test_every_target_is_kept_or_dropped_with_a_reason_on_a_lesser_processor(
     assert "not built: this processor computes no bfloat16" in variants["openvino-bf16"].reason
     assert variants["onnx-fp32"].latencies  # its runtime does not heed the limit
     assert variants["onnx-int8"].settings["weight_bits"] == "7"
-    if limit == "AVX2":  # below it OpenVINO lacks kernels
+    if limit == "AVX2":  # below it OpenVINO lacks kernels; 8-bit weights also where it could more
         assert variants["openvino-fp32"].latencies
-        assert variants["openvino-weights-int8"].latencies
         assert variants["openvino-int8"].settings["weight_bits"] == "7"
 
 
