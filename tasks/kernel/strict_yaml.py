@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,7 @@ import yaml
 from tasks.errors import ConfigurationError
 
 # The loader of libyaml reads the same language ten times faster, where it was built in.
-_SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _StrictLoader(_SafeLoader):  # type: ignore[misc, valid-type]
-    """Safe YAML in which a name written twice is an error instead of a silent loss."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
-        if len(mapping) < len(node.value):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a name is written twice in one mapping", node.start_mark
-            )
-        return mapping
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(file: Path, name: str) -> dict[str, Any]:
@@ -35,12 +22,37 @@ def read_yaml(file: Path, name: str) -> dict[str, Any]:
             something other than names with values.
     """
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        text = file.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=_Loader)
+        content = yaml.load(text, Loader=_Loader)
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{name} is no YAML: {exc}; save it as UTF-8") from exc
     except yaml.YAMLError as exc:
         raise ConfigurationError(f"{name} is no YAML: {' '.join(str(exc).split())}") from exc
+    if twice := _written_twice(root):
+        line = twice.start_mark.line + 1
+        raise ConfigurationError(f"{name}, line {line}: {twice.value} is written twice there")
     if not isinstance(content, dict):
         held = "nothing" if content is None else f"a {type(content).__name__}"
         raise ConfigurationError(f"{name} holds {held}; expected names with values, `name: value`")
     return content
+
+
+def _written_twice(root: yaml.Node | None) -> yaml.ScalarNode | None:
+    """A name that one mapping writes twice, before `<<` brings in what it may replace."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+            continue
+        seen.add(id(node))  # an alias is its anchor's node once more
+        if isinstance(node, yaml.MappingNode):
+            names = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in names:
+                    return key
+                names.add((key.tag, str(key.value)))
+                waiting.append(value)
+        else:
+            waiting += node.value
+    return None

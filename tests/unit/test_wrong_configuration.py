@@ -43,7 +43,7 @@ def test_an_entry_written_twice_of_which_the_first_would_be_lost(
 ) -> None:
     file = repo / "use_case.yaml"
     file.write_text(file.read_text() + "promotion: {min_auc: 0.5}\n")
-    assert "written twice" in refused(repo, capsys, "run")
+    assert "promotion is written twice" in refused(repo, capsys, "run")
 
 
 @pytest.mark.parametrize("name", ["use_case.yaml", "sql/weather.sql"])
