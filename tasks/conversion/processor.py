@@ -8,7 +8,9 @@ product of 8 bits (AVX512-VNNI, AVX-VNNI, AMX-INT8). Weights of 7 bits never rea
 
 - PyTorch and OpenVINO compute with oneDNN, and both heed it. Of OpenVINO other kernels run below
   AVX2, and its list of what it computes well (`OPTIMIZATION_CAPABILITIES`) is bounded by it too.
-  Below AVX2 OpenVINO has no kernel for some operations and answers with empty arrays.
+  Below AVX2 OpenVINO has no kernel for some operations and answers with empty arrays. It does so
+  for weights in 8 bits, too, where a processor with AVX-512 passes for AVX2; one that has AVX2
+  alone computes them.
 - ONNX Runtime does not: MLAS has no such variable, its answers are the same bit by bit. OpenVINO
   has borrowed MLAS for products in 32 bits, and they stay the same as well.
 
