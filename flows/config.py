@@ -152,13 +152,12 @@ def check_repository(config: PipelineConfig, repo: Path) -> None:
         )
     for name in queries:
         read_query(repo, name)
-    for file in sorted(repo.glob("*.py")):
+    for file in sorted(file for file in repo.glob("*.py") if file.is_file()):
         try:
             compile(file.read_bytes(), file.name, "exec")
         except SyntaxError as exc:
-            raise ConfigurationError(
-                f"{file.name}, line {exc.lineno}: {exc.msg}. Nothing was run"
-            ) from exc
+            where = f"{file.name}, line {exc.lineno}" if exc.lineno else file.name
+            raise ConfigurationError(f"{where}: {exc.msg}. Nothing was run") from exc
     named = [*config.row_suites.values(), *config.table_suites.values()]
     read_suites(repo, {name: name for name in (*named, features.training_set.suite)})
 

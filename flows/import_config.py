@@ -51,7 +51,5 @@ def read_import_config(file: Path) -> ImportConfig:
         return ImportConfig.model_validate(read_yaml(file, file.name))
     except FileNotFoundError as exc:
         raise ConfigurationError(f"{file} does not exist; name the file of an import") from exc
-    except OSError as exc:
-        raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{file.name}: {faults(exc)}. Nothing was run") from exc

@@ -18,13 +18,17 @@ def read_yaml(file: Path, name: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigurationError: it is no YAML or no UTF-8, writes a name twice in one mapping, or holds
+        ConfigurationError: it cannot be read, is no YAML or no UTF-8, writes a name twice in one mapping, or holds
             something other than names with values.
     """
     try:
         text = file.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=_Loader)
         content = yaml.load(text, Loader=_Loader)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise ConfigurationError(f"{name} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{name} is no YAML: {exc}; save it as UTF-8") from exc
     except yaml.YAMLError as exc:

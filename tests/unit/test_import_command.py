@@ -50,4 +50,4 @@ def test_a_folder_is_refused_as_a_description(
 ) -> None:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
     assert main(["--home", str(tmp_path / "home"), "import", str(tmp_path)]) == EXIT_WRONG_INPUT
-    assert f"{tmp_path} cannot be read" in capsys.readouterr().err
+    assert f"{tmp_path.name} cannot be read" in capsys.readouterr().err

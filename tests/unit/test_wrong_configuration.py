@@ -68,6 +68,11 @@ def test_definitions_that_are_no_python(repo: Path, capsys: pytest.CaptureFixtur
     assert "definitions.py, line 1: " in refused(repo, capsys, "run")
 
 
+def test_definitions_with_a_null_byte(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repo / "definitions.py").write_text('x = "\0"\n')
+    assert "definitions.py: source code string cannot contain" in refused(repo, capsys, "run")
+
+
 @pytest.mark.parametrize(("content", "held"), [("", "nothing"), ("- name", "a list")])
 def test_a_use_case_without_names(
     repo: Path, capsys: pytest.CaptureFixture[str], content: str, held: str

@@ -30,6 +30,11 @@ def test_nothing_is_lost_in_silence(tmp_path: Path, text: str, said: str) -> Non
         read(tmp_path, text)
 
 
+def test_a_folder_in_its_place_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="use_case cannot be read: Is a directory"):
+        read_yaml(tmp_path, "use_case")
+
+
 def test_a_merge_may_be_overridden(tmp_path: Path) -> None:
     text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\n"
     assert read(tmp_path, text) == {
