@@ -18,8 +18,8 @@ def read_yaml(file: Path, name: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigurationError: it cannot be read, is no YAML or no UTF-8, writes a name twice in one mapping, or holds
-            something other than names with values.
+        ConfigurationError: it cannot be read, is no YAML or no UTF-8, writes a name twice in one
+            mapping, or holds something other than names with values.
     """
     try:
         text = file.read_text(encoding="utf-8")
