@@ -15,6 +15,8 @@ Slot = Literal["stable", "candidate", "shadow"]
 SLOTS: tuple[Slot, ...] = ("stable", "candidate", "shadow")
 SLOT_HEADER = "x-falaj-slot"
 """Request header that says which slot answers; the edge sets it and removes what clients send."""
+GRPC_MODEL_HEADER = "falaj-model"
+"""Metadata by which a gRPC client says its model again, for those who do not read messages."""
 REQUEST_ID_HEADER = "x-request-id"
 SERVED_HEADERS = ("x-falaj-model", "x-falaj-version", "x-falaj-variant", "x-falaj-slot",
                   "x-falaj-hardware", "x-falaj-fell-over")  # fmt: skip

@@ -133,6 +133,14 @@ class Principal:
 class Guard(Protocol):
     """Knows clients by what they present, and what each may do how often."""
 
+    def recognise(self, headers: Headers, address: str) -> None:
+        """See that somebody asks whom this server knows, before what they ask has arrived.
+
+        Raises:
+            UnauthorizedError: nothing, or nothing valid, was presented.
+            TooManyRequestsError: too much that is not valid came from this address.
+        """
+
     def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
         """Who asks, if that is allowed now.
 

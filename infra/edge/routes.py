@@ -15,18 +15,17 @@ from infra.edge.values import (
     SUBJECT_HEADER,
     Value,
     header,
+    read_method,
     seconds,
     security_headers,
     set_header,
     typed,
 )
-from serving.calls import SLOT_HEADER
+from serving.calls import GRPC_MODEL_HEADER, SLOT_HEADER
 from serving.security.config import KEY_HEADER
 
 ROUTES = "falaj"
 GRPC_SERVICE = "/inference.GRPCInferenceService/"
-GRPC_MODEL_HEADER = "falaj-model"
-"""Metadata by which a gRPC client says its model again: the edge does not read messages."""
 GRPC_HEALTH = "/grpc.health.v1.Health/Check"
 GRPC_METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata")
 VERSION = r"(/versions/[^/]+)?"
@@ -130,7 +129,7 @@ def _mirror(protocol: str, shares: Shares) -> Value:
 
 def _plain(regex: str, config: EdgeConfig) -> Value:
     """Reads alone: they may be asked again wherever the answer failed."""
-    match = {"safe_regex": {"regex": regex}, "headers": [header(":method", "GET")]}
+    match = {"safe_regex": {"regex": regex}, "headers": [read_method()]}
     retry = {"retry_on": f"{RETRY_SAFE},reset,retriable-status-codes", "num_retries": 1}
     action = {
         "cluster": "http-stable",

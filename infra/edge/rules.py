@@ -19,6 +19,7 @@ from infra.edge.values import (
     exact,
     has_header,
     header,
+    read_method,
     seconds,
     typed,
 )
@@ -77,9 +78,12 @@ def role_filter(plan: EdgePlan) -> Value:
         },
     }
     for name in plan.config.models:
-        for action, method, path in (("infer", "POST", infer_path), ("read", "GET", read_path)):
+        for action, method, path in (
+            ("infer", header(":method", "POST"), infer_path),
+            ("read", read_method(), read_path),
+        ):
             what: list[Value] = [
-                {"header": header(":method", method)},
+                {"header": method},
                 {"url_path": {"path": {"safe_regex": {"regex": path(name)}}}},
             ]
             if allowed := _allowed(security, action, name):

@@ -39,6 +39,11 @@ def header(name: str, text: str) -> Value:
     return {"name": name, "string_match": exact(text)}
 
 
+def read_method() -> Value:
+    """Matches requests that only read."""
+    return {"name": ":method", "string_match": {"safe_regex": {"regex": "GET|HEAD"}}}
+
+
 def has_header(name: str) -> Value:
     """Matches requests that have this header."""
     return {"name": name, "present_match": True}

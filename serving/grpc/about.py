@@ -19,6 +19,7 @@ from serving.http.inferring import Front
 
 Admit = Callable[[Any], Awaitable[None]]
 """Ends a call whose client may not read."""
+CHECK = f"/{health.SERVICE_NAME}/Check"
 WATCH_S = 0.5
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

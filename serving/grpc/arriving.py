@@ -3,7 +3,7 @@
 grpc.aio reads a call's message before it calls what answers it, and waits as long as the client
 likes: as many calls without a message as `grpc.max_concurrent_calls` would shut out all others. So
 a method that takes one message is offered as one that takes several, and the first is read here; on
-the wire the two are the same.
+the wire the two are the same. Nobody is waited for before it is known who asks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,22 @@ from serving.http.errors import RequestTimeoutError
 
 Details = Any
 Handler = Any
+STRANGERS_S = 1.0
+"""Seconds for messages of calls that anybody may make. They ask of health, by a name at most."""
 
 
 class Arriving(grpc.aio.ServerInterceptor):
     """Ends calls whose message is not there in time, or is none."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(
+        self,
+        limit_s: float,
+        recognise: Callable[[Any, str], Awaitable[None]],
+        open_methods: frozenset[str],
+    ) -> None:
         self._limit_s = limit_s
+        self._recognise = recognise
+        self._open_methods = open_methods
         self._known: dict[Handler, Handler] = {}
 
     async def intercept_service(
@@ -40,15 +49,21 @@ class Arriving(grpc.aio.ServerInterceptor):
             return handler
         known = self._known.get(handler)
         if known is None:
-            known = self._known[handler] = self._bounded(handler)
+            known = self._known[handler] = self._bounded(handler, details.method)
         return known
 
-    def _bounded(self, handler: Handler) -> Handler:
+    def _bounded(self, handler: Handler, method: str) -> Handler:
+        async def message(context: Any) -> Any:
+            if method in self._open_methods:
+                return await _message(context, min(self._limit_s, STRANGERS_S))
+            await self._recognise(context, method)
+            return await _message(context, self._limit_s)
+
         async def one(messages: object, context: Any) -> Any:
-            return await handler.unary_unary(await self._message(context), context)
+            return await handler.unary_unary(await message(context), context)
 
         async def several(messages: object, context: Any) -> AsyncIterator[Any]:
-            async for answer in handler.unary_stream(await self._message(context), context):
+            async for answer in handler.unary_stream(await message(context), context):
                 yield answer
 
         codecs = (handler.request_deserializer, handler.response_serializer)
@@ -56,16 +71,17 @@ class Arriving(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(several, *codecs)
         return grpc.stream_unary_rpc_method_handler(one, *codecs)
 
-    async def _message(self, context: Any) -> Any:
-        try:
-            async with asyncio.timeout(self._limit_s):
-                message = await context.read()
-        except TimeoutError:
-            late = f"the message did not arrive whole within {self._limit_s:g} s"
-            await abort(context, RequestTimeoutError(late), "")
-        except DecodeError as exc:
-            none = f"what was sent is no message of this service: {exc}"
-            await abort(context, BadRequestError(none), "")
-        if message is grpc.aio.EOF:
-            await abort(context, BadRequestError("the call ended without a message"), "")
-        return message
+
+async def _message(context: Any, limit_s: float) -> Any:
+    try:
+        async with asyncio.timeout(limit_s):
+            message = await context.read()
+    except TimeoutError:
+        late = f"the message did not arrive whole within {limit_s:g} s"
+        await abort(context, RequestTimeoutError(late), "")
+    except DecodeError as exc:
+        none = f"what was sent is no message of this service: {exc}"
+        await abort(context, BadRequestError(none), "")
+    if message is grpc.aio.EOF:
+        await abort(context, BadRequestError("the call ended without a message"), "")
+    return message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -12,7 +12,7 @@ import grpc.aio
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceServicer
 
-from serving.calls import Answer, Call, num_rows_of
+from serving.calls import GRPC_MODEL_HEADER, Answer, Call, num_rows_of
 from serving.errors import BadRequestError, ServingError
 from serving.grpc import about
 from serving.grpc.arriving import Arriving
@@ -40,6 +40,9 @@ _METHODS = (
     "ModelMetadata",
     "ModelInfer",
 )
+INFER = f"/{SERVICE}/ModelInfer"
+OPEN_METHODS = frozenset({about.CHECK, f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"})
+"""Health, for which nobody is asked who they are."""
 _REPOSITORY_METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 _LONGEST_S = 86_400.0
 _MOST_PENDING = 10_000
@@ -144,9 +147,7 @@ class InferenceService(GRPCInferenceServiceServicer):
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Answers of a model."""
         metadata = dict(context.invocation_metadata())
-        ids = self._front.ids
-        sent = metadata.get("x-request-id")
-        request_id = ids.taken(sent.encode() if isinstance(sent, str) else None)
+        request_id = self._request_id(metadata)
         call = Call(request.model_name, {}, 0, request_id, request.model_version or None)
         try:
             if "sequence_id" in request.parameters:
@@ -195,6 +196,17 @@ class InferenceService(GRPCInferenceServiceServicer):
         )
         return response
 
+    async def recognise(self, context: Any, method: str) -> None:
+        """End the call of a client whom this server does not know."""
+        try:
+            self._front.guard.recognise(_headers(context), _address(context.peer()))
+        except ServingError as error:
+            metadata = dict(context.invocation_metadata())
+            call = Call(str(metadata.get(GRPC_MODEL_HEADER, "")), {}, 0, self._request_id(metadata))
+            if method == INFER:
+                self._front.tell_refused(call, error)
+            await abort(context, error, call.request_id)
+
     async def admit_reader(self, context: Any) -> None:
         """End the call of a client that may not read."""
         try:
@@ -202,13 +214,13 @@ class InferenceService(GRPCInferenceServiceServicer):
         except ServingError as error:
             await abort(context, error, "")
 
+    def _request_id(self, metadata: Mapping[str, Any]) -> str:
+        sent = metadata.get("x-request-id")
+        return self._front.ids.taken(sent.encode() if isinstance(sent, str) else None)
+
     def _admit(self, context: Any, action: Action, model: str | None) -> str:
-        headers = [
-            (name.encode(), value.encode() if isinstance(value, str) else value)
-            for name, value in context.invocation_metadata()
-        ]
-        principal = self._front.guard.admit(headers, _address(context.peer()), action, model)
-        return principal.subject
+        address = _address(context.peer())
+        return self._front.guard.admit(_headers(context), address, action, model).subject
 
     def _time_of(self, request: Any, context: Any) -> float:
         left = context.time_remaining()
@@ -246,12 +258,12 @@ def grpc_server(
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         ("grpc.max_connection_idle_ms", round(1e3 * max(300.0, config.http.keep_alive_s))),
     ]
+    service = InferenceService(front)
     server = grpc.aio.server(
-        interceptors=[Arriving(config.http.request_timeout_s)],
+        interceptors=[Arriving(config.http.request_timeout_s, service.recognise, OPEN_METHODS)],
         options=options,
         maximum_concurrent_rpcs=config.grpc.max_concurrent_calls,
     )
-    service = InferenceService(front)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
     )
@@ -306,6 +318,13 @@ async def _told(answer: Callable[[], Awaitable[Any]], context: Any) -> Any:
         return await answer()
     except ServingError as error:
         await abort(context, error, "")
+
+
+def _headers(context: Any) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.encode(), value.encode() if isinstance(value, str) else value)
+        for name, value in context.invocation_metadata()
+    ]
 
 
 def _address(peer: str) -> str:

@@ -41,6 +41,14 @@ class OpenGuard:
                 "open_to_all: true only. Nothing was started"
             )
 
+    def recognise(self, headers: Headers, address: str) -> None:
+        """Everybody, but for pages that a browser on this machine has from elsewhere.
+
+        Raises:
+            ForbiddenError: a page of another site asks.
+        """
+        self.admit(headers, address, "read", None)
+
     def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
         """Everybody, but for pages that a browser on this machine has from elsewhere.
 

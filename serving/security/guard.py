@@ -94,6 +94,15 @@ class SecurityGuard:
         """Ask everybody anew."""
         self._known, self._refused = OrderedDict(), OrderedDict()
 
+    def recognise(self, headers: Headers, address: str) -> None:
+        """See that somebody asks whom this server knows.
+
+        Raises:
+            UnauthorizedError: nothing, or nothing valid, was presented.
+            TooManyRequestsError: too much that is not valid came from this address.
+        """
+        self._recognised(headers, address)
+
     def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
         """Who asks, if that is allowed now.
 
@@ -102,10 +111,7 @@ class SecurityGuard:
             ForbiddenError: role or tenant do not allow it.
             TooManyRequestsError: more often than allowed; says when to come again.
         """
-        now = self._clock()
-        if now - self._looked >= REFRESH_LOOK_S:
-            self._look(now)
-        known = self._who(headers, address, now)
+        known = self._recognised(headers, address)
         is_copy = self._config.behind_edge and COPY in headers
         wait_s = 0.0 if is_copy else self._requests.take(known.name)
         if wait_s:
@@ -120,6 +126,12 @@ class SecurityGuard:
             if len(known.allowed) < MAX_ALLOWED:
                 known.allowed.add(asked)
         return known.principal
+
+    def _recognised(self, headers: Headers, address: str) -> _Known:
+        now = self._clock()
+        if now - self._looked >= REFRESH_LOOK_S:
+            self._look(now)
+        return self._who(headers, address, now)
 
     def _look(self, now: float) -> None:
         self._looked = now

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serving.calls import Call, ServedBatch
-from serving.errors import ServingError, UnknownModelError
+from serving.errors import ServingError
 
 FIRST_BOUND_S, RATIO, NUM_BOUNDS = 1e-4, 1.2, 64
 BOUNDS_S = tuple(float(f"{FIRST_BOUND_S * RATIO**n:.3g}") for n in range(NUM_BOUNDS))
@@ -73,11 +74,13 @@ class Counting:
     """An observer that counts. On the event loop's thread alone.
 
     Attributes:
+        knows_model: whether a name that a client sent is that of a model here.
         series: by what answered.
-        refused_calls: by model, slot and reason.
+        refused_calls: by model, slot and reason; names that clients made up are all one.
         fell_over: batches by model, version, slot, the backend left and the hardware that answered.
     """
 
+    knows_model: Callable[[str], bool]
     series: dict[tuple[str, ...], Series] = field(default_factory=dict)
     refused_calls: dict[tuple[str, ...], int] = field(default_factory=dict)
     fell_over: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -113,8 +116,9 @@ class Counting:
 
     def refused(self, call: Call, error: ServingError) -> None:
         """See `serving.interfaces.Observer`."""
-        model = UNKNOWN if isinstance(error, UnknownModelError) else call.model
-        key = (model, call.slot, error.reason)
+        key = (call.model, call.slot, error.reason)
+        if key not in self.refused_calls and not self.knows_model(call.model):
+            key = (UNKNOWN, call.slot, error.reason)
         self.refused_calls[key] = self.refused_calls.get(key, 0) + 1
 
 

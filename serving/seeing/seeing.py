@@ -54,7 +54,7 @@ class Seeing:
         release: About | None = None,
     ) -> None:
         self.config = config or SeeingConfig()
-        self.counting = Counting()
+        self.counting = Counting(lambda model: any(state.name == model for state in states()))
         self.tracing = Tracing(self.config.traces)
         told = [*sources, Source("traces", self.tracing.counters, frozenset({"waiting"}))]
         self._drift = DriftVerdicts(settings) if settings is not None else None

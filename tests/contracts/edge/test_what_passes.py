@@ -131,6 +131,14 @@ def test_clients_cannot_name_slot_subject_or_address(edge: Edge, client: httpx.C
     assert "x-falaj-subject" not in edge.upstream.seen[-1].headers
 
 
+@pytest.mark.parametrize("path", ["/v2", "/v2/health/live", f"/v2/models/{MODEL}"])
+def test_a_head_is_answered_as_its_read_is(edge: Edge, client: httpx.Client, path: str) -> None:
+    headers = edge.bearer("head", "read:*")
+    told = client.head(path, headers=headers)
+    assert told.status_code == client.get(path, headers=headers).status_code == 200
+    assert not told.content
+
+
 def test_every_answer_has_security_headers_and_a_request_id(
     edge: Edge, client: httpx.Client
 ) -> None:

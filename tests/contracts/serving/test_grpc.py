@@ -20,7 +20,7 @@ from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceStub
 
 from serving.config import checked_config
-from serving.errors import ForbiddenError
+from serving.errors import UnauthorizedError
 from serving.grpc.messages import SERVICE, repository_messages
 from serving.grpc.service import grpc_server
 from serving.http.inferring import Front
@@ -235,6 +235,38 @@ def test_calls_without_a_message_do_not_shut_out_the_others() -> None:
     asyncio.run(run())
 
 
+class KnowsMe:
+    """A guard that knows who says `x-who: me`."""
+
+    def recognise(self, headers: Any, address: str) -> None:
+        if (b"x-who", b"me") not in headers:
+            raise UnauthorizedError("not you")
+
+    def admit(self, headers: Any, address: str, action: Action, model: str | None) -> Principal:
+        self.recognise(headers, address)
+        return Principal("me", "", {"*": frozenset({action})}, 1e12)
+
+
+def test_strangers_are_refused_before_their_message_is_waited_for() -> None:
+    async def run() -> None:
+        async with (
+            listening(KnowsMe()) as (_, address),
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            stranger = channel.stream_unary(INFER)()
+            assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
+            open_to_all = channel.stream_unary(CHECK)()
+            assert await open_to_all.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "within 1 s" in await open_to_all.details()
+            asked = protocol.ServerMetadataRequest()
+            known = GRPCInferenceServiceStub(channel).ServerMetadata(
+                asked, metadata=(("x-who", "me"),)
+            )
+            assert (await known).name == "falaj"
+
+    asyncio.run(run())
+
+
 def test_no_call_of_many_that_come_while_the_server_is_busy_ends_unseen() -> None:
     async def run() -> None:
         async with listening() as (_, address):
@@ -251,16 +283,10 @@ def test_no_call_of_many_that_come_while_the_server_is_busy_ends_unseen() -> Non
 
 
 def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
-    class Strict:
-        def admit(self, headers: Any, address: str, action: Action, model: str | None) -> Principal:
-            if (b"x-who", b"me") not in headers:
-                raise ForbiddenError("not you")
-            return Principal("me", "", {"*": frozenset({action})}, 1e12)
-
     async def run() -> None:
         asked = health_pb2.HealthCheckRequest()
         async with (
-            listening(Strict()) as (front, address),
+            listening(KnowsMe()) as (front, address),
             grpc.aio.insecure_channel(address) as channel,
         ):
             health = health_pb2_grpc.HealthStub(channel)
@@ -271,7 +297,7 @@ def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
             for stream in (health.Watch(asked), stub.ServerReflectionInfo(iter([lists]))):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stream.read()
-                assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             watched = health.Watch(asked, metadata=(("x-who", "me"),))
             seen = []
             async for answer in watched:

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.errors import BadRequestError, OverloadedError, UnknownModelError
+from serving.errors import (
+    BadRequestError,
+    OverloadedError,
+    UnauthorizedError,
+    UnknownModelError,
+)
 from serving.seeing.counting import BOUNDS_S, Counting, Times, percentile_s
 from serving.seeing.metrics import Metrics, Source
 from tests.support.serving.builders import MODEL, STATES, batch, call
@@ -26,7 +31,7 @@ SERVED = {
 
 @pytest.fixture
 def counting() -> Counting:
-    return Counting()
+    return Counting(lambda model: model == MODEL)
 
 
 def samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -85,8 +90,13 @@ def test_refusals_and_fall_overs_are_counted_by_reason(counting: Counting) -> No
 
 def test_names_that_clients_make_up_become_no_series(counting: Counting) -> None:
     for number in range(50):
-        counting.refused(call(model=f"made-up-{number}"), UnknownModelError("no such model"))
-    assert list(counting.refused_calls) == [("(unknown)", "stable", "unknown_model")]
+        made_up = call(model=f"made-up-{number}")
+        counting.refused(made_up, UnknownModelError("no such model"))
+        counting.refused(made_up, UnauthorizedError("nobody"))
+    assert counting.refused_calls == {
+        ("(unknown)", "stable", "unknown_model"): 50,
+        ("(unknown)", "stable", "unauthorized"): 50,
+    }
 
 
 def test_other_parts_of_the_process_are_told_too(counting: Counting) -> None:
