@@ -38,7 +38,7 @@ def listening(host: str) -> set[str]:
     """IPv4 addresses on which the processes of training listen on a host."""
     found = set()
     for pid in hosts.pids_of(host):
-        if "elastic_" in command_of(pid):
+        if "elastic" in command_of(pid):
             sockets = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
             # psutil would show the connections of this process's own namespace.
             for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
