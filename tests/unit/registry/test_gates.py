@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -225,6 +225,13 @@ def judged(good: Evidence, auc: float, error: float, yardstick: float, low: floa
 
 
 @given(auc=numbers, error=numbers, yardstick=numbers, low=numbers)
+@example(auc=CONFIG.min_auc, error=CONFIG.max_calibration_error, yardstick=1.0, low=1.0)
+@example(
+    auc=CONFIG.max_plausible_auc,
+    error=0.0,
+    yardstick=-CONFIG.yardstick_margin,
+    low=-CONFIG.champion_margin,
+)
 def test_gates_open_exactly_when_each_number_is_within_its_bound(
     good: Evidence, auc: float, error: float, yardstick: float, low: float
 ) -> None:

@@ -128,6 +128,14 @@ def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
     assert words in closed(replace(numbers, evaluation=report), CONFIG)[gate]
 
 
+def test_r2_may_gain_more_than_one_on_a_model_that_is_worse_than_the_mean(
+    numbers: Evidence,
+) -> None:
+    report = edited(numbers.evaluation, "comparisons.0.r2_difference", metric(1.5, 0.1))
+    report = edited(report, "comparisons.1.r2_difference", metric(1.5, 0.1))
+    assert closed(replace(numbers, evaluation=report), CONFIG) == {}
+
+
 def test_without_a_baseline_slices_are_still_judged(numbers: Evidence) -> None:
     report = numbers.evaluation.model_copy(
         update={"baseline_name": None, "overall": quality(skill=None)}
