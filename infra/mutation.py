@@ -35,6 +35,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from infra.bench.results import checked_out
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "infra/mutation.toml"
 RESULT = ROOT / "docs/benchmarks/mutation.json"
@@ -231,7 +233,7 @@ def prepare(rule: Rule) -> Path:
     with (folder / "pyproject.toml").open("a") as file:
         file.write(section)
     (folder / "mutation_plugin.py").write_text(PLUGIN)
-    (folder / "commit").write_text(commit())
+    (folder / "commit").write_text(checked_out())
     mark.write_text(seen.hexdigest())
     return folder
 
@@ -340,14 +342,6 @@ def counts(statuses: list[str]) -> dict[str, Any]:
         "failed": len(statuses) - judged,
         "score": round((seen["killed"] + seen["timeout"]) / judged, 3) if judged else None,
     }
-
-
-def commit() -> str:
-    """The commit that is checked out; with `-dirty` where tracked files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 def write(name: str, measured: dict[str, Any]) -> None:
