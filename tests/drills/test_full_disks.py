@@ -28,7 +28,7 @@ MOMENTS = (
     "land-raw-rows: Finished",
     "materialize-features: Finished",
     "build-training-set: Finished",
-    "epoch 1 of",
+    "epoch 1:",
     "train-distributed: Finished",
 )
 """What a run has just said when another program fills the disk."""
