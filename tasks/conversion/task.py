@@ -14,7 +14,7 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.registry import target_of, with_sources
 from tasks.conversion.triton.config import TRITON_FORMATS
 from tasks.conversion.variants import failed_variant
-from tasks.errors import ArtifactError, ConversionError, FalajError
+from tasks.errors import ArtifactError, ConversionError, FalajError, StorageError
 from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
 from tasks.settings import Settings
 
@@ -62,10 +62,15 @@ def build_variants(
     """A task run for each target and for all that it is made from, each after its sources.
 
     One after the other: exporters and quantisers change the state of the whole process while they
-    work. What fails for a reason of its own, a full disk or a damaged file, is a form that was not
-    built, and the others are built all the same.
+    work. What fails for a reason of its own, a damaged file say, is a form that was not built, and
+    the others are built all the same.
+
+    Raises:
+        StorageError: the disk refused one of them, which says nothing about the form. The others
+            are built and stored: the next run has only the refused ones to build.
     """
     built: dict[str, BuiltVariant] = {}
+    refusal: StorageError | None = None
     for target in with_sources(config.targets):
         sources = tuple(built[name] for name in target.made_from)
         try:
@@ -81,8 +86,12 @@ def build_variants(
             built[target.name] = result
         elif isinstance(result, FalajError):
             built[target.name] = failed_variant(target, str(result))
+            if isinstance(result, StorageError):
+                refusal = refusal or result
         else:
             state.result()  # an error that nobody foresaw: it is raised as it is
+    if refusal is not None:
+        raise refusal
     return tuple(built.values())
 
 

@@ -108,7 +108,7 @@ def build(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_prefect")
-def test_a_full_disk_for_one_target_leaves_the_others_standing(
+def test_a_full_disk_for_one_target_fails_the_stage_and_leaves_the_others_standing(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -120,11 +120,12 @@ def test_a_full_disk_for_one_target_leaves_the_others_standing(
     importlib.import_module("tasks.conversion.quantization")
     with monkeypatch.context() as patched:
         patched.setattr("tasks.conversion.openvino_export.save_ir", full)
-        onnx, openvino, int8 = build(program, rows, splits())
-    assert onnx.failure is None
-    assert openvino.failure == "the disk refused a write (No space left on device)"
-    assert int8.failure == f"it is made from openvino-fp32, which failed: {openvino.failure}"
+        with pytest.raises(StorageError, match="No space left on device"):
+            build(program, rows, splits())
+    (there,) = settings.store.root.glob("variants/*/*/model.onnx")
+    written = there.stat().st_mtime_ns
     assert all(one.failure is None for one in build(program, rows, splits()))
+    assert there.stat().st_mtime_ns == written
 
 
 @flow(name="serving-under-test")
