@@ -252,7 +252,7 @@ def test_retry_in_the_ui_goes_on_from_the_failed_stage(platform: WholePlatform, 
 def test_two_trainings_on_one_host_take_their_turns_and_say_so(
     platform: WholePlatform, tmp_path: Path
 ) -> None:
-    loop = in_training(platform, max_epochs=800, patience=800)
+    loop = in_training(platform, max_epochs=200, patience=200)
     other = small_use_case(tmp_path, registry={"model_name": "other"}, training={"seed": 7})
     second = WholePlatform(platform.home, other, {"FALAJ_FEATURE_REPO": str(other.path)})
     said: list[tuple[int, str]] = []
