@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -67,6 +68,16 @@ def worker() -> Iterator[None]:
             process.send_signal(signal.SIGINT)
 
 
+def engines(settings: Settings) -> list[int]:
+    """Processes that run trials of this search: other tests on this machine have engines too."""
+    home = str(settings.home)
+    return [
+        pid
+        for pid in pids_whose_command_holds("prefect.engine")
+        if psutil.Process(pid).environ().get("FALAJ_HOME") == home
+    ]
+
+
 @proves(Promise.INTERRUPT, "the lost trial is taken up")
 def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -> None:
     deploy()
@@ -76,8 +87,8 @@ def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -
 
     def kill_one() -> None:
         """End the engine that runs a trial, as a host that goes away would."""
-        wait_until(lambda: pids_whose_command_holds("prefect.engine"), "an engine", 300)
-        killed.append(pids_whose_command_holds("prefect.engine")[0])
+        wait_until(lambda: engines(settings), "an engine", 300)
+        killed.append(engines(settings)[0])
         os.kill(killed[0], signal.SIGKILL)
 
     from threading import Thread
