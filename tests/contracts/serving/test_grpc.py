@@ -20,7 +20,7 @@ from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceStub
 
 from serving.config import checked_config
-from serving.errors import UnauthorizedError
+from serving.errors import ForbiddenError, UnauthorizedError
 from serving.grpc.messages import SERVICE, repository_messages
 from serving.grpc.service import grpc_server
 from serving.http.inferring import Front
@@ -235,22 +235,23 @@ def test_calls_without_a_message_do_not_shut_out_the_others() -> None:
     asyncio.run(run())
 
 
-class KnowsMe:
-    """A guard that knows who says `x-who: me`."""
+class KnowsSome:
+    """A guard that knows who says `x-who`, and of them admits `me` alone."""
 
     def recognise(self, headers: Any, address: str) -> None:
-        if (b"x-who", b"me") not in headers:
-            raise UnauthorizedError("not you")
+        if b"x-who" not in dict(headers):
+            raise UnauthorizedError("nobody")
 
     def admit(self, headers: Any, address: str, action: Action, model: str | None) -> Principal:
-        self.recognise(headers, address)
+        if (b"x-who", b"me") not in headers:
+            raise ForbiddenError("not you")
         return Principal("me", "", {"*": frozenset({action})}, 1e12)
 
 
 def test_strangers_are_refused_before_their_message_is_waited_for() -> None:
     async def run() -> None:
         async with (
-            listening(KnowsMe()) as (_, address),
+            listening(KnowsSome()) as (_, address),
             grpc.aio.insecure_channel(address) as channel,
         ):
             stranger = channel.stream_unary(INFER)()
@@ -286,7 +287,7 @@ def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
     async def run() -> None:
         asked = health_pb2.HealthCheckRequest()
         async with (
-            listening(KnowsMe()) as (front, address),
+            listening(KnowsSome()) as (front, address),
             grpc.aio.insecure_channel(address) as channel,
         ):
             health = health_pb2_grpc.HealthStub(channel)
@@ -294,10 +295,16 @@ def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
             assert told.status == health_pb2.HealthCheckResponse.SERVING
             lists = reflection_pb2.ServerReflectionRequest(list_services="")
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-            for stream in (health.Watch(asked), stub.ServerReflectionInfo(iter([lists]))):
+            other = (("x-who", "other"),)
+            for stream in (
+                health.Watch(asked, metadata=other),
+                stub.ServerReflectionInfo(iter([lists]), metadata=other),
+            ):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stream.read()
-                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            stranger = channel.stream_stream("/grpc.health.v1.Health/Watch")()
+            assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
             watched = health.Watch(asked, metadata=(("x-who", "me"),))
             seen = []
             async for answer in watched:
