@@ -45,7 +45,7 @@ serve: setup ## serve the promoted model over HTTP and gRPC (SERVE_ARGS="--http-
 	@$(VENV_PYTHON) -m serving $(SERVE_ARGS)
 
 edge: setup ## put Envoy before the server: TLS 1.3, tokens, limits, shares of traffic (EDGE_ARGS)
-	@$(VENV_PYTHON) -m infra.edge run $(EDGE_ARGS)
+	@$(VENV_PYTHON) -m infra.gateway run $(EDGE_ARGS)
 
 up: setup ## start the platform: Prefect, MLflow, workers; deploy (UP_ARGS="--port 4300")
 	@$(VENV_PYTHON) -m infra.platform up $(UP_ARGS)
@@ -108,7 +108,7 @@ test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 
 	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
 		> .venv-cluster/lib/python3.11/site-packages/falaj.pth
 	@.venv-cluster/bin/python -m pip install --quiet -r infra/cluster/requirements.in
-	@.venv-cluster/bin/python -m pytest tests/contracts/test_profiles.py -k cluster -m "not drill" \
+	@.venv-cluster/bin/python -m pytest tests/contracts/features/test_profiles.py -k cluster -m "not drill" \
 		-p no:unraisableexception $(PYTEST_ARGS) # py4j leaves sockets to the garbage collector
 
 test-keras: setup ## run the tests of the Keras network, in an environment with Keras
@@ -116,15 +116,15 @@ test-keras: setup ## run the tests of the Keras network, in an environment with 
 	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
 		> .venv-keras/lib/python3.11/site-packages/falaj.pth
 	@.venv-keras/bin/python -m pip install --quiet -r infra/keras/requirements.in
-	@.venv-keras/bin/python -m pytest tests/contracts/test_keras.py -m "not drill" $(PYTEST_ARGS)
+	@.venv-keras/bin/python -m pytest tests/contracts/conversion/test_keras.py -m "not drill" $(PYTEST_ARGS)
 
 test-tensorrt-rtx: setup .venv-tensorrt-rtx/complete ## ask TensorRT's parser, which needs no GPU; later test runs ask it too
 	@test -e .venv-tensorrt-rtx/complete
-	@$(VENV_PYTHON) -m pytest tests/contracts/test_tensorrt_rtx.py -m "not drill" $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest tests/contracts/conversion/test_tensorrt_rtx.py -m "not drill" $(PYTEST_ARGS)
 
 test-triton: setup .venv-triton/complete ## serve model repositories with a real Triton; later test runs do so too
 	@test -e .venv-triton/complete
-	@$(VENV_PYTHON) -m pytest tests/contracts/test_triton.py -m "not drill" $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest tests/contracts/conversion/test_triton.py -m "not drill" $(PYTEST_ARGS)
 
 test-serving-clients: setup .venv-serving-clients/complete ## ask the server by foreign clients and a fuzzer; later test runs do so too
 	@test -e .venv-serving-clients/complete
@@ -132,7 +132,7 @@ test-serving-clients: setup .venv-serving-clients/complete ## ask the server by 
 
 test-litert: setup .venv-litert/complete ## convert to LiteRT; afterwards the target litert-fp32 is built everywhere
 	@test -e .venv-litert/complete
-	@$(VENV_PYTHON) -m pytest tests/contracts/test_litert.py -m "not drill" $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest tests/contracts/conversion/test_litert.py -m "not drill" $(PYTEST_ARGS)
 
 bench: setup .venv-mlserver/complete .venv-kserve/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)

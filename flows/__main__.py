@@ -47,7 +47,8 @@ from flows.search_command import add_search_command, run_search
 from flows.shrink_command import add_shrink_command, run_shrink
 from flows.withdraw_command import add_withdraw_command, withdraw_version
 from tasks.contracts.base import TimeWindow
-from tasks.errors import (
+from tasks.features.reports import ViewParity
+from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
     FalajError,
@@ -55,9 +56,8 @@ from tasks.errors import (
     RegistryError,
     WindowError,
 )
-from tasks.features.reports import ViewParity
 from tasks.kernel.scratch import temporary_files
-from tasks.settings import DEFAULT_FEATURE_REPO, Settings
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig

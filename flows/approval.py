@@ -25,8 +25,9 @@ from pydantic import Field, ValidationError
 
 from flows.whereabouts import FOUND, found_but_not_retried
 from tasks.contracts.release import PromotionDecision
-from tasks.errors import ConfigurationError, RegistryError
 from tasks.features.task import record_act
+from tasks.kernel.errors import ConfigurationError, RegistryError
+from tasks.kernel.settings import Settings
 from tasks.registry.approval import VISIBLE, Answer, is_open
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.question import OpenQuestion, outcome
@@ -35,7 +36,6 @@ from tasks.registry.task import (
     close_promotion_question,
     open_promotion_question,
 )
-from tasks.settings import Settings
 
 APPROVAL = "approval/coordinator"
 EXPIRY = "approval-expiry/coordinator"

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from flows.client import platform_environment
 from flows.config import faults
 from tasks.contracts.release import PromotionDecision
-from tasks.errors import ConfigurationError, PromotionRefusedError
 from tasks.features.audit import AuditTrail, process_identity
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError, PromotionRefusedError
+from tasks.kernel.settings import Settings
 
 COMMANDS = {
     "approve": "let a candidate that waits become the champion, through all gates",

@@ -11,9 +11,9 @@ from typing import Any
 from flows.config import PipelineConfig, read_pipeline_config
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, TableRef
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.scratch import scratch_folder
-from tasks.settings import ArtifactStore, Settings, StagedFolder, digest_of
+from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, digest_of
 
 
 @dataclass(frozen=True)

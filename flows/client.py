@@ -10,8 +10,8 @@ import fcntl
 import json
 from pathlib import Path
 
-from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT
 
 PLATFORM = "platform"
 ASK_AGAIN_CODES = "500"

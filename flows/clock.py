@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tasks.contracts.base import TimeWindow, field_title
 from tasks.contracts.data import DataSplits
-from tasks.errors import WindowError
+from tasks.kernel.errors import WindowError
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig

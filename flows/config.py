@@ -8,26 +8,26 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.clock import ClockConfig
-from tasks.calibration.config import RecalibrationConfig
 from tasks.contracts.base import TimeWindow, field_title
 from tasks.contracts.data import DataSplits
+from tasks.control.leases.config import StageLease
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.routing.config import RoutingConfig
 from tasks.conversion.config import ConversionConfig
-from tasks.drift.config import DriftConfig
-from tasks.errors import ConfigurationError
+from tasks.evaluation.calibration.config import RecalibrationConfig
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
+from tasks.evaluation.drift.config import DriftConfig
+from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.features.config import FeatureConfig
-from tasks.governor.config import GovernorConfig
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
 from tasks.kernel.strict_yaml import read_yaml
-from tasks.leases.config import StageLease
-from tasks.monitoring.config import MonitoringConfig
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.release.config import ReleaseConfig
-from tasks.routing.config import RoutingConfig
-from tasks.settings import USE_CASE_FILE, USE_CASE_NAME
+from tasks.training.compression.config import ShrinkingConfig
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import check_space
-from tasks.training.shrinking.config import ShrinkingConfig
 from tasks.validation.suites import read_suites
 
 

@@ -6,10 +6,10 @@ from prefect import flow, runtime
 
 from flows.starting import FlowStarter, can_recalibrate, deployments_of
 from flows.whereabouts import FOUND
-from tasks.governor.records import Answer, Mode
-from tasks.governor.task import answer_verdict, read_verdict, settle_verdicts
+from tasks.control.retraining.records import Answer, Mode
+from tasks.control.retraining.task import answer_verdict, read_verdict, settle_verdicts
+from tasks.kernel.settings import Settings
 from tasks.registry.task import find_standing
-from tasks.settings import Settings
 
 
 def decision_run_name() -> str:

@@ -7,19 +7,19 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import ConfigurationError
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
-    from tasks.governor.records import Decision
+    from tasks.control.retraining.records import Decision
 
 MAX_LISTED = 10_000
 
 
 def add_decisions_command(commands: Any) -> None:
     """Add the command's arguments."""
-    from tasks.governor.decision import Action
-    from tasks.governor.records import Outcome
+    from tasks.control.retraining.decision import Action
+    from tasks.control.retraining.records import Outcome
 
     decisions = commands.add_parser(
         "decisions", help="list what was decided about drift, newest first"
@@ -40,9 +40,9 @@ def show_decisions(options: argparse.Namespace, settings: Settings) -> list[str]
         ConfigurationError: `--since` is no moment, or `--limit` no number of rows.
         TransientError: the database does not answer.
     """
-    from tasks.governor.decision import Action
-    from tasks.governor.ledger import Ledger, Wanted
-    from tasks.governor.records import Outcome
+    from tasks.control.retraining.decision import Action
+    from tasks.control.retraining.ledger import Ledger, Wanted
+    from tasks.control.retraining.records import Outcome
 
     if not 1 <= options.limit <= MAX_LISTED:
         raise ConfigurationError(

@@ -20,14 +20,14 @@ from tasks.contracts.drift import DriftReport
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.predictions import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
-from tasks.drift.task import check_drift
+from tasks.control.retraining.evidence import asks_for_former
+from tasks.control.retraining.task import store_verdict
+from tasks.evaluation.drift.task import check_drift
 from tasks.evaluation.task import compare_former, judge_served_window, score_model_window
 from tasks.features.task import build_training_set
-from tasks.governor.evidence import asks_for_former
-from tasks.governor.task import store_verdict
+from tasks.kernel.settings import Settings
 from tasks.predictions.task import take_served_window
 from tasks.registry.task import fetch_version, find_champion, find_standing
-from tasks.settings import Settings
 from tasks.validation.suites import read_suite, read_suites
 from tasks.validation.task import validate_training_set
 

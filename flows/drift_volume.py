@@ -18,9 +18,9 @@ from flows.config import PipelineConfig
 from flows.starting import deployment_for, start_run
 from flows.windows import moment_of_run
 from tasks.contracts.base import TimeWindow
+from tasks.control.retraining.records import StoredVerdict
+from tasks.control.retraining.task import find_newest_verdict
 from tasks.features.task import count_new_rows
-from tasks.governor.records import StoredVerdict
-from tasks.governor.task import find_newest_verdict
 from tasks.predictions.task import count_served_rows
 from tasks.registry.task import find_standing
 

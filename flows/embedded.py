@@ -17,15 +17,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.errors import (
+from tasks.kernel.disk import lack_of_space, require_space
+from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
     StorageError,
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.disk import lack_of_space, require_space
-from tasks.settings import PROJECT_ROOT, make_folder
+from tasks.kernel.settings import PROJECT_ROOT, make_folder
 
 SERVER = "infra.platform.prefect_app:create_app"
 START_TIMEOUT_S = 180

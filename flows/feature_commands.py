@@ -10,9 +10,9 @@ from typing import Any
 
 from flows.embedded import only_run
 from flows.feature_servers import PORTS, feature_servers, wait_for_any
-from tasks.errors import ConfigurationError, DataContractError, TransientError
 from tasks.features.audit import AuditLine, AuditTrail
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
+from tasks.kernel.settings import Settings
 
 SHOWN_LINES = 20
 

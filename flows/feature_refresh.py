@@ -12,6 +12,7 @@ from flows.whereabouts import RECORDED
 from flows.windows import hours_or_newest, refresh_run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
+from tasks.evaluation.monitoring.task import monitor_features
 from tasks.evaluation.task import check_test_window
 from tasks.features.task import (
     build_feature_tables,
@@ -21,9 +22,8 @@ from tasks.features.task import (
     publish_feature_tables,
     rank_single_features,
 )
+from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_refresh
-from tasks.monitoring.task import monitor_features
-from tasks.settings import Settings
 from tasks.validation.magnitudes import with_magnitudes
 from tasks.validation.suites import Suite, read_suite, read_suites
 from tasks.validation.task import (

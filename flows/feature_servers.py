@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tasks.errors import ConfigurationError, TransientError
 from tasks.features.listening import Listening, oidc_settings
-from tasks.settings import Settings, private_folder
+from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.settings import Settings, private_folder
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15

@@ -6,10 +6,10 @@ from prefect import flow
 
 from flows.starting import FlowStarter, can_recalibrate
 from flows.whereabouts import found_but_not_retried
-from tasks.governor.records import Answer
-from tasks.governor.task import find_unsettled, settle_verdicts
+from tasks.control.retraining.records import Answer
+from tasks.control.retraining.task import find_unsettled, settle_verdicts
+from tasks.kernel.settings import Settings
 from tasks.registry.task import find_standing
-from tasks.settings import Settings
 
 
 @flow(

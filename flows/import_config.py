@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from flows.config import faults
 from tasks.contracts.base import field_title
 from tasks.conversion.config import ConversionConfig
-from tasks.errors import ConfigurationError
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.strict_yaml import read_yaml
 from tasks.registry.config import RegistryConfig
 

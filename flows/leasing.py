@@ -11,13 +11,13 @@ from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from tasks.errors import LeaseLostError
-from tasks.leases.affinity import Affinity, applied
-from tasks.leases.book import LeaseBook, LeaseFacts, Outlook
-from tasks.leases.config import LeaseRequest, StageLease
-from tasks.leases.hardware import HostDevices
-from tasks.leases.leases import Lease, acquire
-from tasks.settings import Settings
+from tasks.control.leases.affinity import Affinity, applied
+from tasks.control.leases.book import LeaseBook, LeaseFacts, Outlook
+from tasks.control.leases.config import LeaseRequest, StageLease
+from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.leases import Lease, acquire
+from tasks.kernel.errors import LeaseLostError
+from tasks.kernel.settings import Settings
 from tasks.training.config import TrainingConfig
 
 ARTIFACT_KEY = "devices"

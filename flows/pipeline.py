@@ -18,9 +18,9 @@ from flows.stages import Stages
 from flows.training import training_flow
 from flows.whereabouts import RECORDED
 from tasks.contracts.run import RunRecord
+from tasks.kernel.settings import Settings
 from tasks.registry.task import claim_model_name
 from tasks.reporting.task import publish_report, show_pictures
-from tasks.settings import Settings
 from tasks.validation.task import publish_data_docs
 
 

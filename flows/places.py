@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import FlowRun, StateType, Worker
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 
-from tasks.routing.choice import Place
+from tasks.control.routing.choice import Place
 
 MISSED_HEARTBEATS = 3
 """A worker that missed so many is gone; the server itself takes longer to say so."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError, WindowError
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from tasks.predictions.reading import LogCount, LogQuery

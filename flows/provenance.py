@@ -7,7 +7,7 @@ import platform
 import subprocess
 from importlib.metadata import version
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 NAMED_PACKAGES = (
     "prefect",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tasks.contracts.base import TimeWindow
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
@@ -33,7 +33,7 @@ def recalibrate(config: PipelineConfig, window: TimeWindow | None, settings: Set
 def told(result: RecalibrationResult) -> list[str]:
     """The outcome, a line each: the map, what it changed, what became of the version."""
     from flows.approval import promotion_outcome
-    from tasks.calibration.gain import changes_told
+    from tasks.evaluation.calibration.gain import changes_told
 
     lines = [""]
     fit, source = result.fit.fit, result.source

@@ -10,14 +10,15 @@ from flows.promotion import promotion_flow
 from flows.provenance import code_commit
 from flows.whereabouts import RECORDED
 from flows.windows import days_or_newest, recalibration_run_name
-from tasks.calibration.task import fit_score_map, weigh_recalibration
-from tasks.calibration.windows import calibration_splits, split_window
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
 from tasks.contracts.release import RecalibrationResult
 from tasks.conversion.task import map_program
+from tasks.evaluation.calibration.task import fit_score_map, weigh_recalibration
+from tasks.evaluation.calibration.windows import calibration_splits, split_window
 from tasks.evaluation.task import fit_yardstick, judge_candidate, score_model_window
 from tasks.features.task import build_training_set
+from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_recalibration
 from tasks.registry.task import (
     claim_model_name,
@@ -25,7 +26,6 @@ from tasks.registry.task import (
     find_rival,
     register_candidate,
 )
-from tasks.settings import Settings
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set
 

@@ -11,8 +11,8 @@ from flows.recalibration import with_splits
 from flows.whereabouts import RECORDED
 from tasks.contracts.release import ModelVariant
 from tasks.features.task import build_training_set
+from tasks.kernel.settings import Settings
 from tasks.registry.task import find_trained
-from tasks.settings import Settings
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set
 

@@ -34,10 +34,10 @@ from prefect.events.filters import (
 
 from flows.places import is_online
 from flows.whereabouts import HOST, NOT_RETRIED, process_of
+from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.recovery.judge import DAY_S, ProcessState, RunFact, RunState, SlotFact, StepFact
+from tasks.control.recovery.processes import is_engine, processes_by_run
 from tasks.kernel.process import ProcessName
-from tasks.recovery.config import RecoveryConfig
-from tasks.recovery.judge import DAY_S, ProcessState, RunFact, RunState, SlotFact, StepFact
-from tasks.recovery.processes import is_engine, processes_by_run
 
 PAGE = 200
 UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]

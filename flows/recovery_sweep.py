@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.recovery_facts import STATES, SWEPT, run_facts, slot_facts, step_facts, utc_now
 from flows.whereabouts import found_but_not_retried
-from tasks.recovery.config import RecoveryConfig
-from tasks.recovery.judge import (
+from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.recovery.judge import (
     Action,
     Repair,
     RunFact,
@@ -30,9 +30,9 @@ from tasks.recovery.judge import (
     judge,
     leaked_slots,
 )
-from tasks.recovery.processes import end_processes
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
+from tasks.control.recovery.processes import end_processes
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
 
 
 class Done(BaseModel):
@@ -108,7 +108,7 @@ def sweep_stale_runs(config: RecoveryConfig) -> Sweep:
 
 def free_leases(settings: Settings) -> tuple[str, ...]:
     """Free the device leases whose holders on this host are dead; says whose they were."""
-    from tasks.leases.book import LeaseBook
+    from tasks.control.leases.book import LeaseBook
 
     return tuple(str(claim) for claim in LeaseBook(settings.operation_url).free_ended())
 

@@ -23,11 +23,11 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 
 from flows.recovery_facts import slot_facts
 from flows.recovery_sweep import find_dead_steps, find_repairs, recovery_sweep_flow
-from tasks.errors import TransientError
-from tasks.recovery.config import RecoveryConfig
+from tasks.control.recovery.config import RecoveryConfig
+from tasks.kernel.errors import TransientError
 
 LOOK_EVERY_S = 15.0
-logger = logging.getLogger("tasks.recovery.watch")
+logger = logging.getLogger("tasks.control.recovery.watch")
 
 
 def watch(config: RecoveryConfig, every_s: float, stop: threading.Event) -> None:

@@ -12,11 +12,11 @@ from pydantic import Field
 from flows.config import PipelineConfig
 from flows.release_ports import LoggedLabels, RegistryChampions, release_config, traffic_of
 from flows.whereabouts import FOUND
+from tasks.kernel.settings import Settings
 from tasks.release.looking import Look
 from tasks.release.records import BY_ITSELF
 from tasks.release.task import begin_release, find_open_release, look_at_release, show_release
 from tasks.release.traffic import has_server
-from tasks.settings import Settings
 
 LOOK_EVERY_S = 60.0
 

@@ -11,10 +11,10 @@ from flows.config import PipelineConfig
 from flows.release_ports import RegistryChampions, release_config, traffic_of
 from flows.whereabouts import found_but_not_retried
 from tasks.features.task import record_act
+from tasks.kernel.settings import Settings
 from tasks.registry.approval import VISIBLE
 from tasks.release.records import Release
 from tasks.release.task import act_on_release, begin_release, find_open_release, show_release
-from tasks.settings import Settings
 
 ACTION = "change-release"
 Wish = Literal["start", "promote", "hold", "resume", "roll_back"]

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from tasks.release.records import ByHand, Entry, Release

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from flows.clock import ClockConfig
 from flows.config import PipelineConfig
 from tasks.contracts.base import TimeWindow
+from tasks.kernel.settings import Settings
 from tasks.predictions.joining import JoinTally, LabelJoin
 from tasks.predictions.labels import KNOWN_AT
 from tasks.predictions.reading import LogQuery
@@ -21,7 +22,6 @@ from tasks.release.config import ReleaseConfig
 from tasks.release.evidence import no_labels
 from tasks.release.records import Release
 from tasks.release.traffic import Edge, EdgedTraffic, ServerTraffic, Traffic
-from tasks.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ def traffic_of(settings: Settings) -> Traffic:
     server = ServerTraffic(settings.home)
     if not (settings.home / "edge" / "edge.yaml").exists():
         return server
-    edge: Edge = import_module("infra.edge.traffic").EdgeTraffic(settings.home)
+    edge: Edge = import_module("infra.gateway.traffic").EdgeTraffic(settings.home)
     return EdgedTraffic(server, edge)
 
 

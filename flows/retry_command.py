@@ -27,8 +27,8 @@ from prefect.states import AwaitingRetry, Crashed
 from prefect.utilities.urls import url_for
 
 from flows.routing import child_error
-from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT
 
 LOOPS = ["pipeline", "retraining"]
 ENDED_BADLY = [StateType.FAILED, StateType.CRASHED]

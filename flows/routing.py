@@ -35,15 +35,15 @@ from prefect.states import Cancelled, Cancelling
 from prefect.tasks import Task
 from prefect.utilities.urls import url_for
 
-import tasks.errors
+import tasks.kernel.errors
 from flows.places import Places
 from flows.stage_results import read_plain
 from tasks.contracts.run import StageRoute
-from tasks.errors import FalajError, StageError, StageLostError
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
-from tasks.routing.choice import Choice, choose
-from tasks.routing.config import RoutingConfig, StageName
-from tasks.settings import PROJECT_ROOT, content_key
+from tasks.control.routing.choice import Choice, choose
+from tasks.control.routing.config import RoutingConfig, StageName
+from tasks.kernel.errors import FalajError, StageError, StageLostError
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
+from tasks.kernel.settings import PROJECT_ROOT, content_key
 
 QUICK_POLL_S, POLL_S = 0.5, 2.0
 QUICK_FOR_S = 60.0
@@ -350,7 +350,7 @@ def child_error(message: str, where: str) -> FalajError:
     told = ERROR_TOLD.search(message)
     if told is None:
         return StageError(f"{message} ({where})")
-    kind = getattr(tasks.errors, told["kind"], None)
+    kind = getattr(tasks.kernel.errors, told["kind"], None)
     if isinstance(kind, type) and issubclass(kind, FalajError):
         return kind(f"{told['sentence']} ({where})")
     if _says_api_was_away(told["kind"], told["sentence"]):

@@ -14,11 +14,11 @@ from flows.trial import trial_flow
 from flows.whereabouts import RECORDED
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
-from tasks.errors import TransientError
 from tasks.features.task import build_training_set
+from tasks.kernel.errors import TransientError
+from tasks.kernel.settings import Settings
 from tasks.registry.task import claim_model_name, end_study
 from tasks.reporting.task import publish_search
-from tasks.settings import Settings
 from tasks.training.search.driver import Driver, check_any_succeeded
 from tasks.training.search.space import configured, told
 from tasks.training.search.storage import StudyStorage

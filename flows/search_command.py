@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from flows.config import PipelineConfig
-from tasks.errors import ConfigurationError
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import Settings
 
 
 def add_search_command(commands: Any) -> None:

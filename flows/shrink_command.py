@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig

@@ -18,6 +18,7 @@ from tasks.contracts.release import ShrinkingParent, ShrinkingResult
 from tasks.contracts.training import ShrunkModel, TrainedModel
 from tasks.evaluation.task import fit_yardstick, judge_candidate, judge_student, score_model_window
 from tasks.features.task import build_training_set
+from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_shrinking
 from tasks.registry.task import (
     claim_model_name,
@@ -26,9 +27,8 @@ from tasks.registry.task import (
     register_candidate,
 )
 from tasks.reporting.task import publish_shrinking
-from tasks.settings import Settings
-from tasks.training.shrinking.student import StudentPlan, chosen, lesson_of
-from tasks.training.shrinking.task import plan_student
+from tasks.training.compression.student import StudentPlan, chosen, lesson_of
+from tasks.training.compression.task import plan_student
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set

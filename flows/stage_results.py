@@ -19,7 +19,7 @@ from prefect.filesystems import LocalFileSystem
 from prefect.results import get_default_result_storage, resolve_result_storage
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.errors import StageError
+from tasks.kernel.errors import StageError
 
 MARKED = {"__class__", "data"}
 """Prefect writes a model as its class's name and its data."""

@@ -10,8 +10,8 @@ from prefect import Flow, runtime
 from flows.routing import StageOrder, run_stage
 from flows.stage_results import as_returned, dump_parameters
 from tasks.contracts.run import StageRoute, StageTime
-from tasks.routing.config import RoutingConfig, StageName
-from tasks.settings import ArtifactStore, named_artifacts
+from tasks.control.routing.config import RoutingConfig, StageName
+from tasks.kernel.settings import ArtifactStore, named_artifacts
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

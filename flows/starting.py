@@ -32,14 +32,14 @@ from prefect.logging import get_run_logger
 from flows.clock import roll
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.windows import moment_of_run
-from tasks.errors import ConfigurationError, RegistryError, TransientError
-from tasks.governor.acting import LOST, note_ends, start_claimed
-from tasks.governor.decision import Action
-from tasks.governor.ledger import Ledger
-from tasks.governor.records import ClaimState, Order, RunEnd, StartedAction
+from tasks.control.retraining.acting import LOST, note_ends, start_claimed
+from tasks.control.retraining.decision import Action
+from tasks.control.retraining.ledger import Ledger
+from tasks.control.retraining.records import ClaimState, Order, RunEnd, StartedAction
+from tasks.kernel.errors import ConfigurationError, RegistryError, TransientError
 from tasks.kernel.process import ProcessName
+from tasks.kernel.settings import Settings
 from tasks.registry.task import roll_back
-from tasks.settings import Settings
 
 PIPELINE, RECALIBRATION = "pipeline", "recalibration"
 COORDINATOR, QUEUE = "coordinator", "retrain"
@@ -72,7 +72,7 @@ class FlowStarter:
         return note_ends(self._ledger, self)
 
     def start(self, order: Order) -> StartedAction | None:
-        """Start one action; see `tasks.governor.acting.Starter`."""
+        """Start one action; see `tasks.control.retraining.acting.Starter`."""
         if order.action is Action.ROLL_BACK:
             return self._roll_back(order)
         deployment = deployment_for(_flow_for(order), order.use_case)
@@ -86,7 +86,7 @@ class FlowStarter:
         )
 
     def end(self, order: Order, started: StartedAction) -> RunEnd | None:
-        """How a run ended; see `tasks.governor.acting.Starter`."""
+        """How a run ended; see `tasks.control.retraining.acting.Starter`."""
         if started.kind == "in_process":
             return None if _may_live(started.place) else RunEnd(state=LOST, seconds=None)
         with _answering_api(), get_client(sync_client=True) as client:

@@ -11,9 +11,9 @@ from flows.whereabouts import RECORDED
 from tasks.contracts.release import TrainingResult
 from tasks.evaluation.task import check_test_window, fit_yardstick, judge_candidate
 from tasks.features.task import build_training_set, rank_single_features
+from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_training
 from tasks.registry.task import claim_model_name, find_rival, find_start, register_candidate
-from tasks.settings import Settings
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set

@@ -10,7 +10,7 @@ from prefect import runtime
 
 from tasks.contracts.base import TimeWindow
 from tasks.features.ledger import load_ledger
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig

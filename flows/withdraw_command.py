@@ -6,9 +6,9 @@ import argparse
 from datetime import UTC, datetime
 from typing import Any
 
-from tasks.errors import ConfigurationError
 from tasks.features.audit import AuditTrail, process_identity
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import Settings
 
 LONGEST_REASON = 1000
 

@@ -44,15 +44,15 @@ from serving.config import (
     registered_model,
     section,
 )
-from serving.http.admin import TOKEN_FILE
-from serving.http.openapi import document
+from serving.observability.config import LogConfig, SeeingConfig
+from serving.observability.logs import configure_logging
+from serving.protocol.http.admin import TOKEN_FILE
+from serving.protocol.http.openapi import document
 from serving.security.tls import only_tls_1_3
-from serving.seeing.config import LogConfig, SeeingConfig
-from serving.seeing.logs import configure_logging
-from tasks.errors import ConfigurationError, FalajError
 from tasks.features.feast_import import import_feast
+from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.scratch import temporary_files
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 _SPARE_FILES = 256
 SWITCH_S = 0.0005

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from serving.config import ServingConfig
 from serving.errors import ServingError
-from serving.http.admin import AdminPages, admin_token
-from serving.http.inferring import Front
-from serving.http.listeners import Listener, admin_listener, bound_socket, public_listener
-from serving.http.open_guard import OpenGuard
-from serving.http.public import PublicPages
 from serving.interfaces import Engine, EntityReader, Guard, Observer, Pages
-from tasks.errors import ConfigurationError
-from tasks.settings import private_folder, write_atomically
+from serving.protocol.http.admin import AdminPages, admin_token
+from serving.protocol.http.inferring import Front
+from serving.protocol.http.listeners import Listener, admin_listener, bound_socket, public_listener
+from serving.protocol.http.open_guard import OpenGuard
+from serving.protocol.http.public import PublicPages
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import private_folder, write_atomically
 
 if TYPE_CHECKING:
     import grpc
@@ -121,7 +121,9 @@ class ServingProcess:
         )
         rpc, rpc_port = None, None
         if config.grpc.enabled:
-            from serving.grpc.service import grpc_server  # gRPC is imported after `only_tls_1_3`
+            from serving.protocol.grpc.service import (
+                grpc_server,  # gRPC is imported after `only_tls_1_3`
+            )
 
             rpc, rpc_port = grpc_server(
                 front, config.host, config.grpc.port, parts.grpc_credentials

@@ -37,7 +37,7 @@ class Call:
         deadline: on `time.monotonic()`, after which nobody waits; None for none.
         is_gone: set by the protocol when the client has closed its connection.
         entities: key columns of a request that named entities instead of inputs.
-        features: what was read for them, as `serving.entities` reports it.
+        features: what was read for them, as `serving.features` reports it.
         trace: W3C `traceparent` of the caller; empty for none.
     """
 

@@ -20,9 +20,9 @@ from pydantic import (
 )
 
 from serving.engine.config import FollowedModel
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import USE_CASE_FILE, Settings
 from tasks.registry.config import RegistryConfig
-from tasks.settings import USE_CASE_FILE, Settings
 
 SERVING_FILE = "serving.yaml"
 _MIB = 2**20
@@ -118,9 +118,9 @@ class ServingConfig(_Section):
     admin: AdminConfig = AdminConfig()
     engine: dict[str, Any] = Field(default={}, description="See `serving.engine`.")
     log: dict[str, Any] = Field(default={}, description="See `serving.log`.")
-    entities: dict[str, Any] = Field(default={}, description="See `serving.entities`.")
+    entities: dict[str, Any] = Field(default={}, description="See `serving.features`.")
     security: dict[str, Any] = Field(default={}, description="See `serving.security`.")
-    seeing: dict[str, Any] = Field(default={}, description="See `serving.seeing`.")
+    seeing: dict[str, Any] = Field(default={}, description="See `serving.observability`.")
 
     @model_validator(mode="after")
     def _models_are_named_once(self) -> Self:

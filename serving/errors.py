@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from tasks.errors import FalajError
+from tasks.kernel.errors import FalajError
 
 
 class ServingError(FalajError):

@@ -27,21 +27,21 @@ from serving.described import lines_of, settings_of
 from serving.engine.config import EngineConfig
 from serving.engine.counters import Sample
 from serving.engine.engine import ModelEngine
-from serving.entities.config import EntityConfig
-from serving.entities.reader import FeastEntityReader
 from serving.errors import ServingError
+from serving.features.config import EntityConfig
+from serving.features.reader import FeastEntityReader
 from serving.interfaces import Observer
 from serving.log.prediction_log import PredictionLog
+from serving.observability.config import SeeingConfig
+from serving.observability.metrics import Source
+from serving.observability.seeing import Seeing
 from serving.security.assembly import SECURITY_FILE, SecuritySection, secured
 from serving.security.config import SecurityConfig
-from serving.seeing.config import SeeingConfig
-from serving.seeing.metrics import Source
-from serving.seeing.seeing import Seeing
-from tasks.errors import ConfigurationError, FalajError
+from tasks.kernel.errors import ConfigurationError, FalajError
+from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.release.ledger import slots_at_start
-from tasks.settings import Settings
 
 logger = logging.getLogger(__name__)
 ENGINE_LABELS = {

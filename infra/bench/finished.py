@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tasks.contracts.run import RunRecord
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 
 def newest_record(settings: Settings) -> RunRecord:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig

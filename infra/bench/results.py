@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from infra.bench.figures import Figure, LeftOut
 from infra.bench.parts import MEASUREMENTS
-from tasks.settings import PROJECT_ROOT, write_atomically
+from tasks.kernel.settings import PROJECT_ROOT, write_atomically
 
 RESULTS = PROJECT_ROOT / "docs" / "benchmarks"
 CHANGED = "-dirty"

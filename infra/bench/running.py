@@ -18,7 +18,7 @@ from infra.bench.measurement import FAILURE_FILE, FIGURES_FILE, Stored
 from infra.bench.parts import Measurement
 from infra.bench.results import CHANGED, Result, checked_out, this_host
 from infra.bench.small import small_repository
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
 
 LIMIT_S = 3600

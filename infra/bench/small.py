@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 FIRST_DAY = datetime(2013, 1, 1, 5, tzinfo=UTC)
 """Midnight of New York."""

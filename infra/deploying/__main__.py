@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.client import platform_environment
-from tasks.errors import ConfigurationError, FalajError, TransientError
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from infra.deploying.deploy import Plan

@@ -20,7 +20,7 @@ from infra.deploying.blocks import channels_there
 from infra.deploying.deployments import OWN_TAG, find_id
 from infra.deploying.items import MISSING, Comparison, differences
 from infra.deploying.notifications import NOTIFICATIONS, Notification
-from tasks.errors import TransientError
+from tasks.kernel.errors import TransientError
 
 DECISION_DEPLOYMENT = "decision/coordinator"
 DECIDE_ON_DRIFT = "decide-on-drift"

@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr
 
 from infra.deploying.items import MISSING, Comparison, differences
 from infra.deploying.use_cases import UseCase
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 FIRST_USE_CASE = "first"
 

@@ -26,7 +26,7 @@ from prefect.utilities.schema_tools.validation import validate
 from infra.deploying.file import USE_CASE_REFERENCE, Deployment, PrefectFile, Schedule
 from infra.deploying.items import MISSING, Comparison, differences
 from infra.deploying.use_cases import UseCase
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 OWN_TAG = "falaj"
 """On all that this project deploys, so that what it no longer deploys can be told."""

@@ -13,8 +13,8 @@ from prefect.client.schemas.schedules import CronSchedule
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.config import faults
-from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT
 
 PREFECT_FILE = PROJECT_ROOT / "prefect.yaml"
 USE_CASE_REFERENCE = "{{ prefect.blocks.use-case.first }}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from infra.deploying.use_cases import UseCase
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 IMAGE_VARIABLE = "FALAJ_IMAGE"
 _IMAGE = re.compile(

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flows.config import faults
 from infra.deploying.items import MISSING, Comparison, differences
 from infra.deploying.kubernetes import with_image
-from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT
 
 FOLDER = PROJECT_ROOT / "infra" / "work_pools"
 PoolType = Literal["process", "kubernetes"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.config import read_pipeline_config
-from tasks.errors import ConfigurationError
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import Settings
 
 REPOS_VARIABLE = "FALAJ_FEATURE_REPOS"
 

@@ -6,7 +6,7 @@ import os
 import time
 
 from infra.platform.api import answers
-from tasks.errors import TransientError
+from tasks.kernel.errors import TransientError
 
 POLL_S = 0.3
 

@@ -21,8 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from infra.platform.config import Place, kept_options, read_config
-from tasks.errors import ConfigurationError, FalajError
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError, FalajError
+from tasks.kernel.settings import Settings
 
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 1, 2, 130

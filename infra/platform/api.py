@@ -16,7 +16,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
-from tasks.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError, TransientError
 
 TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 5.0

@@ -17,9 +17,9 @@ from flows.client import read_password
 from infra.platform.api import PrefectApi
 from infra.platform.config import Place, PlatformConfig
 from infra.platform.state import Endpoint, PlatformState
-from tasks.errors import ConfigurationError, TransientError
 from tasks.kernel.disk import lack_of_space, shows_damage
-from tasks.settings import make_folder
+from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.settings import make_folder
 
 PROJECT = "falaj"
 PINNED = ("prefect", "fastapi", "sqlalchemy")

@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from infra.platform.state import Condition, ServiceState, now
-from tasks.errors import FalajError
+from tasks.kernel.errors import FalajError
 from tasks.kernel.scratch import TEMPORARY, TMPDIR, new_folder
-from tasks.settings import PROJECT_ROOT, make_folder
+from tasks.kernel.settings import PROJECT_ROOT, make_folder
 from tasks.training.launch import guard
 
 LOGGER = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from infra.platform.api import PrefectApi
 from infra.platform.state import now
-from tasks.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError, TransientError
 
 LOGGER = logging.getLogger(__name__)
 

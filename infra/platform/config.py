@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from flows.client import platform_folder
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 COORDINATOR = "coordinator"
 DATABASE_URL = "FALAJ_PLATFORM_DATABASE_URL"

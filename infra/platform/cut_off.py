@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.platform.api import WORKER_LABEL, PrefectApi
 from infra.platform.state import CutRun
-from tasks.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError, TransientError
 
 LOGGER = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from infra.platform.config import COORDINATOR, Place, PlatformConfig, stored_con
 from infra.platform.services import database_url, has_prefect_redis, redis_url
 from infra.platform.state import read_endpoint, read_state
 from infra.platform.status import EXIT_DOWN, EXIT_NOT_RUNNING, EXIT_WELL, read_status
-from tasks.errors import ConfigurationError, TransientError
-from tasks.leases.hardware import hardware_classes
-from tasks.settings import Settings
+from tasks.control.leases.hardware import hardware_classes
+from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.settings import Settings
 
 SIGNS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 

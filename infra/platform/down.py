@@ -23,7 +23,7 @@ from infra.platform.state import (
     remember_paused,
     supervisor_pid,
 )
-from tasks.errors import ConfigurationError, FalajError, TransientError
+from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 
 POLL_S = 1.0
 EXIT_S = 10.0

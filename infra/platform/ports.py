@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from infra.platform.config import Place, PlatformConfig
-from tasks.settings import write_atomically
+from tasks.kernel.settings import write_atomically
 
 SERVICES = ("prefect", "mlflow", "serving", "serving_grpc")
 

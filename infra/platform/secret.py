@@ -7,8 +7,8 @@ import secrets
 
 from flows.client import read_password
 from infra.platform.config import Place
-from tasks.errors import refused_writes_explained
-from tasks.settings import write_atomically
+from tasks.kernel.errors import refused_writes_explained
+from tasks.kernel.settings import write_atomically
 
 USER = "admin"
 SECRET_MODE = 0o600

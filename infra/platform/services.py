@@ -11,15 +11,15 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from flows.client import client_settings
-from infra.edge.service import edge_service, has_edge
+from infra.gateway.service import edge_service, has_edge
 from infra.platform.api import PROBE_TIMEOUT_S, PrefectApi, answers
 from infra.platform.children import START_LIMIT_S, Service
 from infra.platform.config import COORDINATOR, DATABASE_URL, REDIS_URL, Place, PlatformConfig
 from infra.platform.cut_off import end_cut_off
 from infra.platform.mlflow_app import HOME_VARIABLE
 from infra.platform.ports import Ports, listens
-from tasks.errors import ConfigurationError, TransientError
-from tasks.settings import Settings, make_folder
+from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.settings import Settings, make_folder
 
 SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
 RECOVERY = "recovery"

@@ -15,8 +15,8 @@ from typing import Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from infra.platform.config import Place
-from tasks.errors import ConfigurationError
-from tasks.settings import write_atomically
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import write_atomically
 
 LOCK_WAIT_S = 2.0
 """Whoever looks whether the lock is held takes it for some microseconds."""

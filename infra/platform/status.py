@@ -23,10 +23,10 @@ from infra.platform.state import (
     read_endpoint,
     read_state,
 )
-from tasks.errors import ConfigurationError, StorageError, TransientError
-from tasks.leases.book import LeaseBook, LeaseFacts
-from tasks.recovery.config import RecoveryConfig
-from tasks.settings import Settings
+from tasks.control.leases.book import LeaseBook, LeaseFacts
+from tasks.control.recovery.config import RecoveryConfig
+from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
+from tasks.kernel.settings import Settings
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
 WELL = ("up", "done")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from infra.edge.service import EDGE
+from infra.gateway.service import EDGE
 from infra.platform.children import Child
 from infra.platform.clock import NOTICED_S, forget_planned_runs
 from infra.platform.config import Place, PlatformConfig, stored_config
@@ -25,9 +25,9 @@ from infra.platform.state import (
     read_state,
 )
 from infra.platform.supervisor import Supervisor
-from tasks.errors import ConfigurationError, TransientError
-from tasks.leases.hardware import hardware_classes
-from tasks.settings import private_folder, write_atomically
+from tasks.control.leases.hardware import hardware_classes
+from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.settings import private_folder, write_atomically
 
 LOGGER = logging.getLogger(__name__)
 

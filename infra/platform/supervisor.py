@@ -22,7 +22,7 @@ from infra.platform.clock import Clock
 from infra.platform.config import Place, PlatformConfig
 from infra.platform.rotation import rotate
 from infra.platform.state import CutRun, Phase, PlatformState, now, write_state
-from tasks.errors import StorageError
+from tasks.kernel.errors import StorageError
 from tasks.training.launch.guard import PR_SET_CHILD_SUBREAPER, descendants
 
 LOGGER = logging.getLogger(__name__)

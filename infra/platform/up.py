@@ -26,14 +26,14 @@ from infra.platform.state import (
     read_endpoint,
     read_state,
 )
-from tasks.errors import (
+from tasks.kernel.disk import require_space
+from tasks.kernel.errors import (
     ConfigurationError,
     FalajError,
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.disk import require_space
-from tasks.settings import PROJECT_ROOT, make_folder, private_folder, write_atomically
+from tasks.kernel.settings import PROJECT_ROOT, make_folder, private_folder, write_atomically
 
 START_LIMIT_S = 600.0
 POLL_S = 0.2

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.conversion.tensorrt_engine import ShapeRange, build_plan, is_supported
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tasks.conversion.tensorrt_engine import ShapeRange
-from tasks.errors import ConversionError
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConversionError
+from tasks.kernel.settings import PROJECT_ROOT
 
 NAME = "tensorrt-rtx"
 TIMEOUT_S = 240

@@ -15,7 +15,7 @@ from serving.engine.config import EngineConfig
 from serving.engine.loading import open_version
 from serving.engine.versions import LoadedVersion, VersionKey
 from serving.errors import NotReadyError, UnknownModelError
-from tasks.errors import FalajError
+from tasks.kernel.errors import FalajError
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import PROGRAM_TAG, VARIANTS_TAG, RegisteredVersion, Registry
 

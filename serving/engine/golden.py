@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from serving.calls import Array
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.families.tabular import TABULAR, score_distances
-from tasks.conversion.families.tensors import LEAST_SPREAD, spread_distances, spread_of
-from tasks.conversion.families.text_embedding import TEXT_EMBEDDING, embedding_distances
+from tasks.conversion.kinds.tabular import TABULAR, score_distances
+from tasks.conversion.kinds.tensors import LEAST_SPREAD, spread_distances, spread_of
+from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING, embedding_distances
 from tasks.conversion.runtimes import LoadedModel
-from tasks.errors import ArtifactError, ConversionError, FalajError, StorageError
-from tasks.settings import PROJECT_ROOT, write_bytes_atomically
+from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
+from tasks.kernel.settings import PROJECT_ROOT, write_bytes_atomically
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 600.0

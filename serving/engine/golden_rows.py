@@ -21,12 +21,12 @@ from serving.calls import Array
 from serving.engine.golden import Call, Golden, write_golden
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.families.tabular import TABULAR
+from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.program import load_program
 from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.variants import sentence_of
-from tasks.errors import ArtifactError, ConversionError, DataContractError, FalajError
+from tasks.kernel.errors import ArtifactError, ConversionError, DataContractError, FalajError
 
 ROWS = (1, 7, 32)
 """Of the calls of a golden batch."""

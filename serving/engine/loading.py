@@ -20,15 +20,15 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.registry import bound_of, family_of
+from tasks.conversion.kinds.registry import bound_of, family_of
 from tasks.conversion.loading import open_variant
 from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
-from tasks.errors import FalajError, RegistryError
+from tasks.kernel.errors import FalajError, RegistryError
+from tasks.kernel.settings import size_of
 from tasks.registry.mlflow_registry import RegisteredVersion
 from tasks.registry.model_folder import read_version, verified_program
 from tasks.registry.records import RegisteredVariant
-from tasks.settings import size_of
 
 logger = logging.getLogger(__name__)
 PROGRAM_VARIANT = "pytorch-program"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tasks.errors import FalajError
+from tasks.kernel.errors import FalajError
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.parts import PartWriter
 from tasks.predictions.upkeep import keep_up

@@ -27,7 +27,7 @@ from serving.log.housekeeping import Housekeeper
 from serving.log.pending import Key, Pending
 from serving.log.refusals import RefusalGate, VersionOf
 from tasks.contracts.conversion import Signature
-from tasks.errors import ConfigurationError, FalajError
+from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.masking import open_mask, unknown_names
 from tasks.predictions.parts import PartWriter

@@ -21,8 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 from serving.security.certificates import ensure_authority, ensure_certificate, expires_at
 from serving.security.config import Grant
 from serving.security.keys import create_key, read_keys, revoke_key
-from tasks.errors import ConfigurationError, FalajError
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError, FalajError
+from tasks.kernel.settings import Settings
 
 KEYS = Path("serving") / "secrets" / "api-keys.json"
 CERTIFICATES = Path("serving") / "secrets" / "tls"

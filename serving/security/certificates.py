@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tasks.errors import ConfigurationError
-from tasks.settings import make_folder, write_bytes_atomically
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import make_folder, write_bytes_atomically
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 397

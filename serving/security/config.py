@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
 Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]

@@ -16,7 +16,7 @@ from serving.security.config import SecurityConfig, roles_of
 from serving.security.keys import KeyRing
 from serving.security.limits import Buckets
 from serving.security.tokens import TokenReader
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 Kept = TypeVar("Kept")
 BEARER = b"bearer "
@@ -75,7 +75,8 @@ class SecurityGuard:
         if config.certificates and not config.behind_edge:
             raise ConfigurationError(
                 "security.certificates are told by the edge, and this server has none before it; "
-                "start it with the file that `python -m infra.edge prepare` wrote, or remove them"
+                "start it with the file that `python -m infra.gateway prepare` wrote, "
+                "or remove them"
             )
         self._config = config
         self._clock = clock

@@ -18,7 +18,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from serving.security.config import IssuerConfig
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 LOGGER = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.security.config import TlsConfig
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import grpc

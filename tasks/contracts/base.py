@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from tasks.errors import WindowError
+from tasks.kernel.errors import WindowError
 
 UNITS = {"s": "s", "ms": "ms", "h": "hours", "mb": "MB"}
 """Ends of names that say in what a number is counted."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract, TimeWindow
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 
 if TYPE_CHECKING:
     import pandas as pd

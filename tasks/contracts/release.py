@@ -26,7 +26,7 @@ from tasks.contracts.measurement import (
     VariantThroughput,
 )
 from tasks.contracts.training import Shrinking, TrainedModel
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 
 
 class TrainingResult(Contract):

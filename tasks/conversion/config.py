@@ -21,7 +21,7 @@ from pydantic import (
 from tasks.contracts.base import field_title
 from tasks.conversion.targets.registry import PRECISIONS, TARGET, target_of
 from tasks.conversion.triton.config import TritonConfig
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 HARDWARE_CLASS = r"^(cpu|gpu)(-[a-z0-9.]+)*$"
 

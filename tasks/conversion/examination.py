@@ -12,8 +12,8 @@ from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.families.interface import Batches, Family, JudgedRows, Scores
-from tasks.conversion.families.registry import bound_of, family_of
+from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Scores
+from tasks.conversion.kinds.registry import bound_of, family_of
 from tasks.conversion.loading import load_variant
 from tasks.conversion.parity import (
     ScoreGap,
@@ -26,8 +26,8 @@ from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.steadiness import steadiness_failure
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
-from tasks.errors import ArtifactError, ConversionError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.settings import ArtifactStore
 
 
 @dataclass(frozen=True)

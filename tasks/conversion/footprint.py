@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.inputs import ModelInputs
-from tasks.errors import refused_writes_explained
+from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.scratch import scratch_folder
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 
 logger = logging.getLogger(__name__)
 TIMEOUT_S = 600

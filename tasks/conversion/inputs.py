@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 
 Array = NDArray[Any]
 

@@ -32,8 +32,8 @@ from tasks.conversion.runtimes import LoadedModel, load_pytorch, torch_threads_r
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGETS
 from tasks.conversion.throughput import measure_throughput, usable_cores
-from tasks.errors import ConfigurationError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from tasks.contracts.conversion import BATCH_AXIS, Signature
 from tasks.conversion.program import check_program, load_program
 from tasks.conversion.runtimes import Array, Float32Array, LoadedModel
 from tasks.conversion.targets.interface import BuildRequest, Runtime
-from tasks.errors import ConversionError
-from tasks.settings import PROJECT_ROOT, tool_python
+from tasks.kernel.errors import ConversionError
+from tasks.kernel.settings import PROJECT_ROOT, tool_python
 
 TOOL = "litert"
 RUNTIME_PACKAGE = "ai-edge-litert"

@@ -16,8 +16,8 @@ from tasks.conversion.runtimes import LoadedModel
 from tasks.conversion.stamps import check_stamp, identity
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import target_of
-from tasks.errors import ArtifactError, ConversionError
-from tasks.settings import ArtifactStore, digest_of
+from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.settings import ArtifactStore, digest_of
 
 JUDGED_WITH = ("runtime", "precision", "provider", "device")
 

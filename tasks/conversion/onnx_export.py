@@ -16,7 +16,7 @@ from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.conversion.stamps import STAMP_PREFIX
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
-from tasks.errors import ArtifactError, ConversionError
+from tasks.kernel.errors import ArtifactError, ConversionError
 
 if TYPE_CHECKING:
     import torch

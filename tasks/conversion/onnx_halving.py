@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.conversion.onnx_export import MODEL_FILE, finish_onnx
 from tasks.conversion.onnx_graphs import encoding_nodes
 from tasks.conversion.targets.interface import BuildRequest
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 
 LARGEST = 65504.0  # that 16 bits hold
 SMALLEST_INFINITY = 65520.0  # is rounded to infinity

@@ -8,13 +8,13 @@ from typing import Any
 import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
-from tasks.conversion.families.interface import Batches
+from tasks.conversion.kinds.interface import Batches
 from tasks.conversion.onnx_export import MODEL_FILE, finish_onnx
 from tasks.conversion.onnx_graphs import MATRIX_PRODUCTS
 from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 from tasks.kernel.scratch import scratch_folder
 
 # With these TensorRT takes the file too: it knows no quantised bias, and no zero point but 0. The

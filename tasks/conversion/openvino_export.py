@@ -14,7 +14,7 @@ from tasks.conversion.onnx_export import MODEL_FILE as ONNX_FILE
 from tasks.conversion.stamps import STAMP_PREFIX
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
-from tasks.errors import ArtifactError, ConversionError, StorageError
+from tasks.kernel.errors import ArtifactError, ConversionError, StorageError
 
 MODEL_FILE = "model.xml"
 MODEL_NAME = "falaj"

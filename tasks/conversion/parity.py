@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.families.interface import Batches, FloatArray, Scores, Wording
 from tasks.conversion.inputs import ModelInputs
-from tasks.errors import ConversionParityError
+from tasks.conversion.kinds.interface import Batches, FloatArray, Scores, Wording
+from tasks.kernel.errors import ConversionParityError
 
 Scorer = Callable[[ModelInputs], NDArray[np.float32]]
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 
 CPU_INFO = Path("/proc/cpuinfo")
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")

@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.errors import ArtifactError, ConversionError
+from tasks.kernel.errors import ArtifactError, ConversionError
 
 
 def load_program(path: Path) -> ExportedProgram:

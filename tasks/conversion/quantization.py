@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.conversion.families.interface import Batches
-from tasks.conversion.families.registry import family_of
+from tasks.conversion.kinds.interface import Batches
+from tasks.conversion.kinds.registry import family_of
 from tasks.conversion.openvino_export import read_ir, save_ir, without_reporting
 from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 
 
 def write_int8(request: BuildRequest, folder: Path, source: str) -> dict[str, str]:

@@ -17,8 +17,8 @@ from tasks.contracts.measurement import OperatorProfile, VariantLatency, Variant
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.examination import Examined
-from tasks.conversion.families.interface import Wording
 from tasks.conversion.footprint import Footprint
+from tasks.conversion.kinds.interface import Wording
 from tasks.conversion.latency import Timing
 
 EAGER = "PyTorch eager"

@@ -28,7 +28,7 @@ from tasks.conversion.profiles import Profiler, profile_onnx, profile_openvino, 
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.tensorrt_engine import shape_ranges
 from tasks.conversion.variants import sentence_of
-from tasks.errors import ConversionError, DataContractError
+from tasks.kernel.errors import ConversionError, DataContractError
 
 CPU_PROVIDER = "CPUExecutionProvider"
 GPU_PROVIDER = "CUDAExecutionProvider"

@@ -17,8 +17,8 @@ import numpy as np
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.targets.interface import Target
-from tasks.errors import ArtifactError, ConversionError
-from tasks.settings import content_key
+from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.settings import content_key
 
 STAMP_PREFIX = "falaj"
 STAMP_FILE = "stamp.json"

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.families.interface import Batches, FloatArray, Scores, Wording
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.interface import Batches, FloatArray, Scores, Wording
 from tasks.conversion.parity import Scorer, score_batches, score_gap
 
 MOST_BATCHES = 8

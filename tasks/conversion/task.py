@@ -14,9 +14,15 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.registry import target_of, with_sources
 from tasks.conversion.triton.config import TRITON_FORMATS
 from tasks.conversion.variants import failed_variant
-from tasks.errors import ArtifactError, ConversionError, FalajError, StorageError
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
-from tasks.settings import Settings
+from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
+from tasks.kernel.retry_policy import (
+    NUM_RETRIES,
+    RETRY_DELAYS_S,
+    RETRY_JITTER,
+    ByContent,
+    only_transient,
+)
+from tasks.kernel.settings import Settings
 
 TIMEOUT_S = 900
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 
 if TYPE_CHECKING:
     from tasks.contracts.conversion import Signature

@@ -16,7 +16,7 @@ from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.runtimes import Array, Float32Array, LoadedModel
 from tasks.conversion.targets.interface import BuildRequest, Runtime
 from tasks.conversion.tensorrt_engine import build_plan, shape_ranges
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 
 ENGINE_FILE = "model.plan"
 FACTS_FILE = "engine.json"

@@ -14,8 +14,8 @@ from pathlib import Path
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.interface import Batches
-from tasks.conversion.families.registry import family_of
+from tasks.conversion.kinds.interface import Batches
+from tasks.conversion.kinds.registry import family_of
 from tasks.conversion.stamps import (
     check_sample,
     check_stamp,
@@ -25,8 +25,8 @@ from tasks.conversion.stamps import (
     write_beside,
 )
 from tasks.conversion.targets.interface import BuildRequest, Target
-from tasks.errors import ArtifactError, ConversionError
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 KIND = "variants"
 FOLDER = "model"

@@ -18,7 +18,6 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel
-from tasks.errors import DataContractError
 from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.curves import calibration_curve, precision_recall_curve, roc_curve
@@ -38,7 +37,8 @@ from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE, slice_columns
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.evaluation.slices import judge_slices
 from tasks.evaluation.yardstick import read_scores
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 logger = logging.getLogger(__name__)
 

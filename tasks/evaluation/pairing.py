@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.evaluation import Comparison, ScoredWindow
-from tasks.errors import DataContractError
 from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.measuring import measure_rows
 from tasks.evaluation.regression import MeasuredNumbers
 from tasks.evaluation.rows import SCORE
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 
 AGAINST = "present champion"
 

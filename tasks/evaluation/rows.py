@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.evaluation.config import MONTH, EvaluationConfig
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore
 
 SCORE, YARDSTICK_SCORE = "score", "yardstick_score"
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
-from tasks.errors import ArtifactError, DataContractError
 from tasks.evaluation.rows import SCORE, input_columns, joined, read_batches
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ArtifactError, DataContractError
+from tasks.kernel.settings import ArtifactStore
 
 
 @dataclass(frozen=True)

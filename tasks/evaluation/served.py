@@ -10,7 +10,7 @@ from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.measuring import measure_rows, why_not_judged
 from tasks.evaluation.rows import SCORE
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 
 
 def judge_served(

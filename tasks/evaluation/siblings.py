@@ -9,7 +9,6 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import Comparison, StudentReport
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
-from tasks.errors import DataContractError
 from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.measuring import (
@@ -21,7 +20,8 @@ from tasks.evaluation.measuring import (
 from tasks.evaluation.regression import MeasuredNumbers
 from tasks.evaluation.rows import SCORE
 from tasks.evaluation.scoring import Program, score_rows
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 
 SMALLEST_TOLD = 1e-4
 """Differences below this matter to nobody, however surely they are measured."""

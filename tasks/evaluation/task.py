@@ -23,8 +23,14 @@ from tasks.contracts.predictions import ServedWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, ByContent, only_transient
-from tasks.settings import Settings
+from tasks.kernel.retry_policy import (
+    NUM_RETRIES,
+    RETRY_DELAYS_S,
+    RETRY_JITTER,
+    ByContent,
+    only_transient,
+)
+from tasks.kernel.settings import Settings
 
 TIMEOUT_S = 1800
 

@@ -19,10 +19,10 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import Yardstick
-from tasks.errors import DataContractError
 from tasks.evaluation.config import YardstickConfig
 from tasks.evaluation.rows import YARDSTICK_SCORE, input_columns, joined, read_batches
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 logger = logging.getLogger(__name__)
 

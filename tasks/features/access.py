@@ -24,9 +24,9 @@ from feast.permissions.server.utils import AuthManagerType, ServerType, init_aut
 from feast.permissions.user import User
 from starlette.authentication import AuthenticationError
 
-from tasks.errors import ConfigurationError
 from tasks.features.audit import AuditTrail
 from tasks.features.provider import audit_facts, audit_trail
+from tasks.kernel.errors import ConfigurationError
 
 NOBODY = Permission(name="nobody", policy=RoleBasedPolicy(roles=[]))
 """Stands where a project has no permissions: it covers everything and lets nobody in."""

@@ -11,9 +11,9 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 
-from tasks.errors import FeatureStoreError
 from tasks.features.asof_source import utc_moment
 from tasks.features.duck import names, sql_name
+from tasks.kernel.errors import FeatureStoreError
 
 EVENT_TIME = "event_timestamp"
 """Name that Feast gives to the moment of an entity row."""

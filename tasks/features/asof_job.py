@@ -19,10 +19,10 @@ from feast.on_demand_feature_view import OnDemandFeatureView
 from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDatasetStorage
 
-from tasks.errors import FeatureStoreError, StorageError
 from tasks.features.asof_entities import ROW
 from tasks.features.asof_target import LocalTarget, RemoteTarget, target_of
 from tasks.features.duck import duckdb_session, names, sql_name, sql_text
+from tasks.kernel.errors import FeatureStoreError, StorageError
 
 BATCH_ROWS = 65_536
 

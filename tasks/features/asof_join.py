@@ -21,7 +21,6 @@ from feast.data_source import DataSource
 from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_NAME, FeatureView
 from feast.repo_config import RepoConfig
 
-from tasks.errors import FeatureStoreError
 from tasks.features.asof_entities import (
     EVENT_TIME,
     ROW,
@@ -33,6 +32,7 @@ from tasks.features.asof_entities import (
 from tasks.features.asof_source import between, relation, source_columns, source_name, utc_moment
 from tasks.features.duck import sql_name
 from tasks.features.write_rules import check_without_function
+from tasks.kernel.errors import FeatureStoreError
 
 _NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL")
 _TEXTS = ("VARCHAR", "ENUM")

@@ -16,8 +16,8 @@ from feast.data_source import DataSource
 from feast.infra.offline_stores.file_source import FileSource
 from feast.repo_config import RepoConfig
 
-from tasks.errors import FeatureStoreError
 from tasks.features.duck import parquet, sql_name, sql_text
+from tasks.kernel.errors import FeatureStoreError
 
 
 def relation(

@@ -28,7 +28,6 @@ from feast.repo_config import RepoConfig
 from feast.utils import compute_non_entity_date_range
 from pydantic import Field, PositiveInt
 
-from tasks.errors import ConfigurationError, FeatureStoreError, WindowError
 from tasks.features.asof_entities import (
     EntityRows,
     NaiveTimes,
@@ -42,6 +41,7 @@ from tasks.features.asof_join import ViewJoin, join_views
 from tasks.features.asof_source import between, local_path, located, relation
 from tasks.features.duck import names, sql_name
 from tasks.features.offline_push import append_rows
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError, WindowError
 
 __all__ = ["AsofDuckDBOfflineStore", "AsofDuckDBOfflineStoreConfig", "AsofRetrievalJob"]
 

@@ -16,8 +16,8 @@ from feast.infra.offline_stores.file_source import FileSource, SavedDatasetFileS
 from feast.repo_config import RepoConfig
 from pyarrow.fs import FileSystem, FileType
 
-from tasks.errors import FeatureStoreError, StorageError, refused_writes_explained
 from tasks.features.asof_source import local_path
+from tasks.kernel.errors import FeatureStoreError, StorageError, refused_writes_explained
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import refused_writes_explained
-from tasks.settings import private_folder, write_atomically
+from tasks.kernel.errors import refused_writes_explained
+from tasks.kernel.settings import private_folder, write_atomically
 
 BEGINNING = "0" * 64
 """What the first line names as the one before it."""

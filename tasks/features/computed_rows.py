@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import duckdb
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.features.config import CLOCK_SKEW, LONGEST_LAG, FeatureTable
 from tasks.features.duck import endless_numbers, names, sql_name
+from tasks.kernel.errors import ConfigurationError, DataContractError
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ArtifactError, StorageError
+from tasks.kernel.errors import ArtifactError, StorageError
 from tasks.kernel.scratch import scratch_folder
 
 LARGEST_NUMBER = 3.4028234663852886e38

@@ -14,8 +14,8 @@ import pyarrow as pa
 from feast.value_type import ValueType
 from numpy.typing import NDArray
 
-from tasks.errors import FeatureStoreError
 from tasks.features.online_plan import FLOATS, PlannedFeature, PlannedView
+from tasks.kernel.errors import FeatureStoreError
 
 _BITS = {"float32": np.uint32, "float64": np.uint64}
 

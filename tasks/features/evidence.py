@@ -29,12 +29,12 @@ from google.protobuf.json_format import MessageToDict
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, SnapshotPins, TablePin, TableRef, ViewPin
-from tasks.errors import FeatureStoreError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import parquet, sql_name
 from tasks.features.tables import read_query
 from tasks.features.versions import ServiceVersion, view_digest
-from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.kernel.errors import FeatureStoreError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
 FOLDER = "evidence"
 DEFINITIONS = "definitions.json"

@@ -19,9 +19,9 @@ from feast.infra.registry.registry import Registry
 from feast.repo_config import RepoConfig
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
-from tasks.errors import FeatureStoreError, TransientError, refused_writes_explained
 from tasks.features.ownership import claim_online_store
-from tasks.settings import make_folder
+from tasks.kernel.errors import FeatureStoreError, TransientError, refused_writes_explained
+from tasks.kernel.settings import make_folder
 
 WRITER_WAIT_S = 900
 """An apply takes seconds; with a file registry a whole materialization is waited for."""

@@ -16,12 +16,12 @@ import duckdb
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, SourceFile, TableRef
-from tasks.errors import ConfigurationError, DataContractError, WindowError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import duckdb_session, names, sql_name, sql_text
 from tasks.features.raw_files import as_declared, reading_explained, unpacked
 from tasks.features.raw_table import RawTable
-from tasks.settings import (
+from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
+from tasks.kernel.settings import (
     ArtifactStore,
     StagedFolder,
     code_digest,

@@ -19,7 +19,7 @@ from tasks.features.presence import online_store_is_there
 from tasks.features.profile import profile_file
 from tasks.features.store_mark import read_mark
 from tasks.features.tables import read_query
-from tasks.settings import code_digest, content_key, digest_of, make_folder, write_atomically
+from tasks.kernel.settings import code_digest, content_key, digest_of, make_folder, write_atomically
 
 SNAPSHOTS = "snapshots"
 RETRIEVAL = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tasks.errors import ConfigurationError
 from tasks.features.addresses import is_loopback
+from tasks.kernel.errors import ConfigurationError
 
 REQUIRED = {
     "auth_discovery_url": "FALAJ_OIDC_DISCOVERY_URL",

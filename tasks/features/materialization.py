@@ -10,7 +10,6 @@ from feast import FeatureStore, FeatureView
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
-from tasks.errors import FeatureStoreError, WindowError
 from tasks.features.config import MaterializationConfig
 from tasks.features.duck import duckdb_session, names, parquet
 from tasks.features.earlier_versions import write_earlier_versions
@@ -27,7 +26,8 @@ from tasks.features.store_mark import new_mark, read_mark, write_mark
 from tasks.features.tables import features_folder
 from tasks.features.vector_engine import VectorComputeEngine, ViewWrite
 from tasks.features.versions import publish_services, view_digest
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import FeatureStoreError, WindowError
+from tasks.kernel.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from feast.feature_view import FeatureView
 
-from tasks.errors import FeatureStoreError, refused_writes_explained
 from tasks.features.guarded_store import file_lock
 from tasks.features.write_rules import check_pushed
-from tasks.settings import flush_to_disk
+from tasks.kernel.errors import FeatureStoreError, refused_writes_explained
+from tasks.kernel.settings import flush_to_disk
 
 
 def append_rows(view: FeatureView, path: Path, rows: pa.Table) -> None:

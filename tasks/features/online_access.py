@@ -21,9 +21,9 @@ from feast import FeatureStore
 from feast.infra.key_encoding_utils import deserialize_entity_key
 from feast.type_map import feast_value_type_to_python_type
 
-from tasks.errors import FeatureStoreError, TransientError
 from tasks.features.config import OnlineConfig
 from tasks.features.online_plan import KeyGroup, ReadPlan
+from tasks.kernel.errors import FeatureStoreError, TransientError
 
 Rows = list[Sequence[Any]]
 """For each key its cells: values as `KeyGroup.cells` orders them, then one event time a view."""

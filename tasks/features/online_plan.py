@@ -24,8 +24,8 @@ from feast.type_map import python_values_to_proto_values
 from feast.utils import _get_feature_views_to_use
 from feast.value_type import ValueType
 
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.features.config import OnlineConfig, ViewPolicy
+from tasks.kernel.errors import ConfigurationError, DataContractError
 
 FLOATS = {ValueType.FLOAT: "float32", ValueType.DOUBLE: "float64"}
 _LAYOUT = [ValueType.FLOAT, ValueType.DOUBLE]

@@ -21,7 +21,6 @@ from feast.infra.online_stores.sqlite import SqliteOnlineStore, SqliteOnlineStor
 from feast.value_type import ValueType
 from numpy.typing import NDArray
 
-from tasks.errors import DataContractError, StaleFeaturesError, TransientError
 from tasks.features.config import OnlineConfig
 from tasks.features.online_access import FeastBackend, OnlineBackend, Rows, microseconds
 from tasks.features.online_answer import Column, Freshness, OnlineAnswer, age_of
@@ -36,6 +35,7 @@ from tasks.features.online_values import (
     value_decoder,
 )
 from tasks.features.reports import OnlineReadStatistics
+from tasks.kernel.errors import DataContractError, StaleFeaturesError, TransientError
 
 Request = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | pd.DataFrame
 Moment = datetime | Sequence[datetime] | None

@@ -22,11 +22,11 @@ from feast.infra.online_stores.redis import RedisOnlineStore
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tasks.errors import FeatureStoreError
 from tasks.features.config import OnlineConfig
 from tasks.features.online_access import Breaker, Pool, Rows, chunks, key_values
 from tasks.features.online_plan import KeyGroup, ReadPlan
 from tasks.features.online_values import protobuf_moment
+from tasks.kernel.errors import FeatureStoreError
 
 AWAY = (redis.ConnectionError, redis.TimeoutError, OSError)
 

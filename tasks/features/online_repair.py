@@ -18,14 +18,14 @@ from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
 
 from tasks.contracts.data import FeatureTables
-from tasks.errors import ConfigurationError, FeatureStoreError
 from tasks.features.ledger import load_ledger
 from tasks.features.provider import AuditedProvider
 from tasks.features.store import open_store, quiet
 from tasks.features.tables import features_folder
 from tasks.features.vector_engine import BEGINNING, KNOWN_STORES
 from tasks.features.versions import view_versions
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError
+from tasks.kernel.settings import ArtifactStore
 
 WHOLE_NUMBERS = (ValueType.INT32, ValueType.INT64)
 

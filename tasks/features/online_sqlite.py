@@ -13,11 +13,11 @@ from typing import Any
 
 from feast import FeatureStore
 
-from tasks.errors import FeatureStoreError
 from tasks.features.config import OnlineConfig
 from tasks.features.duck import sql_name
 from tasks.features.online_access import Breaker, Pool, Rows, chunks, key_values, microseconds
 from tasks.features.online_plan import KeyGroup, ReadPlan
+from tasks.kernel.errors import FeatureStoreError
 
 KEYS_PER_QUERY = 500
 """SQLite allows 32,766 parameters; statements of one size are prepared once and kept."""

@@ -32,12 +32,12 @@ from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import RepoConfig
 from pydantic import model_validator
 
-from tasks.errors import FeatureStoreError, StorageError, TransientError
 from tasks.features import sqlite_rows
 from tasks.features.sqlite_rows import Row, ordered, stored_times, upsert
 from tasks.features.value_encoding import EncodedRows
 from tasks.features.write_rules import PUSHED, Extent, Origin, check_newest, checked, current_origin
 from tasks.kernel.disk import shows_damage
+from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 
 LOCK_WAIT_S = 30
 """A writer waits this long for another writer; readers never wait."""

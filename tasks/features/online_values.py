@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from numpy.typing import NDArray
 
-from tasks.errors import FeatureStoreError
+from tasks.kernel.errors import FeatureStoreError
 
 Cell = bytes | None
 Row = Sequence[Any]

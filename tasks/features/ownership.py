@@ -11,8 +11,8 @@ from feast import FeatureStore
 from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.project import Project
 
-from tasks.errors import ConfigurationError
 from tasks.features.presence import OWNERS
+from tasks.kernel.errors import ConfigurationError
 
 
 def claim_online_store(feast: FeatureStore) -> None:

@@ -46,7 +46,6 @@ from feast.value_type import ValueType
 from numpy.typing import NDArray
 
 from tasks.contracts.data import FeatureTables
-from tasks.errors import ArtifactError, FeatureStoreError, TransientError
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig
 from tasks.features.duck import first_line, is_damage
 from tasks.features.equality import as_text, equal_values, retrieved_column
@@ -58,7 +57,8 @@ from tasks.features.parity_draw import DrawnEntity, draw_entities
 from tasks.features.reports import ParityDifference, ParityReport, ViewParity
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import features_folder
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
+from tasks.kernel.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 

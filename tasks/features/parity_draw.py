@@ -11,11 +11,11 @@ import duckdb
 from feast import FeatureStore
 from feast.feature_view import DUMMY_ENTITY_ID
 
-from tasks.errors import ArtifactError, FeatureStoreError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import duckdb_session, first_line, is_damage, parquet, sql_name
 from tasks.features.online_plan import KeyGroup, PlannedView
 from tasks.features.online_reader import OnlineReader
+from tasks.kernel.errors import ArtifactError, FeatureStoreError
 
 INSTANT = timedelta(microseconds=1)
 

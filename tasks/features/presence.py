@@ -12,9 +12,9 @@ from typing import Any
 
 import redis
 
-from tasks.errors import TransientError
 from tasks.features.addresses import redis_parts
 from tasks.features.profile import read_profile
+from tasks.kernel.errors import TransientError
 
 OWNERS = "falaj:owners"
 """Hash in Redis: project to the identity of the registry that holds its definitions."""

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from tasks.errors import ConfigurationError
 from tasks.features.addresses import postgres_refusal, redis_refusal
-from tasks.settings import DEFAULT_PROFILE, Settings
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import DEFAULT_PROFILE, Settings
 
 ASOF_STORE = "tasks.features.asof_store.AsofDuckDBOfflineStore"
 AUDITED_PROVIDER = "tasks.features.provider.AuditedProvider"

@@ -27,9 +27,9 @@ from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDataset, SavedDatasetStorage
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import WindowError
 from tasks.features.audit import AuditTrail, flow_run_id, process_identity
 from tasks.features.write_rules import check_pushed
+from tasks.kernel.errors import WindowError
 
 
 class AuditedProvider(PassthroughProvider):

@@ -18,9 +18,9 @@ from typing import Any
 import duckdb
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError
 from tasks.features.config import FeatureTable
 from tasks.features.duck import names, parquet, sql_name, sql_text
+from tasks.kernel.errors import ConfigurationError
 
 NEWEST_ROWS = 1000
 """So many of a table's newest rows are computed again, and at most a tenth of those of the window:

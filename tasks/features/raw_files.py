@@ -12,9 +12,9 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 
-from tasks.errors import DataContractError
 from tasks.features.duck import sql_name, sql_text
 from tasks.features.raw_table import RawTable
+from tasks.kernel.errors import DataContractError
 
 DELIMITERS = ",;\t|"
 NO_HEADER = "column0"

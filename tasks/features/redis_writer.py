@@ -25,10 +25,10 @@ from redis.exceptions import BusyLoadingError, NoScriptError, RedisError
 from redis.exceptions import ConnectionError as ConnectionLostError
 from redis.exceptions import TimeoutError as NoAnswerError
 
-from tasks.errors import FeatureStoreError, TransientError
 from tasks.features.value_encoding import NO_TIME, EncodedRows, encode_timestamps
 from tasks.features.wire_format import BINARY, constant, contents, fixed, join_parts
 from tasks.features.write_rules import PUSHED, Origin
+from tasks.kernel.errors import FeatureStoreError, TransientError
 
 GROUP_ROWS = 64
 """Entities in one command: the server answers other clients between two of them."""

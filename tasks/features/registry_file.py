@@ -14,7 +14,7 @@ from feast.infra.registry.file import FileRegistryStore
 from feast.protos.feast.core.Registry_pb2 import Registry as RegistryProto
 from feast.utils import _utc_now
 
-from tasks.settings import write_bytes_atomically
+from tasks.kernel.settings import write_bytes_atomically
 
 
 class AtomicFileRegistryStore(FileRegistryStore):

@@ -6,11 +6,11 @@ import duckdb
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows, TableRef
-from tasks.errors import ConfigurationError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import names, parquet, sql_name, sql_text
 from tasks.features.raw_table import RawTable
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import ArtifactStore
 
 MIN_ROWS = 20
 """Published rows of a window below which nothing is said of their keys."""

@@ -26,13 +26,13 @@ from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.offline_server import OfflineServer
 from feast.permissions.server.utils import ServerType
 
-from tasks.errors import ConfigurationError, DataContractError, FalajError, TransientError
 from tasks.features.access import guard_server
 from tasks.features.guarded_store import GuardedFeatureStore
 from tasks.features.listening import Listening, oidc_settings
 from tasks.features.provider import AuditedJob, audit_facts, audit_trail, described_frame
 from tasks.features.store import open_store
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
+from tasks.kernel.settings import Settings
 
 SERVED_PATHS = {
     "/health",

@@ -17,9 +17,9 @@ import pyarrow.dataset as ds
 from feast.types import from_feast_to_pyarrow_type, from_value_type
 from feast.value_type import ValueType
 
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.features.online_answer import LABELS, OnlineAnswer
 from tasks.features.online_plan import ReadPlan
+from tasks.kernel.errors import ConfigurationError, DataContractError
 
 REQUEST_ID = "request_id"
 REQUEST_ROW = "request_row"

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits, FeatureSnapshot, FeatureTables
 from tasks.contracts.evaluation import FeatureRanking, SingleFeature
-from tasks.errors import DataContractError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import names, parquet, sql_name, sql_text
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 NUM_LEADING = 3
 NUM_BINS = 64

@@ -33,13 +33,13 @@ import pyarrow.compute as pc
 from feast import FeatureService, FeatureStore
 from numpy.typing import NDArray
 
-from tasks.errors import FeatureStoreError
 from tasks.features.config import OnlineConfig, SkewConfig
 from tasks.features.equality import equal_values, numbers_of, retrieved_column
 from tasks.features.online_answer import Freshness
 from tasks.features.online_plan import FLOATS, PlannedFeature, PlannedView, ReadPlan, plan_read
 from tasks.features.reports import FeatureSkew, SkewReport
 from tasks.features.serving_log import MOMENT_TYPE, REQUEST_TIME, age_column, read_log, state_column
+from tasks.kernel.errors import FeatureStoreError
 
 logger = logging.getLogger(__name__)
 

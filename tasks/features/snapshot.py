@@ -20,7 +20,6 @@ from tasks.contracts.data import (
     FeatureTables,
     NumberSummary,
 )
-from tasks.errors import ConfigurationError, DataContractError, FeatureStoreError
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.duck import (
     NUMBERS,
@@ -40,7 +39,8 @@ from tasks.features.store import (
 )
 from tasks.features.tables import features_folder, read_query, register_raw, run_query
 from tasks.features.versions import ServiceVersion, newest_version
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from feast.infra.offline_stores.file_source import FileSource
 from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import RepoConfig
 
-from tasks.errors import FeatureStoreError
+from tasks.kernel.errors import FeatureStoreError
 
 PIN = re.compile(r"@v\d+:")
 READ_PARQUET = re.compile(r"read_parquet\('([^'`]+)'\)")

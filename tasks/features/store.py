@@ -24,13 +24,13 @@ from feast.repo_config import RepoConfig
 from pydantic import ValidationError
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from tasks.errors import ConfigurationError, FeatureStoreError, TransientError
 from tasks.features.asof_source import source_name
 from tasks.features.guarded_store import GuardedFeatureStore
 from tasks.features.ledger import definitions_digest, read_json
 from tasks.features.profile import profile_file, read_profile
 from tasks.features.versions import apply_service_versions, is_kept, number_views
-from tasks.settings import private_folder, write_atomically
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
+from tasks.kernel.settings import private_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 

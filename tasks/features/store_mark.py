@@ -15,9 +15,9 @@ from typing import Any
 
 import redis
 
-from tasks.errors import TransientError
 from tasks.features.presence import redis_client
 from tasks.features.profile import read_profile
+from tasks.kernel.errors import TransientError
 
 MARKS = "falaj:marks"
 """Hash in Redis: project to mark."""

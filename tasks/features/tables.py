@@ -23,12 +23,6 @@ from pydantic import ValidationError
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, TableRef, ValidatedRows, ValidationResult
-from tasks.errors import (
-    ArtifactError,
-    ConfigurationError,
-    DataContractError,
-    refused_writes_explained,
-)
 from tasks.features.computed_rows import check_computed
 from tasks.features.config import FeatureConfig, FeatureTable, StagingQuery
 from tasks.features.duck import (
@@ -41,7 +35,19 @@ from tasks.features.duck import (
 )
 from tasks.features.query_reach import PROBED, check_same_rows, probes
 from tasks.features.same_data import check_same_data
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key, flush_to_disk
+from tasks.kernel.errors import (
+    ArtifactError,
+    ConfigurationError,
+    DataContractError,
+    refused_writes_explained,
+)
+from tasks.kernel.settings import (
+    ArtifactStore,
+    StagedFolder,
+    code_digest,
+    content_key,
+    flush_to_disk,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from tasks.contracts.evaluation import FeatureRanking
 from tasks.features.audit import AuditTrail, on_behalf_of, process_identity
 from tasks.features.config import FeatureConfig, MaterializationConfig
 from tasks.features.reports import ParityReport
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
 
 # These tasks are not cached by Prefect: what they make depends on files beside their inputs (raw
 # files, queries, what is published), which the plain functions digest into their own keys. A

@@ -22,7 +22,6 @@ from feast.protos.feast.types.Value_pb2 import ValueType as KeyType
 from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
 
-from tasks.errors import DataContractError
 from tasks.features.wire_format import (
     BINARY,
     FIXED32,
@@ -41,6 +40,7 @@ from tasks.features.wire_format import (
     tagged_varints,
     varint_array,
 )
+from tasks.kernel.errors import DataContractError
 
 PACKED = b"\x0a"
 """Field 1, length-delimited: where every list message keeps its elements."""

@@ -27,7 +27,6 @@ from pydantic import ValidationError
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
-from tasks.errors import ArtifactError, ConfigurationError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import parquet, sql_name
 from tasks.features.evidence import (
@@ -44,8 +43,9 @@ from tasks.features.snapshot import DATA_FILE, retrieve, write_entities
 from tasks.features.store import open_store, quiet
 from tasks.features.tables import TABLES, features_folder
 from tasks.features.versions import newest_version
+from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.scratch import scratch_folder
-from tasks.settings import ArtifactStore, digest_of
+from tasks.kernel.settings import ArtifactStore, digest_of
 
 logger = logging.getLogger(__name__)
 

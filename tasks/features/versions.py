@@ -24,8 +24,8 @@ from feast import FeatureService, FeatureStore, FeatureView
 from feast.errors import FeastObjectNotFoundException, FeatureServiceNotFoundException
 from feast.feature_view_projection import FeatureViewProjection
 
-from tasks.errors import ConfigurationError, FeatureStoreError
-from tasks.settings import content_key
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError
+from tasks.kernel.settings import content_key
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
-from tasks.errors import ConfigurationError
 from tasks.features.config import FeatureConfig
 from tasks.features.duck import duckdb_session, parquet, sql_name
 from tasks.features.raw_table import RawTable
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import ArtifactStore
 
 
 def count_rows(

@@ -24,9 +24,9 @@ import pyarrow as pa
 from feast import StreamFeatureView
 from feast.feature_view import FeatureView
 
-from tasks.errors import FeatureStoreError, WindowError
 from tasks.features.config import CLOCK_SKEW, LONGEST_LAG
 from tasks.features.value_encoding import EncodedRows
+from tasks.kernel.errors import FeatureStoreError, WindowError
 
 Extent = Literal["all", "unknown", "not of the table"]
 """Values to remove: every one, those without an origin, or those and the pushed ones."""

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from tasks.contracts.conversion import PreparedRows
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.imports.config import CorpusConfig, EncoderConfig
 from tasks.imports.weights import TOKENIZER_FILE, find_files
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
 
 ROWS_FILE = "texts.parquet"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from tasks.contracts.conversion import BATCH_AXIS, ImportedProgram, Signature, TensorSpec
-from tasks.errors import ConfigurationError
 from tasks.imports.config import EncoderConfig
 from tasks.imports.network import EncoderShape, TextEncoder
 from tasks.imports.weights import FILES, find_files, read_encoder
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
 
 PROGRAM_FILE = "program.pt2"
 FAMILY = "text-embedding"

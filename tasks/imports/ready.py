@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.imports.config import ProgramConfig, RowsConfig
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
 
 PROGRAM_FILE = "program.pt2"
 ROWS_FILE = "rows.parquet"

@@ -9,8 +9,8 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
 
 # Not cached by content: the inputs name packages and files, and what is in these decides. Each
 # call digests that, and finds what was built from the same in the artifact store.

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from tasks.errors import ArtifactError, ConfigurationError
 from tasks.imports.config import EncoderConfig
 from tasks.imports.network import EncoderShape, TextEncoder
+from tasks.kernel.errors import ArtifactError, ConfigurationError
 
 SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 FILES = (SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE)

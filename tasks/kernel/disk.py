@@ -6,7 +6,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from tasks.errors import StorageError
+from tasks.kernel.errors import StorageError
 
 LEAST_FREE_BYTES = 32_000_000
 """Prefect's database alone begins with some megabytes, and fails in many ways without them."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 # The loader of libyaml reads the same language ten times faster, where it was built in.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

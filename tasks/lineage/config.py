@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tasks.errors import ConfigurationError
-from tasks.settings import Settings
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import Settings
 
 DEFAULT_NAMESPACE = "falaj"
 DEFAULT_ENDPOINT = "api/v1/lineage"

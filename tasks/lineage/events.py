@@ -21,10 +21,10 @@ from openlineage.client import event_v2 as ol
 from openlineage.client import facet_v2 as facets
 from openlineage.client.serde import Serde
 
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
+from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.steps import Node, Step
-from tasks.settings import ArtifactStore
 
 PRODUCER = "urn:falaj:lineage:1"
 RUNS = uuid.UUID("6f0c7ce2-0b0e-5c55-9d8c-6f1f2f7f3a11")

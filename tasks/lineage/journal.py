@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import refused_writes_explained
-from tasks.settings import make_folder, write_atomically
+from tasks.kernel.errors import refused_writes_explained
+from tasks.kernel.settings import make_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import urlsplit
 
+from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.events import FlowRun, run_id, step_events
 from tasks.lineage.journal import Event, Journal
 from tasks.lineage.steps import Step
-from tasks.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 

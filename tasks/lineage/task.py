@@ -21,8 +21,8 @@ from tasks.contracts.data import FeatureRefresh, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, TrainingResult
 from tasks.contracts.training import RecalibratedModel, ShrunkModel
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from prefect import Flow

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
 from tasks.lineage.journal import Journal
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from tasks.errors import StorageError
+from tasks.kernel.errors import StorageError
+from tasks.kernel.settings import write_bytes_atomically
 from tasks.predictions.labels import BY_REQUEST, labels_folder
 from tasks.predictions.masking import mask_key_file, open_mask
 from tasks.predictions.parts import (
@@ -23,7 +24,6 @@ from tasks.predictions.parts import (
 )
 from tasks.predictions.schema import REQUEST_ID, SUBJECT, log_root, logged_models, model_folder
 from tasks.predictions.upkeep import damaged
-from tasks.settings import write_bytes_atomically
 
 
 @dataclass

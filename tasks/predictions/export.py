@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
-from tasks.errors import ConfigurationError, refused_writes_explained
+from tasks.kernel.errors import ConfigurationError, refused_writes_explained
 from tasks.predictions.schema import SCORES
 
 ENDINGS = (".parquet", ".csv")

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.predictions.labels import BY_ENTITY, BY_REQUEST, KNOWN_AT, LABEL, labels_folder
 from tasks.predictions.reading import LogQuery, ReadTally, logged_columns, read_rows
 from tasks.predictions.schema import ENTITY, EVENT_TIME, MOMENT_TYPE, REQUEST_ID, REQUEST_ROW

@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.errors import DataContractError, refused_writes_explained
+from tasks.kernel.errors import DataContractError, refused_writes_explained
+from tasks.kernel.settings import private_folder, write_bytes_atomically
 from tasks.predictions.schema import (
     ENTITY,
     EVENT_TIME,
@@ -35,7 +36,6 @@ from tasks.predictions.schema import (
     REQUEST_ROW,
     log_root,
 )
-from tasks.settings import private_folder, write_bytes_atomically
 
 LABEL, KNOWN_AT = "label", "known_at"
 BY_REQUEST, BY_ENTITY = "request", "entity"

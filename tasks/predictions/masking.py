@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.errors import ConfigurationError, refused_writes_explained
+from tasks.kernel.errors import ConfigurationError, refused_writes_explained
+from tasks.kernel.settings import private_folder
 from tasks.predictions.schema import log_root
-from tasks.settings import private_folder
 
 KEY_BYTES = 32
 DIGEST_CHARACTERS = 32

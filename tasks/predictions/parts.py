@@ -20,7 +20,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.errors import StorageError, refused_writes_explained
+from tasks.kernel.errors import StorageError, refused_writes_explained
+from tasks.kernel.settings import flush_to_disk, private_folder
 from tasks.predictions.schema import (
     ASIDE,
     BATCH_ROWS,
@@ -37,7 +38,6 @@ from tasks.predictions.schema import (
     VERSION,
     log_root,
 )
-from tasks.settings import flush_to_disk, private_folder
 
 logger = logging.getLogger(__name__)
 

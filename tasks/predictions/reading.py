@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.predictions.parts import locked, visible_parts
 from tasks.predictions.schema import (
     ERROR,

@@ -29,7 +29,8 @@ from tasks.contracts.data import (
 )
 from tasks.contracts.predictions import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.predictions.joining import JoinTally, labelled_rows
 from tasks.predictions.labels import LABEL, labels_folder
 from tasks.predictions.masking import open_mask
@@ -41,7 +42,6 @@ from tasks.predictions.reading import (
     read_rows,
 )
 from tasks.predictions.schema import EVENT_TIME, FEATURE, MOMENT_TYPE, SCORE
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 SUITE = "prediction_log"
 STABLE = "stable"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.kernel.settings import private_folder
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.parts import (
     ROW_GROUP_ROWS,
@@ -24,7 +25,6 @@ from tasks.predictions.parts import (
     visible_parts,
 )
 from tasks.predictions.schema import PARTS, day_of, log_root
-from tasks.settings import private_folder
 
 logger = logging.getLogger(__name__)
 

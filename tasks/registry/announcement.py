@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import EvaluationReport
+from tasks.kernel.settings import platform_address
 from tasks.registry.question import pictures_in, plain
-from tasks.settings import platform_address
 
 
 def announcement(

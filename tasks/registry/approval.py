@@ -20,11 +20,11 @@ from tasks.contracts.base import Contract, ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import Approval, ModelVariant
-from tasks.errors import RegistryError
+from tasks.kernel.errors import RegistryError
+from tasks.kernel.settings import write_atomically
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import RegisteredVersion, Registry
-from tasks.settings import write_atomically
 
 logger = logging.getLogger(__name__)
 

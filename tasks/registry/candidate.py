@@ -16,7 +16,8 @@ from tasks.contracts.training import (
     ShrunkModel,
     TrainedModel,
 )
-from tasks.errors import RegistryError
+from tasks.kernel.errors import RegistryError
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
@@ -34,7 +35,6 @@ from tasks.registry.mlflow_registry import (
     Registry,
 )
 from tasks.registry.model_folder import read_version, write_model
-from tasks.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from tasks.contracts.base import field_title
-from tasks.settings import USE_CASE_NAME
+from tasks.kernel.settings import USE_CASE_NAME
 
 
 class RegistryConfig(BaseModel):

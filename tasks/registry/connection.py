@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks.errors import (
+from tasks.kernel.errors import (
     FalajError,
     RegistryError,
     StorageError,
     TransientError,
     refused_writes_explained,
 )
-from tasks.settings import Settings, flush_to_disk, make_folder
+from tasks.kernel.settings import Settings, flush_to_disk, make_folder
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -6,6 +6,7 @@ import logging
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.candidate import discard_half_runs
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
@@ -20,7 +21,6 @@ from tasks.registry.mlflow_registry import (
 )
 from tasks.registry.model_folder import read_version, write_import
 from tasks.registry.records import ImportedManifest
-from tasks.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.errors import RegistryError
+from tasks.kernel.errors import RegistryError
 from tasks.registry.connection import RegistryLocation, explained, load_mlflow, prepare_database
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from tasks.contracts.data import FeatureSnapshot
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import CandidateModel
-from tasks.errors import RegistryError, refused_writes_explained
+from tasks.kernel.errors import RegistryError, refused_writes_explained
+from tasks.kernel.settings import ArtifactStore, digest_of, flush_to_disk, size_of, write_atomically
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
     ORIGIN_TAG,
@@ -46,7 +47,6 @@ from tasks.registry.records import (
     describe_import,
     describe_model,
 )
-from tasks.settings import ArtifactStore, digest_of, flush_to_disk, size_of, write_atomically
 
 Value = TypeVar("Value", bound=BaseModel)
 CHECKPOINT_STEM = "checkpoint"

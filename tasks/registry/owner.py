@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import Registry

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tasks.contracts.evaluation import CurvePoint, EvaluationReport, MetricSet, RegressionMetrics
 from tasks.contracts.training import CandidateModel, TrainedModel
-from tasks.errors import refused_writes_explained
+from tasks.kernel.errors import refused_writes_explained
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d97706", "#8a8f98"
 DOTS_PER_INCH = 110

@@ -15,7 +15,8 @@ from tasks.contracts.release import (
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint
-from tasks.errors import RegistryError, refused_writes_explained
+from tasks.kernel.errors import RegistryError, refused_writes_explained
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
@@ -34,7 +35,6 @@ from tasks.registry.model_folder import (
     verified_start,
 )
 from tasks.registry.records import PROGRAM_FILE
-from tasks.settings import ArtifactStore, StagedFolder, content_key
 
 logger = logging.getLogger(__name__)
 

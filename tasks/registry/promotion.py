@@ -10,7 +10,8 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import Approval, GateResult, ModelVariant, PromotionDecision
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
+from tasks.kernel.settings import ArtifactStore, named_artifacts, write_atomically
 from tasks.registry.approval import APPROVED, Answer, Question, consent, record_answer
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive
@@ -26,7 +27,6 @@ from tasks.registry.mlflow_registry import (
 )
 from tasks.registry.model_folder import read_version
 from tasks.registry.standing import note_promotion
-from tasks.settings import ArtifactStore, named_artifacts, write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tasks.contracts.base import Contract
 from tasks.contracts.release import PromotionDecision
-from tasks.errors import RegistryError
+from tasks.kernel.errors import RegistryError
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.approval import WAITING, Answer, read_question, reopen_question
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import Registry
 from tasks.registry.promotion import answer_and_promote, decide_question
-from tasks.settings import ArtifactStore
 
 MAX_PICTURE_BYTES = 200_000
 SHOWN_PICTURES = ("roc-pr", "calibration", "observed", "residuals")

@@ -11,7 +11,8 @@ import logging
 from datetime import datetime
 
 from tasks.contracts.release import ChampionStanding, Rollback, Withdrawal
-from tasks.errors import RegistryError
+from tasks.kernel.errors import RegistryError
+from tasks.kernel.settings import write_atomically
 from tasks.registry.approval import WAITING, known_approval
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
@@ -23,7 +24,6 @@ from tasks.registry.mlflow_registry import (
     Registry,
 )
 from tasks.registry.model_folder import read_version
-from tasks.settings import write_atomically
 
 logger = logging.getLogger(__name__)
 

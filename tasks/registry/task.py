@@ -32,9 +32,9 @@ from tasks.contracts.release import (
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
 from tasks.registry.config import PromotionConfig, RegistryConfig
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from tasks.registry.approval import Answer

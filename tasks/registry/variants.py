@@ -6,7 +6,8 @@ import re
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.release import ModelVariant
-from tasks.errors import RegistryError
+from tasks.kernel.errors import RegistryError
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
     KEPT_TAG,
@@ -22,7 +23,6 @@ from tasks.registry.model_folder import (
     write_variants,
 )
 from tasks.registry.records import VersionRecord
-from tasks.settings import ArtifactStore
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from tasks.errors import DataContractError, RegistryError
+from tasks.kernel.errors import DataContractError, RegistryError
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import ROLLED_BACK, Action, ByHand, Release, Verdict, Wanted

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from tasks.errors import DataContractError, TransientError
+from tasks.kernel.errors import DataContractError, TransientError
 from tasks.release.records import Period, Release
 
 STABLE, CANDIDATE, SHADOW = "stable", "candidate", "shadow"

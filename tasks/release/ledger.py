@@ -17,8 +17,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from tasks.errors import DataContractError
-from tasks.operation import database_now, transaction
+from tasks.kernel.errors import DataContractError
+from tasks.metadata.operation import database_now, transaction
 from tasks.release import tables
 from tasks.release.config import ReleaseConfig
 from tasks.release.records import (

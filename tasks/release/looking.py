@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.release.acting import Releasing
 from tasks.release.comparison import compare
 from tasks.release.evidence import Labels, no_labels, observe

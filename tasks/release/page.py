@@ -8,13 +8,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from tasks.kernel.settings import write_atomically
 from tasks.release.records import Entry, Evidence, Finding, MetricName, Release, Tally
 from tasks.reporting.axes import Frame, Linear
 from tasks.reporting.page import FOLDER, page_environment
 from tasks.reporting.quantities import is_shown, significant
 from tasks.reporting.svg import STYLE_SHEET, as_data_url, label, line, tag
 from tasks.reporting.svg import picture as drawing
-from tasks.settings import write_atomically
 
 WIDTH, HEIGHT = 520.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 16.0, 40.0, 48.0

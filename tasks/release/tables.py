@@ -16,8 +16,8 @@ from sqlalchemy import (
     Text,
 )
 
-from tasks import operation
-from tasks.operation import NUMBER, UtcTime
+from tasks.metadata import operation
+from tasks.metadata.operation import NUMBER, UtcTime
 
 metadata = MetaData()
 
@@ -85,6 +85,6 @@ def open_database(url: str) -> Engine:
     """Open the database of operation and make the tables of releases where it lacks them.
 
     Raises:
-        ConfigurationError, TransientError, StorageError: as `tasks.operation.open_database`.
+        ConfigurationError, TransientError, StorageError: as `operation.open_database`.
     """
     return operation.open_database(url, metadata)

@@ -13,11 +13,11 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
 from tasks.release.config import ReleaseConfig
 from tasks.release.looking import Look
 from tasks.release.records import BY_ITSELF, Action, ByHand, Release
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
 
 if TYPE_CHECKING:
     from tasks.release.acting import Champions, Releasing

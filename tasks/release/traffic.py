@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from tasks.errors import ConfigurationError, DataContractError, TransientError
+from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tasks.release.records import Shares, Wanted
 
 SLOTS = ("stable", "candidate", "shadow")
@@ -68,7 +68,7 @@ class Traffic(Protocol):
 
 
 class Edge(Protocol):
-    """The edge's side: shares from 0 to 1, as `infra.edge.traffic.EdgeTraffic` takes them."""
+    """The edge's side: shares from 0 to 1, as `infra.gateway.traffic.EdgeTraffic` takes them."""
 
     def set_shares(self, model: str, *, candidate: float, mirror: float, sticky: bool) -> None:
         """Share requests from now on; returns when the edge does so."""
@@ -113,7 +113,7 @@ class ServerTraffic:
             raise ConfigurationError(
                 f"{model}: {candidate:g} % of the requests and copies of {mirror:g} % were to go "
                 "to the candidate, and there is no edge that could split requests. Set one up "
-                "(infra/edge), or release all at once. Nothing was changed"
+                "(infra/gateway), or release all at once. Nothing was changed"
             )
 
     def _ask(self, method: str, model: str, body: Any = None) -> Any:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from tasks.contracts.base import Artifact
 from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
 from tasks.contracts.run import RunRecord
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
+from tasks.kernel.settings import URI_SCHEME, ArtifactStore, named_artifacts
 from tasks.reporting.quantities import count, decimal, percent
-from tasks.settings import URI_SCHEME, ArtifactStore, named_artifacts
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tasks.contracts.evaluation import Metric, SliceMetrics
 from tasks.contracts.measurement import VariantLatency
 from tasks.contracts.release import Approval, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO
 from tasks.reporting.judgement import (
     labels_told,
     labels_told_at_length,
@@ -34,7 +35,6 @@ from tasks.reporting.quantities import (
     milliseconds,
     plural,
 )
-from tasks.settings import DEFAULT_FEATURE_REPO
 
 _NATURAL_ORDER = re.compile(r"\d+([-./: ]\d+)*")
 

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tasks.contracts.run import RunRecord
-from tasks.errors import ConfigurationError, StorageError, refused_writes_explained
+from tasks.kernel.errors import ConfigurationError, StorageError, refused_writes_explained
 from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.settings import ArtifactStore, write_atomically
 from tasks.reporting.checks import StoredArtifact, stored_artifacts
 from tasks.reporting.page import render_page
-from tasks.settings import ArtifactStore, write_atomically
 
 SCHEMA_VERSION = 1
 PAGE, FACTS, LATEST = "report.html", "report.json", "latest"

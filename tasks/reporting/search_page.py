@@ -7,10 +7,10 @@ from pathlib import Path
 from markupsafe import Markup
 
 from tasks.contracts.training import StudyRecord
+from tasks.kernel.settings import write_atomically
 from tasks.reporting import search_charts
 from tasks.reporting.page import FOLDER, page_environment
 from tasks.reporting.svg import STYLE_SHEET
-from tasks.settings import write_atomically
 
 PAGE, FACTS = "search.html", "search.json"
 MOST_ROWS = 500

@@ -11,8 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from tasks.contracts.release import ShrinkingResult
 from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings, platform_address
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings, platform_address
 
 if TYPE_CHECKING:
     from tasks.reporting.files import ReportFiles

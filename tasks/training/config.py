@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from tasks.contracts.base import field_title
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.data.config import ReadingConfig
 from tasks.training.elastic.config import ElasticConfig

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import Lesson, StartingPoint, TrainedModel
-from tasks.errors import TransientError, refused_writes_explained
+from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.scratch import scratch_folder
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.access import access_handed_over
 from tasks.training.checkpoints.store import open_store
 from tasks.training.config import ONLY_MEASURES, TrainingConfig

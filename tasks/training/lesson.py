@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.training import Lesson
-from tasks.errors import DataContractError, refused_writes_explained
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError, refused_writes_explained
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.data.decode import ANSWER
 from tasks.training.data.preprocess import Float32Array
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from tasks.contracts.training import EpochMetrics
-from tasks.errors import TrainingError
+from tasks.kernel.errors import TrainingError
 from tasks.training.checkpoints.files import serialized, write_file
 from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.store import CheckpointStore

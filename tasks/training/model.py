@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import NO_CODE, Float32Array, Int32Array, Preprocessing
 from tasks.training.strategies.partition import Cut, cut_evenly

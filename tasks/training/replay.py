@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits
-from tasks.errors import WindowError, refused_writes_explained
+from tasks.kernel.errors import WindowError, refused_writes_explained
 
 
 def new_rows_window(train: TimeWindow, champion: TimeWindow) -> TimeWindow:

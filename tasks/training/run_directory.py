@@ -29,8 +29,8 @@ from tasks.contracts.base import Contract
 from tasks.contracts.data import DatasetSchema, DataSplits
 from tasks.contracts.telemetry import TrainingTelemetry
 from tasks.contracts.training import EpochMetrics, Lesson
-from tasks.errors import TransientError, refused_writes_explained
-from tasks.settings import write_atomically
+from tasks.kernel.errors import TransientError, refused_writes_explained
+from tasks.kernel.settings import write_atomically
 from tasks.training.config import TrainingConfig
 
 PROGRESS_EVERY_S = 1.0

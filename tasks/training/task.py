@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import EpochMetrics, Lesson, StartingPoint, TrainedModel
-from tasks.retry_policy import (
+from tasks.kernel.retry_policy import (
     NUM_RETRIES,
     RETRY_DELAYS_S,
     RETRY_JITTER,
@@ -25,7 +25,7 @@ from tasks.retry_policy import (
     is_api_away,
     only_transient,
 )
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 from tasks.training.config import TrainingConfig
 
 LOGGER = logging.getLogger(__name__)

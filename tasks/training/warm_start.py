@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.contracts.data import DatasetSchema
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
 from tasks.training.data.preprocess import Float32Array, Int32Array, Preprocessing
 
 Weights = Mapping[str, Tensor]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from tasks.contracts.training import EpochMetrics
-from tasks.errors import TrainingError, TransientError
+from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.launch.eta import Eta, Position
 from tasks.training.launch.rank_group import RankGroup
 from tasks.training.run_directory import RankProgress, RunDirectory, TrainingJob

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import torch
 
-from tasks.errors import ConfigurationError, StorageError
+from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter

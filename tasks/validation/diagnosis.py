@@ -17,7 +17,7 @@ from itertools import combinations
 from pathlib import Path
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.validation.blessed import DAYS
 from tasks.validation.expectations import Check, compile_suite
 from tasks.validation.screen import can_screen, failing

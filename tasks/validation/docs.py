@@ -22,8 +22,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from tasks.errors import ArtifactError, refused_writes_explained
-from tasks.settings import ArtifactStore, digest_of
+from tasks.kernel.errors import ArtifactError, refused_writes_explained
+from tasks.kernel.settings import ArtifactStore, digest_of
 from tasks.validation.outcome import SuiteOutcome, read_outcome
 
 logger = logging.getLogger(__name__)

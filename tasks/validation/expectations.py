@@ -19,7 +19,7 @@ from great_expectations.core.batch_definition import BatchDefinition
 from great_expectations.data_context.types.base import ProgressBarsConfig
 from great_expectations.expectations.expectation import Expectation
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.validation.subject import Subject
 from tasks.validation.suites import Rule, Suite, rule_columns
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
 from tasks.validation.suites import Severity
 
 Status = Literal["passed", "failed", "warned", "skipped"]

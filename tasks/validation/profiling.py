@@ -17,8 +17,8 @@ import yaml
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import TableRef
-from tasks.errors import ConfigurationError, DataContractError
-from tasks.settings import ArtifactStore, write_atomically
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore, write_atomically
 from tasks.validation.blessed import (
     Blessed,
     Bound,

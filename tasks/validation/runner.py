@@ -19,8 +19,8 @@ from tasks.contracts.data import (
     ValidatedRows,
     ValidationResult,
 )
-from tasks.errors import ConfigurationError, DataContractError
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.validation.blessed import DAYS, faults_in
 from tasks.validation.diagnosis import diagnose
 from tasks.validation.expectations import Judged, compile_suite, run_checks

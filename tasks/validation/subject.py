@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError, StorageError
+from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError
 from tasks.kernel.scratch import scratch_folder
 from tasks.validation.blessed import DAYS, Blessed, judge_days
 from tasks.validation.suites import SUBJECT, ColumnKind, Suite

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.strict_yaml import read_yaml
 from tasks.validation.blessed import DAYS, Blessed, Statistic
 from tasks.validation.units import Unit

@@ -22,14 +22,14 @@ from tasks.contracts.data import (
     ValidatedRows,
     ValidationResult,
 )
-from tasks.retry_policy import (
+from tasks.kernel.retry_policy import (
     NUM_RETRIES,
     RETRY_DELAYS_S,
     RETRY_JITTER,
     ByContent,
     only_transient,
 )
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 from tasks.validation.suites import Suite
 
 if TYPE_CHECKING:

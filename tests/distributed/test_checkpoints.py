@@ -15,8 +15,8 @@ import torch
 from pyarrow.fs import FileSelector, S3FileSystem
 
 from tasks.contracts.training import EpochMetrics
-from tasks.errors import StorageError, TransientError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import StorageError, TransientError
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.checkpoints.access import FILE_NAME
 from tests.support.host.processes import pids_whose_command_holds
 from tests.support.ranks.checkpoint_ranks import NUM_KEPT, cut_tensor, whole_tensors

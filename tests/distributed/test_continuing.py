@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.training import StartingPoint, TrainedModel
-from tasks.errors import WindowError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import WindowError
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.launcher import launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, month, splits

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tasks.contracts.training import EpochMetrics
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.host.processes import pids_whose_command_holds
 from tests.support.ranks.runs import config, losses, on_ranks, train
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.training import EpochMetrics
-from tasks.errors import DataContractError, StorageError, TransientError
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.errors import DataContractError, StorageError, TransientError
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.data.builders import COLUMNS, dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.ranks.runs import (

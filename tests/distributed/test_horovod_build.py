@@ -12,7 +12,7 @@ import horovod
 import horovod.torch as hvd
 import pytest
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.ranks.rank_programs import run_on_ranks
 
 

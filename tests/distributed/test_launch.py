@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch.guard import descendants
 from tasks.training.launch.nursery import Nursery
 from tests.support.host.processes import wait_until

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.training import EpochMetrics
-from tasks.leases.affinity import applied
-from tasks.leases.claims import Grant
-from tasks.leases.liveness import kin_of_lease
+from tasks.control.leases.affinity import applied
+from tasks.control.leases.claims import Grant
+from tasks.control.leases.liveness import kin_of_lease
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.host import Host
 from tests.support.platform.lease_devices import host

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.training import TrainedModel
-from tasks.errors import DataContractError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.ranks.runs import NUM_ROWS, config, losses, on_ranks, run_ranks, train
 

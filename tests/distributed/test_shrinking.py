@@ -11,15 +11,15 @@ import pytest
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import RegisteredProgram, ShrinkingParent
 from tasks.contracts.training import EpochMetrics, Lesson, StartingPoint, TrainedModel
-from tasks.errors import TransientError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import score_window
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import TransientError
+from tasks.kernel.settings import ArtifactStore
+from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.planning import plan_student
+from tasks.training.compression.student import StudentPlan
 from tasks.training.config import TrainingConfig
 from tasks.training.launcher import OnEpoch, launch_training
-from tasks.training.shrinking.config import ShrinkingConfig
-from tasks.training.shrinking.planning import plan_student
-from tasks.training.shrinking.student import StudentPlan
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.ranks.runs import (
     NUM_ROWS,

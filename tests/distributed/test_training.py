@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tasks.contracts.training import EpochMetrics, TrainedModel
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.launch.guard import descendants
 from tasks.training.metrics import histogram_auc, score_histograms
 from tests.support.data.builders import COLUMNS, frame, month

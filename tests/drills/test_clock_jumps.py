@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.governor.config import GovernorConfig
-from tasks.governor.evidence import Evidence
-from tasks.governor.ledger import Ledger
-from tasks.settings import PROJECT_ROOT
-from tests.support.governor import builders
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.evidence import Evidence
+from tasks.control.retraining.ledger import Ledger
+from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.control import builders
 from tests.support.host.clocks import Clock, make_clock
 from tests.support.host.processes import wait_patiently, wait_until
 from tests.support.platform import platform_schedule
@@ -63,7 +63,7 @@ class GovernedByClock:
 
     def sweep(self) -> int:
         """Answer all; returns how many runs there are."""
-        command = [sys.executable, "-m", "tests.support.governor.governor_process"]
+        command = [sys.executable, "-m", "tests.support.control.governor_process"]
         subprocess.run(
             [*command, self.url, str(self.runs), "sweep"],
             cwd=PROJECT_ROOT,

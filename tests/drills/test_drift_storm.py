@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.governor import builders
-from tests.support.governor.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.support.control import builders
+from tests.support.control.governed import Governed, acting, governed, num_unanswered, outcomes
 from tests.support.host.processes import wait_patiently
 from tests.support.platform.deploys import redeploy
 from tests.support.suite.promises import Promise, proves

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.base import Artifact
-from tasks.settings import URI_SCHEME, ArtifactStore
+from tasks.kernel.settings import URI_SCHEME, ArtifactStore
 from tests.support.host.disks import small_disk
 from tests.support.host.processes import processes_of, wait_until
 from tests.support.platform.commands import LIMIT_S, Platform

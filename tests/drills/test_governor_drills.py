@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.governor.config import GovernorConfig
-from tasks.settings import PROJECT_ROOT
-from tests.support.governor import builders
-from tests.support.governor.governed import Governed, acting, governed, num_unanswered, outcomes
+from tasks.control.retraining.config import GovernorConfig
+from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.control import builders
+from tests.support.control.governed import Governed, acting, governed, num_unanswered, outcomes
 from tests.support.host.processes import wait_patiently
 from tests.support.suite.promises import Promise, proves
 
@@ -24,7 +24,7 @@ CAUTIOUS = GovernorConfig(cool_down_hours=6)
 def test_a_verdict_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path: Path) -> None:
     with governed(tmp_path, works=False) as platform:
         judging = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.governor.judging", str(tmp_path)],
+            [sys.executable, "-m", "tests.support.control.judging", str(tmp_path)],
             cwd=PROJECT_ROOT,
             env=platform.api.command_environment(**platform.environment),
         )

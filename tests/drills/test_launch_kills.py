@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.ranks.rank_programs import GONE_WITHIN_S
 from tests.support.suite.promises import Promise, proves

@@ -11,10 +11,10 @@ import psutil
 import psycopg
 import pytest
 
-from tasks.errors import LeaseLostError
-from tasks.leases.book import LeaseBook
-from tasks.leases.config import LeaseConfig, LeaseRequest
-from tasks.leases.leases import acquire
+from tasks.control.leases.book import LeaseBook
+from tasks.control.leases.config import LeaseConfig, LeaseRequest
+from tasks.control.leases.leases import acquire
+from tasks.kernel.errors import LeaseLostError
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
 from tests.support.platform.lease_farm import farm, kill_at_random, lines_of

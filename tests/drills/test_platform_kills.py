@@ -29,7 +29,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from tasks.recovery.config import RecoveryConfig
+from tasks.control.recovery.config import RecoveryConfig
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
 from tests.support.platform.killable import KillablePlatform, killable_platform

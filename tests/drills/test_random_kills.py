@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tasks.contracts.training import TrainedModel
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.ranks import training_driver
 from tests.support.ranks.runs import CONFIG, losses

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.trial import trial_flow
-from tasks.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.suite.promises import Promise, proves

@@ -13,7 +13,7 @@ from tasks.contracts.conversion import SnapshotRows
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.judge import judge_variants
 from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
 from tests.support.data.builders import dataset, splits

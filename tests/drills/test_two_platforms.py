@@ -10,13 +10,13 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelled
 
-from tasks.errors import LeaseError
-from tasks.leases.book import LeaseBook
-from tasks.leases.config import LeaseRequest
-from tasks.leases.leases import acquire
-from tasks.settings import Settings
-from tests.support.governor import builders
-from tests.support.governor.governed import Governed, acting, governed, num_unanswered, outcomes
+from tasks.control.leases.book import LeaseBook
+from tasks.control.leases.config import LeaseRequest
+from tasks.control.leases.leases import acquire
+from tasks.kernel.errors import LeaseError
+from tasks.kernel.settings import Settings
+from tests.support.control import builders
+from tests.support.control.governed import Governed, acting, governed, num_unanswered, outcomes
 from tests.support.platform.lease_devices import host
 from tests.support.services.servers import postgres_server
 from tests.support.suite.promises import Promise, proves

@@ -31,13 +31,13 @@ from infra.deploying.deployments import load_flow
 from infra.deploying.file import PREFECT_FILE, read_prefect_file
 from tasks.contracts.drift import DriftVerdict
 from tasks.contracts.run import RunRecord
-from tasks.governor.config import GovernorConfig
-from tasks.governor.ledger import Ledger, Wanted
-from tasks.governor.records import Decision, Outcome
-from tasks.governor.task import store_verdict
-from tasks.settings import PROJECT_ROOT, Settings, digest_of
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.retraining.records import Decision, Outcome
+from tasks.control.retraining.task import store_verdict
+from tasks.kernel.settings import PROJECT_ROOT, Settings, digest_of
+from tests.support.control import builders
 from tests.support.data.use_cases import small_traffic, third_use_case
-from tests.support.governor import builders
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import is_final, wait_for_run
 from tests.support.platform.loops import loop_repository

@@ -14,9 +14,9 @@ import torch
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.registry import bound_of, family_of
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.judge import judge_variants
+from tasks.conversion.kinds.registry import bound_of, family_of
 from tasks.conversion.parity import score_batches, score_gap
 from tasks.conversion.runtimes import (
     GPU_PROVIDER,
@@ -28,8 +28,8 @@ from tasks.conversion.runtimes import (
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
 from tasks.conversion.tensorrt_runtime import FACTS_FILE
-from tasks.errors import ConversionError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConversionError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case, case, edges, quick, typical
 from tests.support.conversion.programs import SmallNetwork, build_one, built, exported, registered
 from tests.support.data import encoders

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.leases.affinity import applied
-from tasks.leases.book import LeaseBook
-from tasks.leases.config import LeaseRequest
-from tasks.leases.hardware import HostDevices, hardware_classes
-from tasks.leases.leases import acquire
+from tasks.control.leases.affinity import applied
+from tasks.control.leases.book import LeaseBook
+from tasks.control.leases.config import LeaseRequest
+from tasks.control.leases.hardware import HostDevices, hardware_classes
+from tasks.control.leases.leases import acquire
 
 pytestmark = [
     pytest.mark.gpu,

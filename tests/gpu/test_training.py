@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.ranks.runs import config, losses, on_ranks, train
 
 pytestmark = [

@@ -21,17 +21,17 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 from flows.config import read_pipeline_config
 from flows.reconversion import reconversion_flow
 from tasks.contracts.evaluation import PairedComparison
+from tasks.control.retraining.decision import Action
+from tasks.control.retraining.ledger import Ledger
+from tasks.control.retraining.records import ClaimState
 from tasks.conversion.config import ConversionConfig
-from tasks.governor.decision import Action
-from tasks.governor.ledger import Ledger
-from tasks.governor.records import ClaimState
+from tasks.kernel.settings import PROJECT_ROOT, digest_of
 from tasks.lineage.journal import Journal
 from tasks.lineage.trace import trace
 from tasks.registry.model_folder import read_version
-from tasks.settings import PROJECT_ROOT, digest_of
+from tests.support.control.builders import FREE, shifted
+from tests.support.control.miscalibrated import spoil_champion
 from tests.support.data.repository import days
-from tests.support.governor.builders import FREE, shifted
-from tests.support.governor.miscalibrated import spoil_champion
 from tests.support.host.processes import processes_of
 from tests.support.platform.loops import Loop, champion_of, loop_repository
 from tests.support.services.prefect_platform import PrefectApi
@@ -276,7 +276,7 @@ def test_the_governor_recalibrates_a_champion_whose_scores_are_wrong_and_it_is_p
     environment = prefect_api.command_environment(
         FALAJ_HOME=str(loop.home), FALAJ_FEATURE_REPO=str(loop.repository.path)
     )
-    command = [sys.executable, "-m", "tests.support.governor.miscalibrated", verdict.verdict_id]
+    command = [sys.executable, "-m", "tests.support.control.miscalibrated", verdict.verdict_id]
     done = subprocess.run(
         command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=600
     )

@@ -24,8 +24,8 @@ import yaml
 
 from serving.assembly import read_addresses
 from serving.config import SERVING_FILE
-from serving.http.admin import TOKEN_FILE
-from tasks.settings import PROJECT_ROOT
+from serving.protocol.http.admin import TOKEN_FILE
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import days
 from tests.support.host.processes import wait_until
 from tests.support.platform.loops import NUM_DAYS, Loop, champion_of

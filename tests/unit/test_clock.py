@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from flows.clock import ClockConfig, roll
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.windows import days_or_newest, hours_or_newest, moment_of_run
-from tasks.errors import WindowError
-from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
+from tasks.kernel.errors import WindowError
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 ZONES = st.sampled_from(["UTC", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe"])

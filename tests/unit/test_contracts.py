@@ -20,8 +20,8 @@ from tasks.contracts.data import (
     ValidatedDataset,
     category_code,
 )
-from tasks.errors import DataContractError, WindowError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError, WindowError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 
 NOON = datetime(2013, 6, 1, 12, tzinfo=UTC)

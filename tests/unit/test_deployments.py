@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from flows.config import read_pipeline_config
-from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT
 
 
 def test_the_use_case_of_the_repository_is_valid() -> None:

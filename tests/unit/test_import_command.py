@@ -9,7 +9,7 @@ from flows.import_command import told
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.measurement import GoalStanding
 from tasks.contracts.release import ImportedModel
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.registry.builders import variants
 
 

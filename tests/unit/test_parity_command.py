@@ -8,9 +8,9 @@ import pytest
 from flows import __main__ as command
 from flows import parity_check, pipeline
 from flows.config import read_pipeline_config
-from tasks.errors import FeatureStoreError
 from tasks.features.reports import ParityReport, ViewParity
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import FeatureStoreError
+from tasks.kernel.settings import PROJECT_ROOT
 
 
 def report(differing: int, null: int = 0) -> ParityReport:

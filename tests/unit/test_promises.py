@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.suite.drill_table import FOLDER
 from tests.support.suite.promises import Promise
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 CONFTEST = """
 from tests.support.suite import resume

@@ -11,8 +11,8 @@ from prefect import Flow
 
 from flows.stages import Stages
 from tasks.contracts.base import Artifact, Contract
-from tasks.routing.config import RoutingConfig
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.control.routing.config import RoutingConfig
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 
 class Model(Contract):

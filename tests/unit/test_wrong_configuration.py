@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows import __main__ as command
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 
 @pytest.fixture

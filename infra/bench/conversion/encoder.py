@@ -13,12 +13,12 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.text_embedding import IDS, padded
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.text_embedding import IDS, padded
 from tasks.conversion.runtimes import torch_threads_restored
 from tasks.imports.corpus import prepare_corpus
 from tasks.imports.program import export_encoder
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 
 ENCODER_FILE = PROJECT_ROOT / "feature_repo" / "models" / "sentence-encoder.yaml"
 TOKENS = 32

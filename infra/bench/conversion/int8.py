@@ -26,8 +26,8 @@ from infra.bench.parts import Bench
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.interface import Batches, JudgedRows, Scores
-from tasks.conversion.families.registry import family_of
+from tasks.conversion.kinds.interface import Batches, JudgedRows, Scores
+from tasks.conversion.kinds.registry import family_of
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.onnx_quantization import quantize_onnx
 from tasks.conversion.openvino_export import read_ir, save_ir
@@ -37,7 +37,7 @@ from tasks.conversion.runtimes import LoadedModel, load_pytorch, torch_threads_r
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
 from tasks.conversion.variants import build_variant
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 
 BATCHES = (1, 32)
 FLOATS = ("onnx-fp32", "openvino-fp32")

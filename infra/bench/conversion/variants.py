@@ -25,7 +25,7 @@ from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET, TARGETS, with_sources
 from tasks.conversion.variants import build_variant
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 
 FLOATS = "onnx-fp32"
 """The form that others are measured against, in ONNX Runtime."""

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from infra.bench.elastic.worker import TinyJob
-from tasks.errors import FalajError
-from tasks.settings import write_atomically
+from tasks.kernel.errors import FalajError
+from tasks.kernel.settings import write_atomically
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES

@@ -25,7 +25,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows
 from tasks.features.landing import land_raw_rows
 from tasks.features.tables import published_path
-from tasks.settings import ArtifactStore, Settings
+from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.validation.expectations import compile_suite, run_checks
 from tasks.validation.screen import failing
 from tasks.validation.subject import open_subject

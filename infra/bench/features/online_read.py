@@ -31,7 +31,7 @@ from tasks.features.online_plan import ReadPlan, RequestedKeys
 from tasks.features.online_reader import OnlineReader
 from tasks.features.store import find_service, open_store
 from tasks.features.tables import current_tables, features_folder
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 ENTITIES = (1, 100)
 ROUNDS = 400

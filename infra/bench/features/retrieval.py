@@ -33,7 +33,7 @@ from tasks.features.config import TrainingSet
 from tasks.features.duck import duckdb_session, names, parquet, set_window, sql_name, sql_text
 from tasks.features.store import open_store, quiet
 from tasks.features.tables import current_tables, features_folder, read_query, register_raw
-from tasks.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import PROJECT_ROOT, Settings
 
 ROUNDS = 3
 TIMES = 10

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 SAMPLE_S = 0.5
 """Each sample walks the page tables of the whole tree: ten a second took a seventh of a core."""

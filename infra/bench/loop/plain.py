@@ -49,7 +49,7 @@ def main(home: str) -> None:
     without_prefect()
     from flows.config import read_pipeline_config
     from flows.pipeline import pipeline_flow
-    from tasks.settings import Settings
+    from tasks.kernel.settings import Settings
 
     Path(home).mkdir(parents=True, exist_ok=True)
     pipeline_flow(read_pipeline_config(Settings.from_environment().feature_repo))

@@ -12,7 +12,7 @@ from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.finished import newest_record
 from infra.bench.loop.cost import FIRST_RUN, read_cost, run_measured
 from infra.bench.parts import Bench
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 GIB = 2**30
 

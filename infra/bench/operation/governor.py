@@ -25,13 +25,13 @@ from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.drift import DriftVerdict
 from tasks.contracts.evaluation import Metric
-from tasks.governor.acting import start_claimed
-from tasks.governor.config import GovernorConfig
-from tasks.governor.episodes import answer
-from tasks.governor.evidence import Evidence
-from tasks.governor.ledger import Ledger, Wanted
-from tasks.governor.records import ClaimState, Order, Outcome, RunEnd, StartedAction
-from tasks.settings import Settings
+from tasks.control.retraining.acting import start_claimed
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.episodes import answer
+from tasks.control.retraining.evidence import Evidence
+from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.retraining.records import ClaimState, Order, Outcome, RunEnd, StartedAction
+from tasks.kernel.settings import Settings
 
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)
 FREE = GovernorConfig(cool_down_hours=0, max_runs_per_week=1000)
@@ -106,7 +106,7 @@ def _tell(ledger: Ledger, model: str) -> str:
     """Store a verdict and emit its event, as a drift check does."""
     from prefect.events import emit_event
 
-    from tasks.governor.task import JUDGED
+    from tasks.control.retraining.task import JUDGED
 
     seen = _evidence(DriftVerdict.RETRAIN, 0, auc_lost=0.1)
     verdict = ledger.store_verdict(model, _use_case(), seen, FREE)

@@ -15,12 +15,12 @@ import sqlalchemy as sa
 
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
-from tasks.leases.book import LeaseBook
-from tasks.leases.config import LeaseRequest
-from tasks.leases.cores import CoreSet
-from tasks.leases.hardware import HostDevices
-from tasks.leases.leases import acquire
-from tasks.leases.table import STATE
+from tasks.control.leases.book import LeaseBook
+from tasks.control.leases.config import LeaseRequest
+from tasks.control.leases.cores import CoreSet
+from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.leases import acquire
+from tasks.control.leases.table import STATE
 
 ROUNDS = 60
 BOUND = 10.0

@@ -22,7 +22,7 @@ from infra.bench.parts import Bench
 from infra.platform.api import PrefectApi
 from infra.platform.config import Place
 from infra.platform.state import read_endpoint
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 UP_BOUND_S = 60
 IDLE_BOUND_PERCENT = 5

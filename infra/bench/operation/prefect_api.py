@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from flows.embedded import free_port
 from infra.platform.services import SERVER_SETTINGS
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
 
 START_LIMIT_S = 240

@@ -16,7 +16,7 @@ from statistics import median
 from infra.bench.figures import Measured, at_most
 from infra.bench.operation.prefect_api import prefect_api_server
 from infra.bench.parts import Bench
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 ROUNDS = 5
 LIMIT_S = 900

@@ -16,8 +16,8 @@ import flows.pipeline  # noqa: F401  what a real stage's process imports
 from flows.stages import Stages
 from flows.whereabouts import RECORDED
 from tasks.contracts.base import TimeWindow
-from tasks.routing.config import RoutingConfig, StageRouting
-from tasks.settings import ArtifactStore, Settings
+from tasks.control.routing.config import RoutingConfig, StageRouting
+from tasks.kernel.settings import ArtifactStore, Settings
 
 WAIT_S = 300
 

@@ -33,9 +33,9 @@ from infra.bench.serving.gateway import (
 )
 from infra.bench.serving.signer import Signer
 from infra.bench.waiting import wait_until
-from infra.edge.place import EdgePlace
-from infra.edge.prepare import server_tls
-from infra.edge.traffic import EdgeTraffic
+from infra.gateway.place import EdgePlace
+from infra.gateway.prepare import server_tls
+from infra.gateway.traffic import EdgeTraffic
 
 MODEL = "flight-delay"
 CONNECTIONS, REQUESTS, ROUNDS = 16, 2000, 5

@@ -21,13 +21,13 @@ import pandas as pd
 from infra.bench.figures import Measured, at_most
 from infra.bench.finished import newest_record
 from infra.bench.parts import Bench
-from serving.entities.config import EntityConfig
-from serving.entities.reader import FeastEntityReader
-from serving.entities.recipe import Recipe
+from serving.features.config import EntityConfig
+from serving.features.reader import FeastEntityReader
+from serving.features.recipe import Recipe
 from serving.interfaces import VersionState
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.features.online_reader import OnlineReader
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 
 RATE_PER_S = 100
 SECONDS = 30

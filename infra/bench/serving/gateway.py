@@ -17,11 +17,11 @@ import yaml
 
 from infra.bench.serving.signer import AUDIENCE, Signer
 from infra.bench.waiting import wait_until
-from infra.edge.admin import Admin
-from infra.edge.config import read_plan
-from infra.edge.place import EdgePlace
-from infra.edge.prepare import prepare
-from tasks.settings import PROJECT_ROOT
+from infra.gateway.admin import Admin
+from infra.gateway.config import read_plan
+from infra.gateway.place import EdgePlace
+from infra.gateway.prepare import prepare
+from tasks.kernel.settings import PROJECT_ROOT
 
 ISSUER = "https://issuer.test"
 PLENTY = {"per_s": 1e6, "burst": 1_000_000}
@@ -54,7 +54,7 @@ def write_settings(home: Path, model: str, signer: Signer, ports: Mapping[str, i
 @contextmanager
 def envoy(home: Path, log: Path) -> Iterator[psutil.Process]:
     """Envoy, once it is ready and has found its server well."""
-    command = [sys.executable, "-m", "infra.edge", "--home", str(home), "run"]
+    command = [sys.executable, "-m", "infra.gateway", "--home", str(home), "run"]
     admin = Admin(EdgePlace(home).folder)
 
     def is_well() -> bool:

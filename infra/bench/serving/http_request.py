@@ -31,7 +31,7 @@ from infra.bench.parts import Bench
 from infra.bench.serving.session_engine import MODEL, open_session
 from infra.bench.serving.tabular_program import CATEGORICAL, NUMERIC, write_program
 from serving.assembly import ADDRESS_FILE
-from tasks.settings import PROJECT_ROOT, tool_python
+from tasks.kernel.settings import PROJECT_ROOT, tool_python
 
 ROUNDS = 7
 SECONDS = 1.2

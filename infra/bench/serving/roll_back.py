@@ -43,13 +43,13 @@ from infra.bench.serving.signer import Signer
 from infra.bench.waiting import wait_until
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
 from tasks.registry.standing import note_promotion
 from tasks.release.acting import Releasing
 from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Action
-from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 
 ROUNDS = 3
 BOUND_S = 1.0

@@ -21,13 +21,13 @@ from tasks.conversion.runtimes import load_pytorch
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
 from tasks.conversion.variants import build_variant
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.imports import register_import
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.programs import fetch_version
 from tasks.registry.variants import attach_variants
-from tasks.settings import ArtifactStore, StagedFolder
 
 MODEL = "bench"
 COLUMNS = 40

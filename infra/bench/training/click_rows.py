@@ -17,7 +17,7 @@ from tasks.contracts.data import (
     ValidatedDataset,
     ValidationResult,
 )
-from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
 Float64Array = NDArray[np.float64]
 Int64Array = NDArray[np.int64]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 ROUNDS = 5
 LIMIT_S = 300
@@ -72,7 +72,7 @@ def _seconds_of(*arguments: str) -> float:
 def drive(how: str, folder: Path) -> None:
     """Be the task: do what `launch_training` does, up to the end of one epoch."""
     from infra.bench.training.click_rows import click_rows, click_splits
-    from tasks.settings import ArtifactStore
+    from tasks.kernel.settings import ArtifactStore
 
     store = ArtifactStore(folder / "store")
     rows, splits = click_rows(store, NUM_ROWS), click_splits()

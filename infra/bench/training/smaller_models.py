@@ -29,8 +29,8 @@ from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import BuiltVariant, RegisteredProgram, ShrinkingParent
 from tasks.contracts.training import ShrunkModel, TrainedModel
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.tabular_rows import read_rows
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular_rows import read_rows
 from tasks.conversion.latency import time_interleaved
 from tasks.conversion.runtimes import LoadedModel
 from tasks.conversion.targets.interface import Runtime
@@ -39,12 +39,12 @@ from tasks.conversion.variants import build_variant
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import score_window
 from tasks.evaluation.siblings import judge_siblings
-from tasks.settings import ArtifactStore, Settings
+from tasks.kernel.settings import ArtifactStore, Settings
+from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.planning import plan_student
+from tasks.training.compression.student import chosen, lesson_of
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 from tasks.training.launcher import launch_training
-from tasks.training.shrinking.config import ShrinkingConfig
-from tasks.training.shrinking.planning import plan_student
-from tasks.training.shrinking.student import chosen, lesson_of
 
 LARGE = "large onnx-fp32"
 FORMS = ("onnx-fp32", "openvino-fp32", "openvino-bf16", "openvino-int8")

@@ -17,7 +17,7 @@ from infra.bench.figures import Figure, at_most
 from infra.bench.finished import newest_record
 from infra.bench.parts import Bench
 from tasks.evaluation.scoring import Program, score_rows
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.launcher import launch_training
 

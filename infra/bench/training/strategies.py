@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 
 from infra.bench.figures import LeftOut, Measured, at_least, at_most
 from infra.bench.parts import Bench
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 from tasks.training.strategies.torch_environment import local_torch_variables

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from tasks.contracts.conversion import ConversionRows, Signature
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.errors import ConversionError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConversionError
+from tasks.kernel.settings import ArtifactStore
 
 if TYPE_CHECKING:
     from tasks.conversion.config import ConversionConfig
-    from tasks.conversion.families.interface import Batches
+    from tasks.conversion.kinds.interface import Batches
     from tasks.conversion.runtimes import LoadedModel
 
 

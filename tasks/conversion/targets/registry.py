@@ -14,7 +14,7 @@ from tasks.conversion.targets.openvino_targets import (
     OPENVINO_WEIGHTS_INT8,
 )
 from tasks.conversion.targets.tensorrt_targets import TENSORRT_FP16, TENSORRT_INT8
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 # A later target is judged against the earlier ones, and is made from earlier ones only.
 TARGETS = (

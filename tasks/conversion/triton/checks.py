@@ -22,8 +22,8 @@ from tasks.conversion.triton.model import (
     Tensor,
     TritonModel,
 )
-from tasks.errors import ConversionError
-from tasks.settings import tool_python
+from tasks.kernel.errors import ConversionError
+from tasks.kernel.settings import tool_python
 
 ONNX_FILE = "model.onnx"
 SCHEMA_FILE = "tritonclient/grpc/model_config_pb2.py"

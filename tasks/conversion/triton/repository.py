@@ -11,8 +11,8 @@ import numpy as np
 from tasks.contracts.conversion import BATCH_AXIS, ConversionRows
 from tasks.contracts.release import ModelVariant, RegisteredProgram, TritonRepository
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.registry import family_of
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.registry import family_of
 from tasks.conversion.loading import check_files
 from tasks.conversion.triton.checks import check_repository, check_schema
 from tasks.conversion.triton.config import TRITON_FORMATS, TritonConfig
@@ -26,8 +26,8 @@ from tasks.conversion.triton.model import (
     as_text,
     tensors_of,
 )
-from tasks.errors import ConversionError
-from tasks.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.errors import ConversionError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 KIND = "triton"
 FOLDER = "models"

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from tasks.errors import ConfigurationError, refused_writes_explained
+from tasks.kernel.errors import ConfigurationError, refused_writes_explained
 from tasks.training.checkpoints.config import CheckpointConfig
 
 FILE_NAME = "s3-access.json"

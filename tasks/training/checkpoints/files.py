@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tasks.errors import refused_writes_explained
-from tasks.settings import flush_to_disk
+from tasks.kernel.errors import refused_writes_explained
+from tasks.kernel.settings import flush_to_disk
 
 
 def serialized(state: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
 from tasks.training.checkpoints.state import (
     DTYPES,
     MAX_DEPTH,

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
 from tasks.training.checkpoints.manifest import Manifest, Part, Piece, WholeTensor, WrittenTensor
 from tasks.training.checkpoints.state import (
     DTYPE_NAMES,

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from tasks.errors import StorageError, refused_writes_explained
-from tasks.settings import flush_to_disk
+from tasks.kernel.errors import StorageError, refused_writes_explained
+from tasks.kernel.settings import flush_to_disk
 from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.parts import Reader
 

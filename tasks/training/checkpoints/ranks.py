@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from tasks.errors import FalajError, StorageError
+from tasks.kernel.errors import FalajError, StorageError
 from tasks.training.checkpoints.manifest import CheckpointRef, Section
 from tasks.training.checkpoints.state import TakenApart, TensorRows, name_of, take_apart
 from tasks.training.checkpoints.store import CheckpointStore

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileSelector, FileType, S3FileSystem
 
-from tasks.errors import StorageError, TransientError
+from tasks.kernel.errors import StorageError, TransientError
 from tasks.training.checkpoints.access import S3Access
 from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.parts import CHUNK_BYTES, Reader

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks.errors import ArtifactError, TrainingError
+from tasks.kernel.errors import ArtifactError, TrainingError
 
 # Plain values and tensors only, in dicts, lists and tuples.
 State = dict[str, Any]

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from tasks.errors import ArtifactError, StorageError, TrainingError, TransientError
+from tasks.kernel.errors import ArtifactError, StorageError, TrainingError, TransientError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.manifest import (
     MANIFEST_NAME,

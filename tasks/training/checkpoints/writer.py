@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tasks.errors import FalajError
+from tasks.kernel.errors import FalajError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.state import Keys, TakenApart, take_apart
 from tasks.training.checkpoints.store import CheckpointStore

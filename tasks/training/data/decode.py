@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, category_code
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array
 
 # With row groups at most this share of a shard, each is one block and is read by one rank alone.

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from tasks.contracts.data import DatasetSchema
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.training.data.decode import RowFacts, RowLayout
 from tasks.training.data.order import merged_ranges
 from tasks.training.data.preprocess import (

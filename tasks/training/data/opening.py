@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.training.data.config import ReadingMode
 from tasks.training.data.decode import RowFacts, SnapshotFile
 from tasks.training.data.fitting import fit_on_all_ranks, label_moments, total_facts

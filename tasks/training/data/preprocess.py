@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from tasks.contracts.data import DatasetSchema, category_code
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, Field, ValidationError
 
-from tasks.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.training.elastic.config import ElasticConfig
 
 LOGGER = logging.getLogger(__name__)

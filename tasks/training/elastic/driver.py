@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from tasks.errors import TrainingError, TransientError
+from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.cooldown import Cooldown
 from tasks.training.elastic.discovery import Discovery, HostWatch, discovery_of

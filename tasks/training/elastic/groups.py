@@ -12,7 +12,7 @@ import psutil
 from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 
 class Candidate(Protocol):

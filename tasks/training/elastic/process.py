@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import LOCAL_HOST
 from tasks.training.elastic.messages import MAX_LINE_BYTES, FromRank, Stop, ToRank, encoded

@@ -14,7 +14,7 @@ import horovod.torch as hvd
 import psutil
 from horovod.common.exceptions import HorovodInternalError
 
-from tasks.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.training.elastic.commits import CheckedSteps, Commits
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.link import RankLink

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import KERAS_IS_MISSING
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.model import NumberEncoding

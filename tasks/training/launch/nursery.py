@@ -20,7 +20,7 @@ from signal import SIGKILL, SIGTERM
 from types import TracebackType
 from typing import IO, Self
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard, warm
 
 # Everything else in the driver's environment may be a secret and stays there. FALAJ_LEASE tells

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence, Set
 
-from tasks import errors
-from tasks.errors import FalajError, StorageError, TrainingError, TransientError
+from tasks.kernel import errors
+from tasks.kernel.errors import FalajError, StorageError, TrainingError, TransientError
 from tasks.training.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
 
 OUR_KINDS: dict[str, type[FalajError]] = {

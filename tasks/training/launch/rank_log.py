@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tasks.errors import refused_writes_explained
+from tasks.kernel.errors import refused_writes_explained
 
 LOGGER = logging.getLogger(__name__)
 LINES_PER_S = 2

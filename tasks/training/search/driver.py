@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tasks.contracts.training import TrialRecord
-from tasks.errors import TrainingError, TransientError
+from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.study import Proposal, Study
 

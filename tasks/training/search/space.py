@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from tasks.errors import ConfigurationError, TrainingError
+from tasks.kernel.errors import ConfigurationError, TrainingError
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 from tasks.training.search.config import Choices, Dimension, FloatRange, SearchConfig
 

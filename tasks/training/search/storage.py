@@ -17,13 +17,13 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from tasks.errors import (
+from tasks.kernel.errors import (
     ConfigurationError,
     StorageError,
     TransientError,
     refused_writes_explained,
 )
-from tasks.settings import flush_to_disk
+from tasks.kernel.settings import flush_to_disk
 
 if TYPE_CHECKING:
     from types import ModuleType

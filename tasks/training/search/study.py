@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
-from tasks.settings import content_key
+from tasks.kernel.settings import content_key
 from tasks.training.search.config import Choices, SearchConfig
 from tasks.training.search.space import Point, distributions, grid_point, told
 from tasks.training.search.storage import StudyStorage, explained, load_optuna

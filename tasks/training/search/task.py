@@ -11,8 +11,8 @@ from prefect.logging import get_run_logger
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import TrialRecord
-from tasks.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
-from tasks.settings import Settings
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
 from tasks.training.search.trial import TrialOrder
 
 

@@ -13,8 +13,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from tasks.contracts.base import Contract
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import EpochMetrics, TrainedModel
-from tasks.errors import TrainingError, refused_writes_explained
-from tasks.settings import code_digest, content_key
+from tasks.kernel.errors import TrainingError, refused_writes_explained
+from tasks.kernel.settings import code_digest, content_key
 from tasks.training.config import ONLY_MEASURES, TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import configured
@@ -58,7 +58,7 @@ class TrialOrder(Contract):
 
 
 class PrunedTrial(Exception):  # noqa: N818  (it is no error)
-    """Leaves a training that is not worth going on; no error, so it is none of `tasks.errors`."""
+    """Leaves a training that is not worth going on; no error, so it is none of our errors."""
 
 
 def study_name(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.strategies.base import Exchange, OptimizerBuilder, RowLosses, Strategy
 from tasks.training.strategies.config import StrategyConfig
 

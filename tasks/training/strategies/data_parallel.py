@@ -13,7 +13,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from tasks.errors import TrainingError
+from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import (
     Batch,
     Exchange,

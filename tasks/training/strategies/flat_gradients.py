@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tasks.errors import TrainingError
+from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Exchange, State
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tasks.errors import TrainingError
+from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, State
 from tasks.training.strategies.flat_gradients import ring_bytes
 from tasks.training.strategies.horovod import HorovodStrategy

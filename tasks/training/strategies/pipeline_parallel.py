@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.strategies.base import Batch, State
 from tasks.training.strategies.data_parallel import DataParallel, check_names
 from tasks.training.strategies.flat_gradients import FlatGradients, ring_bytes

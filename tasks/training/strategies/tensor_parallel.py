@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.strategies.base import Batch
 from tasks.training.strategies.data_parallel import DataParallel
 from tasks.training.strategies.flat_gradients import FlatGradients, ring_bytes

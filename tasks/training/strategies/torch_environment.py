@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 LOOPBACK_INTERFACE = "lo"
 STORE_FILE = "TORCH_STORE_FILE"

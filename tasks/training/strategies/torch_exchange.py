@@ -12,7 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.errors import TransientError
+from tasks.kernel.errors import TransientError
 from tasks.training.data.preprocess import Float32Array
 from tasks.training.strategies.torch_environment import TorchEnvironment
 

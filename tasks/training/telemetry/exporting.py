@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server, write_to_tex
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tasks.errors import ConfigurationError, refused_writes_explained
+from tasks.kernel.errors import ConfigurationError, refused_writes_explained
 from tasks.training.telemetry.devices import DeviceSample
 from tasks.training.telemetry.rank_report import rows_per_s
 from tasks.training.telemetry.step_clock import ClockReading

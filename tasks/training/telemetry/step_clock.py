@@ -21,7 +21,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 
 from tasks.contracts.base import Contract
 from tasks.contracts.telemetry import PhaseTime
-from tasks.errors import StorageError, refused_writes_explained
+from tasks.kernel.errors import StorageError, refused_writes_explained
 
 Phase = Literal["data", "compute", "exchange", "validate", "checkpoint"]
 PhaseName = Literal["data", "compute", "exchange", "validate", "checkpoint", "other"]

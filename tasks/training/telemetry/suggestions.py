@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.contracts.base import Contract
 from tasks.contracts.telemetry import Diagnosis, Setting
-from tasks.settings import content_key, write_atomically
+from tasks.kernel.settings import content_key, write_atomically
 
 LOGGER = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=BaseModel)

@@ -21,18 +21,18 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, DriftVerdict
 from tasks.contracts.predictions import TooFewPredictions
-from tasks.drift.config import ServedDrift
-from tasks.governor.ledger import Ledger
+from tasks.control.retraining.ledger import Ledger
+from tasks.evaluation.drift.config import ServedDrift
+from tasks.kernel.settings import Settings
 from tasks.predictions.labels import import_labels
 from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
 from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.task import find_champion
-from tasks.settings import Settings
+from tests.support.control import builders as evidence
 from tests.support.data.builders import COLUMNS, YEAR, dataset, frame, month, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
-from tests.support.governor import builders as evidence
 from tests.support.registry import builders
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.serving.served_rows import log_frame, served

@@ -13,12 +13,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.parts import PartWriter
 from tasks.predictions.reading import LogQuery, ReadTally, read_table
 from tasks.predictions.schema import ASIDE, model_folder
 from tasks.predictions.upkeep import keep_up
-from tasks.settings import PROJECT_ROOT
 from tests.support.host.disks import small_disk
 from tests.support.serving.prediction_writer import MODEL, batch
 from tests.support.serving.served_rows import open_log

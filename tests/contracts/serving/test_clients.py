@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasks.settings import PROJECT_ROOT, tool_python
+from tasks.kernel.settings import PROJECT_ROOT, tool_python
 from tests.support.serving.serving_clients import INFER, Process, request, serving
 
 PYTHON = tool_python("serving-clients")

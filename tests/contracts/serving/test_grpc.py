@@ -21,11 +21,11 @@ from open_inference.grpc.service import GRPCInferenceServiceStub
 
 from serving.config import checked_config
 from serving.errors import ForbiddenError, UnauthorizedError
-from serving.grpc.messages import SERVICE, repository_messages
-from serving.grpc.service import grpc_server
-from serving.http.inferring import Front
-from serving.http.open_guard import OpenGuard
 from serving.interfaces import Action, Principal
+from serving.protocol.grpc.messages import SERVICE, repository_messages
+from serving.protocol.grpc.service import grpc_server
+from serving.protocol.http.inferring import Front
+from serving.protocol.http.open_guard import OpenGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import Process, serving
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serving.security.certificates import ensure_authority, ensure_certificate
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 pytestmark = pytest.mark.slow
 

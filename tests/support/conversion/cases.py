@@ -10,12 +10,12 @@ from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.tabular_rows import edge_rows, tabular_inputs
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular_rows import edge_rows, tabular_inputs
 from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 

@@ -11,7 +11,7 @@ import onnx
 
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.onnx_export import MODEL_FILE, write_stamp
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 Change = Callable[[Path], None]
 """Changes the files of a folder in place."""

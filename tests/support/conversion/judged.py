@@ -19,7 +19,7 @@ from tasks.contracts.conversion import ConversionRows, SnapshotRows
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.judge import judge_variants
 from tasks.conversion.targets.registry import TARGETS
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import QUICK
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
 from tests.support.data import encoders

@@ -13,7 +13,7 @@ from tasks.conversion.processor import this_processor
 from tasks.conversion.runtimes import load_pytorch
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET, TARGETS
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import built
 from tests.support.data import encoders
 

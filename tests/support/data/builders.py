@@ -18,7 +18,7 @@ from tasks.contracts.data import (
     ValidatedDataset,
     ValidationResult,
 )
-from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
 YEAR = TimeWindow(start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 1, tzinfo=UTC))
 COLUMNS = DatasetSchema(

@@ -16,7 +16,7 @@ from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.release import RegisteredProgram
 from tasks.imports.config import EncoderConfig
 from tasks.imports.program import export_encoder
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 SHAPE = {
     "model_type": "bert",

@@ -13,7 +13,7 @@ from tasks.features.landing import land_raw_rows
 from tasks.features.materialization import materialize
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables import EMPTY, build_feature_tables, publish_tables
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, vouched
 
 

@@ -16,7 +16,7 @@ import yaml
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, ValidatedRows, ValidationResult
 from tasks.features.config import FeatureConfig
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 MIDNIGHT = datetime.fromisoformat("2013-01-01T05:00:00+00:00")
 """Midnight of New York before the first flight."""

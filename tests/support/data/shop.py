@@ -19,7 +19,7 @@ from tasks.contracts.data import (
 from tasks.features.landing import land_raw_rows
 from tasks.features.snapshot import build_training_set, write_entities
 from tasks.features.tables import EMPTY, build_feature_tables
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import vouched
 
 SOURCE = Path(__file__).with_name("shop_use_case")

@@ -10,8 +10,8 @@ import pandas as pd
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, TableRef
-from tasks.monitoring.config import MonitoringConfig
-from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.evaluation.monitoring.config import MonitoringConfig
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
 START = datetime(2013, 1, 1, 5, tzinfo=UTC)
 BASELINE = TimeWindow(start=START, end=START + timedelta(days=42))

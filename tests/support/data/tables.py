@@ -14,7 +14,7 @@ import pandas as pd
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import TableRef
-from tasks.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
 from tasks.validation.suites import Rule, Suite
 
 REPO = PROJECT_ROOT / "feature_repo" / "flights"

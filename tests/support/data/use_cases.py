@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 TRAFFIC = PROJECT_ROOT / "feature_repo" / "traffic"
 THIRD = Path(__file__).with_name("third_use_case")

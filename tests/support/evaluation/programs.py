@@ -13,7 +13,7 @@ from tasks.contracts.evaluation import Yardstick
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
-from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.data.builders import COLUMNS, splits
 
 QUICK = EvaluationConfig(

@@ -22,7 +22,7 @@ from infra.platform.api import PrefectApi, basic_auth
 from infra.platform.config import Place
 from infra.platform.state import Endpoint, read_endpoint
 from infra.platform.status import read_status
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 
 LIMIT_S = 300

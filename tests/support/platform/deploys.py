@@ -18,7 +18,7 @@ from infra.deploying.automations import DECISION_DEPLOYMENT
 from infra.deploying.deploy import Plan, deploy, make_plan
 from infra.deploying.file import PREFECT_FILE
 from infra.deploying.items import Outcome
-from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 from tests.support.host.processes import wait_until
 
 Result = TypeVar("Result")

@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from infra.platform.services import SERVER_SETTINGS
-from tasks.recovery.config import RecoveryConfig
-from tasks.settings import PROJECT_ROOT
+from tasks.control.recovery.config import RecoveryConfig
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.services.servers import free_port
 

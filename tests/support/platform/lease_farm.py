@@ -24,11 +24,11 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
-from tasks.leases.book import LeaseBook
-from tasks.leases.config import LeaseConfig, LeaseRequest
-from tasks.leases.hardware import HostDevices
-from tasks.leases.leases import acquire
-from tasks.settings import PROJECT_ROOT
+from tasks.control.leases.book import LeaseBook
+from tasks.control.leases.config import LeaseConfig, LeaseRequest
+from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.leases import acquire
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
 

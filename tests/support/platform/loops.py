@@ -16,9 +16,9 @@ import yaml
 from infra.bench.small import SMALL
 from tasks.contracts.base import Artifact
 from tasks.contracts.run import RunRecord
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
-from tasks.settings import PROJECT_ROOT, ArtifactStore, Settings
 from tests.support.data.repository import SmallRepository
 
 NUM_DAYS = 31

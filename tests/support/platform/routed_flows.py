@@ -20,9 +20,9 @@ from flows.stages import Stages
 from flows.whereabouts import FOUND
 from tasks.contracts.base import Contract
 from tasks.contracts.run import StageTime
-from tasks.errors import DataContractError
-from tasks.routing.config import RoutingConfig
-from tasks.settings import ArtifactStore
+from tasks.control.routing.config import RoutingConfig
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.launch import guard
 
 

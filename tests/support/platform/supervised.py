@@ -19,7 +19,7 @@ from infra.platform.children import Child, Service
 from infra.platform.config import Place, PlatformConfig
 from infra.platform.state import CutRun, PlatformState, ServiceState, only_supervisor, read_state
 from infra.platform.supervisor import Supervisor
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 
 LIMIT_S = 120

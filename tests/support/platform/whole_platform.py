@@ -29,7 +29,7 @@ from infra.platform.api import basic_auth
 from infra.platform.config import Place
 from infra.platform.state import read_endpoint, supervisor_pid
 from infra.platform.status import read_status
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import SmallRepository
 from tests.support.host.processes import wait_until
 from tests.support.platform.loops import loop_repository

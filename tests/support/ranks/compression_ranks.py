@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks.errors import TrainingError
+from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, Exchange, State, Strategy
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig

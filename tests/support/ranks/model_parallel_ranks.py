@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.errors import FalajError
+from tasks.kernel.errors import FalajError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.model import TabularNetwork

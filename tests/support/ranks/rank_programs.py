@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
 from tasks.training.launch.nursery import Nursery
 from tasks.training.launch.rank_group import RankGroup, RankSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.config import LaunchConfig
 from tasks.training.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.errors import TrainingError
+from tasks.kernel.errors import TrainingError
 from tasks.training.checkpoints.ranks import save_by_ranks
 from tasks.training.strategies.base import Batch, Exchange, State, Strategy
 from tasks.training.strategies.build import build_strategy, join

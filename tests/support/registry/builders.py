@@ -19,12 +19,12 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.promotion import promote
 from tasks.registry.variants import attach_variants
-from tasks.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.data import builders
 
 CONFIG = RegistryConfig(model_name="flight-delay", experiment="training")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tasks.contracts.base import ModelVersionRef
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import Evidence, judge
 from tasks.registry.model_folder import list_variants
 from tasks.registry.records import FileRecord, VersionRecord, describe_model
-from tasks.settings import ArtifactStore
 from tests.support.data import builders as shared
 from tests.support.registry import builders
 

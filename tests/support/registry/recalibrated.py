@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks.calibration.config import RecalibrationConfig
-from tasks.calibration.scored import fit_scored
 from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.calibration import FitOutcome
 from tasks.contracts.data import DataSplits
@@ -19,6 +17,8 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import CalibrationSource, PromotionDecision
 from tasks.contracts.training import CandidateModel, RecalibratedModel
 from tasks.conversion.score_map import map_program
+from tasks.evaluation.calibration.config import RecalibrationConfig
+from tasks.evaluation.calibration.scored import fit_scored
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.yardstick import score_yardstick

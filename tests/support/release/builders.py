@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.release import GateResult, PromotionDecision
-from tasks.errors import RegistryError
+from tasks.kernel.errors import RegistryError
 from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.evidence import no_labels
 from tasks.release.records import OPEN, Evidence, Finding, Period, Release, Shares

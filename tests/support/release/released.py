@@ -1,8 +1,8 @@
 """A whole installation that releases: registry, serving process, Envoy before it, clients.
 
 Nothing stands in for anything: versions are registered and converted, `python -m serving` serves
-them behind `python -m infra.edge run`, clients send tokens over TLS, and what is decided reads the
-log that the serving process writes.
+them behind `python -m infra.gateway run`, clients send tokens over TLS, and what is decided reads
+the log that the serving process writes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.release_ports import LoggedLabels, RegistryChampions, release_config, traffic_of
-from infra.edge.admin import Admin
-from infra.edge.config import read_plan
-from infra.edge.prepare import prepare
+from infra.gateway.admin import Admin
+from infra.gateway.config import read_plan
+from infra.gateway.prepare import prepare
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
 from tasks.conversion.config import ConversionConfig
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.predictions.labels import import_labels
 from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
 from tasks.registry.standing import note_promotion
@@ -46,7 +47,6 @@ from tasks.release.acting import Releasing
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.looking import Look, look
 from tasks.release.records import Action, Release
-from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tests.support.conversion.programs import SmallNetwork
 from tests.support.host.processes import wait_until
 from tests.support.services.servers import free_port
@@ -241,7 +241,7 @@ class Whole:
 
     def start_edge(self) -> None:
         """Start Envoy, and wait until it has found the server well."""
-        line = [sys.executable, "-m", "infra.edge", "--home", str(self.home), "run"]
+        line = [sys.executable, "-m", "infra.gateway", "--home", str(self.home), "run"]
         with (self.home / "envoy.log").open("ab") as output:
             self.edge = process = subprocess.Popen(
                 line, cwd=PROJECT_ROOT, stdout=output, stderr=output

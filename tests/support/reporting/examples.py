@@ -8,10 +8,10 @@ from typing import Any
 from tasks.contracts.data import TablePin
 from tasks.contracts.release import TrainingResult
 from tasks.contracts.run import RunRecord
+from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.events import FlowRun, step_events
 from tasks.lineage.steps import Query, Step, conversion_steps, refresh_steps, training_steps
-from tasks.settings import ArtifactStore
 from tests.support.reporting.run_records import run_record
 
 STARTED = datetime(2026, 1, 14, 6, 15, tzinfo=UTC)

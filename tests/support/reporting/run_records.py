@@ -47,7 +47,7 @@ from tasks.contracts.measurement import (
 from tasks.contracts.release import GateResult, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord, StageTime
 from tasks.contracts.training import EpochMetrics, TrainedModel
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 YEAR = TimeWindow(start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 1, tzinfo=UTC))
 CATEGORICAL = ("carrier", "origin", "dest", "manufacturer", "engine")

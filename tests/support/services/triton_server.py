@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tasks.settings import tool_python
+from tasks.kernel.settings import tool_python
 from tests.support.services.servers import free_port
 
 PYTHON = tool_python("triton")

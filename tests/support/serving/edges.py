@@ -17,10 +17,10 @@ import httpx
 import yaml
 
 from infra.bench.serving.v2_server import Upstream
-from infra.edge.admin import Admin
-from infra.edge.config import EdgePlan, read_plan
-from infra.edge.prepare import prepare
-from infra.edge.traffic import EdgeTraffic
+from infra.gateway.admin import Admin
+from infra.gateway.config import EdgePlan, read_plan
+from infra.gateway.prepare import prepare
+from infra.gateway.traffic import EdgeTraffic
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import read_security
 from serving.security.keys import create_key
@@ -87,7 +87,7 @@ class Edge:
         return text, made.id
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "infra.edge", "--home", str(self.home), "run"]
+        command = [sys.executable, "-m", "infra.gateway", "--home", str(self.home), "run"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(self._is_up, "Envoy is up", START_LIMIT_S)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from serving.entities.origin import ModelOrigin
+from serving.features.origin import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 from tests.support.data.installation import Installation
 from tests.support.data.repository import MIDNIGHT, SmallRepository, days
 from tests.support.services.servers import RedisServer, redis_server

@@ -13,17 +13,17 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ConversionRows, ImportedProgram
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.tabular_rows import tabular_inputs
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.runtimes import load_pytorch, torch_threads_restored
 from tasks.conversion.targets.interface import Runtime
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.imports import register_import
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.programs import fetch_program
 from tasks.registry.variants import attach_variants
-from tasks.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.conversion.programs import SmallNetwork, built, exported, kept
 from tests.support.data import encoders
 from tests.support.data.builders import COLUMNS, frame

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from serving.assembly import ADDRESS_FILE
-from serving.http.admin import TOKEN_FILE
-from tasks.settings import PROJECT_ROOT
+from serving.protocol.http.admin import TOKEN_FILE
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.serving.inline_engine import write_model
 
 START_S = 120.0

@@ -16,7 +16,7 @@ from serving.calls import Slot, num_rows_of
 from serving.config import ServingConfig
 from serving.errors import BadRequestError, FeaturesRefusedError
 from serving.interfaces import VersionState
-from tasks.settings import Settings
+from tasks.kernel.settings import Settings
 from tests.support.serving.inline_engine import InlineEngine, session_of
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tasks.errors import StorageError
+from tasks.kernel.errors import StorageError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.writer import CheckpointWriter

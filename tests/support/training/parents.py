@@ -10,7 +10,7 @@ import torch
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import category_code
 from tasks.contracts.release import RegisteredProgram, ShrinkingParent
-from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import Float32Array, LabelScale, Preprocessing, fit_edges
 from tasks.training.model import TabularNetwork

@@ -13,9 +13,9 @@ from flows.config import PipelineConfig
 from flows.search import run_trials
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import StudyRecord
+from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tasks.registry.task import end_study
 from tasks.reporting.task import publish_search
-from tasks.settings import PROJECT_ROOT, Settings
 from tests.support.data.builders import YEAR, month, splits
 
 NUM_ROWS = 1600

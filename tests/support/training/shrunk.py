@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.contracts.run import RunRecord
+from tasks.kernel.settings import Settings
 from tasks.lineage.journal import Journal
 from tasks.lineage.trace import trace
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CANDIDATE, Registry
 from tasks.registry.model_folder import read_version
-from tasks.settings import Settings
 
 
 def check_smaller_version(parent: RunRecord, home: Path) -> int:

@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.training.checkpoint_writer import state_of, store_at
 from tests.support.training.states import assert_equal
 

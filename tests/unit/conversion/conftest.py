@@ -7,7 +7,7 @@ import pytest
 
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.runtimes import torch_threads_restored
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import case, edges, quick, typical
 from tests.support.conversion.text_cases import TextCase, text_case
 

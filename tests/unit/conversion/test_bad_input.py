@@ -16,15 +16,15 @@ from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.judge import judge_variants
+from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.onnx_export import MODEL_FILE, check_opset, export_onnx
 from tasks.conversion.program import load_program
 from tasks.conversion.targets.registry import with_sources
 from tasks.conversion.variants import build_variant
-from tasks.errors import ConversionError, DataContractError, StorageError
 from tasks.kernel.disk import LEAST_FREE_BYTES
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.errors import ConversionError, DataContractError, StorageError
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import (

@@ -17,9 +17,9 @@ from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_stati
 
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.examination import Examined, examine, take_reference
-from tasks.conversion.families.registry import FAMILIES
-from tasks.conversion.families.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.registry import FAMILIES
+from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.onnx_quantization import _Reader
 from tests.support.conversion.cases import Case

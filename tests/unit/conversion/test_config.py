@@ -5,12 +5,12 @@ import yaml
 from pydantic import ValidationError
 
 from tasks.conversion.config import ConversionConfig, HardwareConversion, QualityBound
-from tasks.conversion.families.interface import Family
-from tasks.conversion.families.registry import FAMILIES, bound_of
-from tasks.conversion.families.tabular import TABULAR
+from tasks.conversion.kinds.interface import Family
+from tasks.conversion.kinds.registry import FAMILIES, bound_of
+from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.targets.registry import PRECISIONS, TARGETS, target_of
-from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

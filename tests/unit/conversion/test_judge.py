@@ -10,13 +10,13 @@ from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.examination import Examined, quality_failure
-from tasks.conversion.families.tabular import TABULAR, WORDING
 from tasks.conversion.judge import judge_variants
+from tasks.conversion.kinds.tabular import TABULAR, WORDING
 from tasks.conversion.latency import Timing
 from tasks.conversion.parity import ScoreGap
 from tasks.conversion.races import EAGER, NOTHING, Measurements, decide
 from tasks.conversion.targets.registry import TARGET
-from tasks.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import ConfigurationError, DataContractError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import passed_off
 from tests.support.conversion.programs import (

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.families.tabular import WORDING, score_distances
 from tasks.conversion.footprint import _answers, measure_footprints
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular import WORDING, score_distances
 from tasks.conversion.loading import load_variant
 from tasks.conversion.profiles import top_operators
 from tasks.conversion.runtimes import load_pytorch, torch_threads_restored

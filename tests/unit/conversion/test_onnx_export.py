@@ -14,8 +14,8 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.stamps import schema_digest
-from tasks.errors import StorageError
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.errors import StorageError
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import (
     ClashingNames,

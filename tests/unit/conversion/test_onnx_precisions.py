@@ -13,14 +13,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.tabular import TABULAR
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.onnx_graphs import encoding_nodes
 from tasks.conversion.onnx_halving import halve, with_overflows
 from tasks.conversion.onnx_quantization import quantize_onnx
-from tasks.errors import ConversionError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConversionError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one
 from tests.support.data.builders import dataset, frame, month

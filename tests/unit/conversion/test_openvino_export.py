@@ -13,8 +13,8 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.openvino_export import read_ir, save_ir
-from tasks.errors import StorageError
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.errors import StorageError
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import Elementwise, built, exported, registered
 from tests.support.data.builders import dataset

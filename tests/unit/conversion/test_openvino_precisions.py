@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.families.tabular import TABULAR
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.openvino_export import read_ir
 from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import Runtime

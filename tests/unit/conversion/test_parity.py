@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.families.tabular import WORDING, edge_batches, score_distances
-from tasks.conversion.families.tabular_rows import tabular_inputs
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular import WORDING, edge_batches, score_distances
+from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.parity import (
     ScoreGap,
     answered_gap,
@@ -16,7 +16,7 @@ from tasks.conversion.parity import (
     score_batches,
     score_gap,
 )
-from tasks.errors import ConversionParityError
+from tasks.kernel.errors import ConversionParityError
 
 BOUND = QualityBound(max_gap=0.01, mean_gap=0.001, quality_drop=0.0)
 SCORES = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=30)

@@ -16,7 +16,7 @@ from tasks.conversion.loading import load_variant
 from tasks.conversion.openvino_export import without_reporting
 from tasks.conversion.processor import LIMITS, Processor, this_processor
 from tasks.conversion.targets.interface import Runtime
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one
 from tests.support.suite.promises import Promise, proves

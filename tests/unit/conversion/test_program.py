@@ -11,7 +11,7 @@ import torch
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.conversion.program import check_program, load_program
-from tasks.errors import ArtifactError, ConversionError
+from tasks.kernel.errors import ArtifactError, ConversionError
 from tests.support.conversion.programs import SmallNetwork, exported
 from tests.support.data.builders import COLUMNS
 

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from tasks.contracts.release import BuiltVariant, ModelVariant
-from tasks.conversion.families.tabular_rows import tabular_inputs
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.judge import judge_variants
+from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.loading import load_variant, open_variant
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.openvino_export import read_ir, without_reporting
@@ -25,8 +25,8 @@ from tasks.conversion.stamps import (
 )
 from tasks.conversion.targets.interface import Runtime, Target
 from tasks.conversion.targets.registry import TARGET, TARGETS
-from tasks.errors import ArtifactError, ConversionError
-from tasks.settings import digest_of
+from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.settings import digest_of
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import Change, changed
 from tests.support.conversion.programs import SmallNetwork, build_one, exported, registered

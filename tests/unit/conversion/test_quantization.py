@@ -8,11 +8,11 @@ from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.tabular import TABULAR
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.openvino_export import read_ir
-from tasks.errors import ArtifactError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ArtifactError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one
 from tests.support.data.builders import COLUMNS, dataset, frame, month, splits

@@ -10,13 +10,13 @@ import pytest
 from tasks.contracts.conversion import PreparedRows, SnapshotRows
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.interface import Family
-from tasks.conversion.families.registry import FAMILIES, family_of
+from tasks.conversion.kinds.interface import Family
+from tasks.conversion.kinds.registry import FAMILIES, family_of
 from tasks.conversion.targets.interface import Target
 from tasks.conversion.targets.registry import PRECISIONS, TARGET, TARGETS, target_of, with_sources
 from tasks.conversion.variants import library_versions
-from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.conversion.cases import Case
 from tests.support.data.builders import dataset, splits
 

@@ -8,8 +8,8 @@ import torch
 
 from tasks.contracts.conversion import tabular_signature
 from tasks.conversion import runtimes
-from tasks.conversion.families.tabular_rows import tabular_inputs
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.runtimes import (
     LoadedModel,
     load_onnx,
@@ -18,7 +18,7 @@ from tasks.conversion.runtimes import (
     torch_threads_restored,
 )
 from tasks.conversion.targets.interface import Load, Runtime
-from tasks.errors import ConversionError, DataContractError
+from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
 from tests.support.data.builders import COLUMNS
 

@@ -15,15 +15,15 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.release import CalibrationSource
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.tabular_rows import edge_rows, read_rows
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular_rows import edge_rows, read_rows
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.program import load_program
 from tasks.conversion.runtimes import load_pytorch
 from tasks.conversion.score_map import check_mapped, map_program, mapped_outputs, write_mapped
 from tasks.conversion.targets.interface import Runtime
-from tasks.errors import ArtifactError, ConversionError, ConversionParityError
-from tasks.settings import ArtifactStore, digest_of
+from tasks.kernel.errors import ArtifactError, ConversionError, ConversionParityError
+from tasks.kernel.settings import ArtifactStore, digest_of
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
 from tests.support.data.builders import COLUMNS, dataset, month, splits
 

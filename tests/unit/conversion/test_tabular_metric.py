@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from tasks.conversion.families.tabular_metric import PairedAuc
-from tasks.conversion.families.tabular_rows import LabelledRows, tabular_inputs
-from tasks.errors import DataContractError
+from tasks.conversion.kinds.tabular_metric import PairedAuc
+from tasks.conversion.kinds.tabular_rows import LabelledRows, tabular_inputs
+from tasks.kernel.errors import DataContractError
 
 Case = tuple[LabelledRows, np.ndarray, np.random.Generator]
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.conversion.families.tabular_rows import (
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular_rows import (
     category_rows,
     edge_rows,
     magnitude_rows,
@@ -11,9 +12,8 @@ from tasks.conversion.families.tabular_rows import (
     read_rows,
     tabular_inputs,
 )
-from tasks.conversion.inputs import ModelInputs
-from tasks.errors import DataContractError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import COLUMNS, dataset, frame, month
 
 

@@ -14,7 +14,7 @@ from tasks.conversion.runtimes import TENSORRT_PROVIDER, load_onnx, tensorrt_opt
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.tensorrt_engine import ShapeRange, shape_ranges
 from tasks.conversion.tensorrt_runtime import FACTS_FILE, equipment, load_engine
-from tasks.errors import ConversionError
+from tasks.kernel.errors import ConversionError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import built
 

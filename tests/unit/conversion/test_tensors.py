@@ -14,11 +14,11 @@ from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import PreparedRows, Signature
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.tensor_rows import edge_calls, read_inputs
-from tasks.conversion.families.tensors import TENSORS, spread_distances, spread_of
 from tasks.conversion.inputs import ModelInputs
-from tasks.errors import ConfigurationError, ConversionError, DataContractError
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.conversion.kinds.tensor_rows import edge_calls, read_inputs
+from tasks.conversion.kinds.tensors import TENSORS, spread_distances, spread_of
+from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 CONFIG = ConversionConfig(batch_sizes=(1, 4), auc_replicates=50)
 

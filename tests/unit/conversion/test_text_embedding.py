@@ -10,9 +10,10 @@ import pytest
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import PreparedRows
-from tasks.conversion.families.neighbours import neighbour_overlaps, overlap_change
-from tasks.conversion.families.registry import bound_of
-from tasks.conversion.families.text_embedding import (
+from tasks.conversion.judge import judge_variants
+from tasks.conversion.kinds.neighbours import neighbour_overlaps, overlap_change
+from tasks.conversion.kinds.registry import bound_of
+from tasks.conversion.kinds.text_embedding import (
     IDS,
     MASK,
     TEXT_EMBEDDING,
@@ -22,12 +23,11 @@ from tasks.conversion.families.text_embedding import (
     padded,
     timing_texts,
 )
-from tasks.conversion.judge import judge_variants
 from tasks.conversion.onnx_export import MODEL_FILE
 from tasks.conversion.parity import score_batches
 from tasks.conversion.targets.registry import TARGET
-from tasks.errors import ConversionError, DataContractError
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.errors import ConversionError, DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.forging import passed_off
 from tests.support.conversion.programs import build_one
 from tests.support.conversion.text_cases import NAMES, TextCase

@@ -15,12 +15,12 @@ from tasks.contracts.conversion import ConversionRows, PreparedRows, Signature, 
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.families.interface import Batches, Family, JudgedRows, Wording
-from tasks.conversion.families.registry import FAMILIES
-from tasks.conversion.families.tabular import BOUNDS
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.judge import judge_variants
-from tasks.settings import ArtifactStore, StagedFolder, digest_of
+from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Wording
+from tasks.conversion.kinds.registry import FAMILIES
+from tasks.conversion.kinds.tabular import BOUNDS
+from tasks.kernel.settings import ArtifactStore, StagedFolder, digest_of
 from tests.support.conversion.programs import built
 
 SIGNATURE = Signature(

@@ -16,8 +16,8 @@ from tasks.conversion.triton.checks import _schema, check_repository, check_sche
 from tasks.conversion.triton.config import TritonConfig
 from tasks.conversion.triton.model import Step, Tensor, TritonModel, as_text
 from tasks.conversion.triton.repository import most_rows, with_repository, write_repository
-from tasks.errors import ArtifactError, ConversionError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one, kept
 from tests.support.data import encoders

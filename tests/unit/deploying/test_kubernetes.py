@@ -10,8 +10,8 @@ from infra.deploying.__main__ import main
 from infra.deploying.deploy import make_plan
 from infra.deploying.kubernetes import IMAGE_VARIABLE, read_image
 from infra.deploying.pools import PoolItem
-from tasks.errors import ConfigurationError
-from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 REPO = str(PROJECT_ROOT / DEFAULT_FEATURE_REPO)
 DIGEST = f"registry.example.org:5000/ml/falaj@sha256:{'0' * 64}"

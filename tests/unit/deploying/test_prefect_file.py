@@ -17,8 +17,8 @@ from infra.deploying.deployments import DeploymentItem, deployment_items, load_f
 from infra.deploying.file import PREFECT_FILE, Deployment, PrefectFile, read_prefect_file
 from infra.deploying.pools import read_pools_file
 from infra.deploying.use_cases import UseCase, read_use_cases
-from tasks.errors import ConfigurationError
-from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 REPO = str(PROJECT_ROOT / DEFAULT_FEATURE_REPO)
 FILE = read_prefect_file(environment={})

@@ -15,8 +15,8 @@ from infra.deploying.__main__ import NUM_ATTEMPTS, main
 from infra.deploying.blocks import CHANNELS, channel_blocks
 from infra.deploying.items import differences
 from infra.deploying.use_cases import read_use_cases
-from tasks.errors import ConfigurationError
-from tasks.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 REPO = PROJECT_ROOT / DEFAULT_FEATURE_REPO
 

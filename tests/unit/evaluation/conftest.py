@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tasks.evaluation.yardstick import score_yardstick
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
     QUICK_YARDSTICK,

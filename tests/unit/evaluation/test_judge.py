@@ -10,12 +10,12 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 
 from tasks.contracts.data import DataSplits
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.measuring import check_test_window
 from tasks.evaluation.yardstick import score_yardstick
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
     QUICK,

@@ -10,12 +10,12 @@ import pytest
 
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
-from tasks.errors import DataContractError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.pairing import compare_scored
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tests.support.control.builders import metric
 from tests.support.data.builders import dataset, frame
-from tests.support.governor.builders import metric
 
 CONFIG = EvaluationConfig(replicates=200)
 

@@ -15,7 +15,6 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, RegressionComparison, RegressionMetrics
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
-from tasks.errors import DataContractError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.regression import (
@@ -26,7 +25,8 @@ from tasks.evaluation.regression import (
 )
 from tasks.evaluation.task import judgement, metric_rows, slice_rows
 from tasks.evaluation.yardstick import score_yardstick
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
     QUICK,

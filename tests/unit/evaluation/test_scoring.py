@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tasks.contracts.base import Artifact
-from tasks.errors import ArtifactError, DataContractError
 from tasks.evaluation.scoring import Program, score_rows
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.errors import ArtifactError, DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 from tests.support.evaluation.programs import (

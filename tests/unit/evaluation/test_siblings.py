@@ -8,10 +8,10 @@ from torch import Tensor
 
 from tasks.contracts.evaluation import Metric, StudentReport
 from tasks.contracts.training import Shrinking, ShrunkModel
-from tasks.errors import DataContractError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.siblings import judge_siblings, who_won, why_refused
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import dataset, frame, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 from tests.support.registry.builders import comparison, metric_set

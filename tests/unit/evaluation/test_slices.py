@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.errors import ConfigurationError
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.rows import slice_columns
 from tasks.evaluation.slices import judge_slices
+from tasks.kernel.errors import ConfigurationError
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.errors import DataContractError
 from tasks.evaluation.config import YardstickConfig
 from tasks.evaluation.yardstick import CategoryEncoding, read_scores, score_yardstick
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 from tests.support.evaluation.programs import QUICK_YARDSTICK, Case

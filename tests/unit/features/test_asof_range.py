@@ -13,7 +13,7 @@ from feast import Entity, FeatureStore, ValueType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import WindowError
+from tasks.kernel.errors import WindowError
 from tests.support.data.asof import (
     START,
     VALUE,

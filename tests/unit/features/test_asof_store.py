@@ -19,8 +19,8 @@ from feast.types import Float64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import FeatureStoreError
 from tasks.features.asof_store import AsofDuckDBOfflineStore
+from tasks.kernel.errors import FeatureStoreError
 from tests.support.data.asof import (
     START,
     UTC_TIMES,

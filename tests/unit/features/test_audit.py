@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import StorageError
 from tasks.features import audit
 from tasks.features.audit import AuditTrail, flow_run_id, on_behalf_of
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import StorageError
+from tasks.kernel.settings import PROJECT_ROOT
 
 APPEND = """
 import sys

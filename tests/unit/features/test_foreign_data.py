@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.features.store import load_definitions, open_store
+from tasks.kernel.errors import ConfigurationError, DataContractError
 from tests.support.data.shop import Shop, orders
 
 

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError, StorageError, WindowError
 from tasks.features.config import FeatureConfig
 from tasks.features.landing import land_raw_rows
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError, WindowError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, days
 
 

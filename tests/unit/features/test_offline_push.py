@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from feast import Entity, FeatureStore, FeatureView, FileSource, ValueType
 
-from tasks.errors import FeatureStoreError, WindowError
 from tasks.features.asof_store import AsofDuckDBOfflineStore
 from tasks.features.guarded_store import GuardedFeatureStore
+from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.asof import START, feast_in, values, view_of, write_rows
 
 

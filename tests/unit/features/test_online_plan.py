@@ -13,8 +13,8 @@ from feast.value_type import ValueType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import DataContractError
 from tasks.features.online_plan import KeyGroup, RequestedKeys
+from tasks.kernel.errors import DataContractError
 
 KEYS: dict[str, tuple[ValueType, st.SearchStrategy[Any]]] = {
     "beta": (ValueType.STRING, st.text()),

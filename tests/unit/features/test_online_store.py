@@ -16,13 +16,13 @@ from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from pydantic import ValidationError
 
-from tasks.errors import FeatureStoreError, StorageError, TransientError
 from tasks.features import online_store
 from tasks.features.online_store import (
     NewerWinsSqliteOnlineStore,
     NewerWinsSqliteOnlineStoreConfig,
 )
 from tasks.features.sqlite_rows import _seconds, stored_times
+from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tests.support.data.feature_views import NOON, make_view, repo_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")

@@ -14,7 +14,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import FeatureStoreError
 from tasks.features.online_values import (
     NEVER,
     FloatBlock,
@@ -23,6 +22,7 @@ from tasks.features.online_values import (
     protobuf_moment,
     value_decoder,
 )
+from tasks.kernel.errors import FeatureStoreError
 
 FLOATS = st.one_of(
     st.none(), st.floats(width=32, allow_nan=False), st.just(-0.0), st.just(math.inf)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.errors import ConfigurationError
 from tasks.features.profile import profile_file, read_profile
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT
 
 FLIGHTS = PROJECT_ROOT / "feature_repo" / "flights"
 REDIS = "127.0.0.1:6379"

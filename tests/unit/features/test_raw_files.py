@@ -11,8 +11,8 @@ import pytest
 
 from flows.config import read_pipeline_config
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.features.landing import land_raw_rows
+from tasks.kernel.errors import ConfigurationError, DataContractError
 from tests.support.data.shop import Shop, orders
 
 HEADER = "order_id,customer,ordered,items,amount"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.data import FeatureTables
-from tasks.errors import ConfigurationError
 from tasks.features.config import FeatureConfig
 from tasks.features.landing import land_raw_rows
 from tasks.features.tables import EMPTY, build_feature_tables
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, days, vouched
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import FeatureStoreError
 from tasks.features.store import open_store
+from tasks.kernel.errors import FeatureStoreError
 from tests.support.data.repository import SmallRepository
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")

@@ -8,7 +8,6 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
-from tasks.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.features.landing import land_raw_rows
 from tasks.features.tables import (
     EMPTY,
@@ -18,7 +17,8 @@ from tasks.features.tables import (
     publish_tables,
     published_path,
 )
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, days, vouched
 
 

@@ -15,7 +15,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import DataContractError
 from tasks.features.value_encoding import (
     encode_column,
     encode_entity_keys,
@@ -23,6 +22,7 @@ from tasks.features.value_encoding import (
     encode_timestamps,
     microseconds,
 )
+from tasks.kernel.errors import DataContractError
 from tests.support.data.feature_views import COLUMNS, KEYS, SLOW, feasts_rows, make_rows, make_view
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")

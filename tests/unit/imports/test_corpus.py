@@ -5,10 +5,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.imports.config import CorpusConfig
 from tasks.imports.corpus import choose, docstrings, prepare_corpus, read_texts
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data import encoders
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.errors import ArtifactError, ConfigurationError
 from tasks.imports.config import CorpusConfig, EncoderConfig
 from tasks.imports.program import export_encoder
 from tasks.imports.weights import FILES, find_files, read_encoder
-from tasks.settings import ArtifactStore, digest_of
+from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.settings import ArtifactStore, digest_of
 from tests.support.data import encoders
 
 

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.contracts.conversion import Signature
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.imports.config import ProgramConfig, RowsConfig
 from tasks.imports.ready import take_program, take_rows
-from tasks.settings import ArtifactStore, digest_of
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore, digest_of
 
 SIGNATURE = Signature.model_validate(
     {

@@ -16,7 +16,7 @@ from infra.bench.figures import Figure, LeftOut, at_least, at_most, reported
 from infra.bench.parts import MEASUREMENTS, PARTS, Bench, Measurement, chosen
 from infra.bench.results import Result, page, read_results, this_host, write_result
 from infra.bench.running import LONGEST_REASON, LoopState, MeasurementError, Runner, own_environment
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 COMMIT = "1a2b3c4"
 FIGURE = at_most("a figure | of two", 0.5, 1, "what was seen")

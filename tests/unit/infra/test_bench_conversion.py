@@ -14,7 +14,7 @@ from infra.bench.conversion.encoder import TOKENS, full_texts
 from infra.bench.conversion.variants import best_of
 from infra.bench.figures import at_least
 from tasks.contracts.conversion import PreparedRows
-from tasks.settings import ArtifactStore, StagedFolder
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 TIMES = CpuTimes(
     {

@@ -37,8 +37,8 @@ from infra.platform.services import (
 )
 from infra.platform.state import only_supervisor, read_endpoint
 from infra.platform.supervise import write_endpoint
-from tasks.errors import ConfigurationError
-from tasks.settings import PROJECT_ROOT, platform_address
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT, platform_address
 
 PASSWORD = "admin:a-secret-that-nobody-may-see"
 

@@ -36,8 +36,8 @@ from infra.platform.doctor import examine, exit_code, report
 from infra.platform.secret import ensure_password
 from infra.platform.state import PlatformState, write_state
 from infra.platform.status import read_status, table
-from tasks.errors import TransientError
-from tasks.settings import PROJECT_ROOT, private_folder
+from tasks.kernel.errors import TransientError
+from tasks.kernel.settings import PROJECT_ROOT, private_folder
 from tests.support.host.disks import small_disk
 from tests.support.services.servers import free_port, redis_server
 

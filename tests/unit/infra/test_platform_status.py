@@ -10,10 +10,10 @@ from infra.platform import up
 from infra.platform.__main__ import EXIT_WRONG_INPUT, main
 from infra.platform.config import Place, PlatformConfig
 from infra.platform.status import EXIT_NOT_RUNNING, read_status, table
-from tasks.leases.book import LeaseBook
-from tasks.leases.config import LeaseRequest
-from tasks.leases.leases import acquire
-from tasks.settings import Settings, write_atomically
+from tasks.control.leases.book import LeaseBook
+from tasks.control.leases.config import LeaseRequest
+from tasks.control.leases.leases import acquire
+from tasks.kernel.settings import Settings, write_atomically
 from tests.support.platform.lease_devices import host
 
 TWO_CORES = LeaseRequest(cores=2)

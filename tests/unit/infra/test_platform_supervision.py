@@ -19,7 +19,7 @@ from infra.platform.__main__ import EXIT_INTERRUPTED
 from infra.platform.api import PROBE_TIMEOUT_S
 from infra.platform.children import Child, Service
 from infra.platform.config import Place
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
 from tests.support.platform.supervised import LIMIT_S, sleeper, supervised

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 
 TESTS = PROJECT_ROOT / "tests"
 FOREIGN = PROJECT_ROOT / "infra" / "feast_suite.py"  # the tests there are those of Feast

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.strict_yaml import read_yaml
 
 

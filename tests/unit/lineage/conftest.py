@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
-from tasks.settings import ArtifactStore
 
 
 @pytest.fixture

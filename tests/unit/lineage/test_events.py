@@ -13,10 +13,10 @@ import pytest
 from openlineage.client.event_v2 import RunState
 
 from tasks.contracts.release import TrainingResult
+from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.events import flow_event, run_id
 from tasks.lineage.steps import Node, Step, conversion_steps, refresh_steps, training_steps
-from tasks.settings import ArtifactStore
 from tests.support.reporting.examples import (
     COMMIT,
     PARENT,

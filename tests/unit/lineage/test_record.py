@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ConfigurationError, StorageError
+from tasks.kernel.errors import ConfigurationError, StorageError
+from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.journal import Journal
 from tasks.lineage.record import Recorded, record_events, record_steps
 from tasks.lineage.steps import Step
-from tasks.settings import ArtifactStore
 from tests.support.reporting.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
 
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts.run import RunRecord
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
+from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.journal import Journal
 from tasks.lineage.queries import queries_with_reads
 from tasks.lineage.record import record_events, record_steps
 from tasks.lineage.steps import Node, Step
 from tasks.lineage.trace import tell, trace
-from tasks.settings import ArtifactStore
 from tests.support.reporting.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from serving.calls import Call, ServedBatch
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.predictions.joining import JoinTally, labelled_rows
 from tasks.predictions.labels import import_labels, labels_folder
 from tasks.predictions.reading import LogQuery

@@ -14,8 +14,9 @@ import pytest
 
 from flows.predictions_command import add_predictions_command, run_predictions
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError
 from tasks.features.audit import AuditTrail
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.erasure import erase_subject
 from tasks.predictions.export import write_window
@@ -31,7 +32,6 @@ from tasks.predictions.reading import (
 )
 from tasks.predictions.schema import log_root, model_folder
 from tasks.predictions.upkeep import keep_up
-from tasks.settings import Settings
 from tests.support.data.builders import frame
 from tests.support.serving.served_rows import MODEL, NOW, batch_of, call, open_log, served
 

@@ -14,10 +14,10 @@ from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.data import ValidatedDataset, category_code
 from tasks.contracts.predictions import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tasks.predictions.labels import import_labels
 from tasks.predictions.served_window import count_served, take_served_window
-from tasks.settings import ArtifactStore
 from tests.support.data.builders import COLUMNS, dataset, frame, month
 from tests.support.serving.served_rows import MODEL, batch_of, log_frame, open_log, served
 

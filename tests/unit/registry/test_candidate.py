@@ -6,8 +6,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.candidate import flatten, pin_tags
-from tasks.settings import ArtifactStore
 from tests.support.reporting.run_records import run_record
 
 json_values = st.recursive(

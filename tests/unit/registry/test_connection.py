@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from tasks.errors import FalajError, RegistryError, StorageError, TransientError
+from tasks.kernel.errors import FalajError, RegistryError, StorageError, TransientError
+from tasks.kernel.settings import Settings
 from tasks.registry.connection import (
     RegistryLocation,
     exclusive,
@@ -18,7 +19,6 @@ from tasks.registry.connection import (
     load_mlflow,
     prepare_database,
 )
-from tasks.settings import Settings
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.training import TrainedModel
-from tasks.errors import ArtifactError, RegistryError, StorageError
+from tasks.kernel.errors import ArtifactError, RegistryError, StorageError
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
     PROGRAM_TAG,
@@ -25,7 +26,6 @@ from tasks.registry.model_folder import (
     write_model,
     write_variants,
 )
-from tasks.settings import ArtifactStore
 from tests.support.data import builders as shared
 from tests.support.registry import builders
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.pictures import draw_pictures
-from tasks.settings import ArtifactStore
 from tests.support.data import builders as shared
 from tests.support.registry import builders
 

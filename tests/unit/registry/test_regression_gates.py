@@ -15,10 +15,10 @@ from tasks.contracts.evaluation import (
     SliceMetrics,
     ValueBand,
 )
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import REGRESSION_GATES, Evidence, _within, judge
 from tasks.registry.pictures import draw_pictures
-from tasks.settings import ArtifactStore
 from tests.support.registry.builders import metric, trained_model
 from tests.support.registry.evidence import NAN, closed, edited, good
 

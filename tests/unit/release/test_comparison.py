@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.release.comparison import compare
 from tasks.release.config import ReleaseConfig
 from tasks.release.counts import Stratum, log_ratio_evidence

@@ -16,7 +16,7 @@ from flows.clock import ClockConfig
 from flows.release_ports import LoggedLabels
 from serving.calls import Slot
 from serving.log.prediction_log import PredictionLog
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.predictions import joining, request_labels
 from tasks.predictions.labels import import_labels, labels_folder
 from tasks.release.evidence import CANDIDATE, SHADOW, STABLE, Observed, observe

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.errors import DataContractError, TransientError
+from tasks.kernel.errors import DataContractError, TransientError
 from tasks.release.acting import Releasing, act_by_hand
 from tasks.release.ledger import ReleaseLedger, slots_at_start
 from tasks.release.looking import look

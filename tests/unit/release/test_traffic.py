@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ConfigurationError, DataContractError, TransientError
+from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tasks.release.acting import Releasing
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger

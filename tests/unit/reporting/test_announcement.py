@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.announcement import announcement
 from tasks.reporting.figures import gallery
 from tasks.reporting.files import write_report
-from tasks.settings import ArtifactStore
 from tests.support.reporting.run_records import hostile_record, run_record
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tasks.contracts.evaluation import CurvePoint
 from tasks.contracts.run import StageTime
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.axes import Linear, Logarithmic, domain, powers_around, round_up, tick_step
 from tasks.reporting.charts import (
     Mark,
@@ -40,7 +41,6 @@ from tasks.reporting.rankings import (
     latency_chart,
 )
 from tasks.reporting.svg import as_data_url, label, tag, text_width
-from tasks.settings import ArtifactStore
 from tests.support.data.builders import month
 from tests.support.reporting.pages import SVG, marks, parsed, texts
 from tests.support.reporting.run_records import run_record

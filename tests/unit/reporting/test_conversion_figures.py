@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting import conversion
 from tasks.reporting.quantities import MISSING
 from tasks.reporting.trade import Trade, trade_chart
-from tasks.settings import ArtifactStore
 from tests.support.reporting.pages import marks, parsed, rendered, texts
 from tests.support.reporting.run_records import hostile_record, run_record
 

@@ -11,8 +11,8 @@ from tasks.contracts.drift import DriftVerdict
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import Approval
 from tasks.contracts.run import RunRecord
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting import facts
-from tasks.settings import ArtifactStore
 from tests.support.reporting.run_records import metrics, run_record
 
 

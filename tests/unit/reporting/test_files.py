@@ -14,11 +14,11 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tasks.contracts.run import RunRecord
-from tasks.errors import ConfigurationError, StorageError
+from tasks.kernel.errors import ConfigurationError, StorageError
+from tasks.kernel.settings import ArtifactStore, digest_of, named_artifacts
 from tasks.reporting import files as files_module
 from tasks.reporting.checks import checks, stored_artifacts
 from tasks.reporting.files import write_report
-from tasks.settings import ArtifactStore, digest_of, named_artifacts
 from tests.support.reporting.run_records import hostile_record, later, run_record
 
 

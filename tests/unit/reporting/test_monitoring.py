@@ -11,9 +11,9 @@ import pytest
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
 from tasks.contracts.run import RunRecord
-from tasks.monitoring.alerts import MOST_GROUPS, alert, grouped
+from tasks.evaluation.monitoring.alerts import MOST_GROUPS, alert, grouped
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.monitoring import feature_multiples, view_multiples
-from tasks.settings import ArtifactStore
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record, window
 

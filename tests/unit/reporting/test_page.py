@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.page import prose
-from tasks.settings import ArtifactStore
 from tests.support.reporting.pages import DATA_DOCS, rendered
 from tests.support.reporting.run_records import EVIL, hostile_record, run_record
 

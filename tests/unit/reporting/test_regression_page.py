@@ -16,9 +16,9 @@ from tasks.contracts.evaluation import (
     ValueBand,
 )
 from tasks.contracts.run import RunRecord
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting import facts, figures, judgement
 from tasks.reporting.search_page import render_search_page
-from tasks.settings import ArtifactStore
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import run_record
 from tests.support.reporting.studies import study, trial

@@ -19,8 +19,8 @@ from tasks.contracts.telemetry import (
     RunCost,
     TrainingTelemetry,
 )
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.training_cost import MOST_RANKS, cost_told, money, phases_chart, shown_ranks
-from tasks.settings import ArtifactStore
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
 

@@ -9,7 +9,7 @@ import pytest
 
 from serving.assembly import ADDRESS_FILE, Parts, ServingProcess, read_addresses
 from serving.config import ServingConfig, checked_config
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 
 def test_what_a_killed_process_said_of_itself_is_gone_while_the_next_one_starts(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.edge.config import EdgeConfig
+from infra.gateway.config import EdgeConfig
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
 from serving.described import lines_of, settings_of
-from serving.http.admin import TOKEN_FILE, admin_token
-from serving.http.openapi import docs_html, document
 from serving.parts import Installed, all_settings
-from tasks.errors import ConfigurationError
-from tasks.settings import Settings
+from serving.protocol.http.admin import TOKEN_FILE, admin_token
+from serving.protocol.http.openapi import docs_html, document
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import Settings
 
 
 def test_a_repository_without_the_file_serves_with_defaults(tmp_path: Path) -> None:

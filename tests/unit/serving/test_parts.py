@@ -11,7 +11,7 @@ from serving.errors import NotReadyError, OverloadedError
 from serving.interfaces import VersionState
 from serving.log.prediction_log import PredictionLog
 from serving.parts import CheckedLog
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.predictions.config import PredictionLogConfig
 from tests.support.data.builders import frame
 from tests.support.serving.served_rows import MODEL, SIGNATURE, batch_of, call, signature_of

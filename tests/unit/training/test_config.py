@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 from pydantic import ValidationError
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 from tasks.training.data.config import ReadingConfig
 from tasks.training.elastic.config import ElasticConfig

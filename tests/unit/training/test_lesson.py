@@ -10,8 +10,8 @@ import torch
 
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.training import Lesson
-from tasks.errors import DataContractError
-from tasks.settings import ArtifactStore, StagedFolder, content_key
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.training.data.decode import ANSWER
 from tasks.training.lesson import logits_of, write_taught
 from tasks.training.objective import Classification, Regression, labels_of

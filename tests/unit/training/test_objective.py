@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import r2_score
 from torch.nn import functional
 
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.decode import RowFacts
 from tasks.training.data.fitting import fit_labels, label_moments

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import WindowError
+from tasks.kernel.errors import WindowError
 from tasks.training.replay import new_rows_window, numbers_of, replay_probability, replayed
 from tests.support.data.builders import month
 

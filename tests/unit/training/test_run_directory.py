@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import StorageError, TransientError
+from tasks.kernel.errors import StorageError, TransientError
 from tasks.training import run_directory
 from tasks.training.config import TrainingConfig
 from tasks.training.run_directory import (

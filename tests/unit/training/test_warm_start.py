@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts.data import DatasetSchema, category_code
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.model import TabularNetwork

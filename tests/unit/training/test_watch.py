@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from tasks.errors import TrainingError, TransientError
+from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training import watch as watch_module
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.rank_group import RankGroup

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import DataContractError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tasks.validation.docs import build_site, without_outside
 from tasks.validation.runner import validate_table
 from tests.support.data.tables import WEEK, between, people, store_table, suite

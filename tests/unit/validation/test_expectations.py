@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.validation.expectations import Judged, compile_suite, run_checks
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Rule, Suite

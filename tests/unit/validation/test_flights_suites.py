@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tasks.contracts.data import TableRef
-from tasks.errors import DataContractError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tasks.validation.expectations import compile_suite
 from tasks.validation.outcome import read_outcome
 from tasks.validation.runner import validate_table

@@ -9,7 +9,7 @@ import pytest
 
 from flows.feature_refresh import suites_of_tables
 from tasks.contracts.data import FeatureTables
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.validation.runner import validate_tables
 from tests.support.data.shop import Shop, orders
 

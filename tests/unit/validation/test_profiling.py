@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.base import TimeWindow
-from tasks.errors import ConfigurationError, DataContractError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tasks.validation.blessed import Blessed, faults_in
 from tasks.validation.outcome import read_outcome
 from tasks.validation.profiling import NOT_REVIEWED, bless_table, write_blessed

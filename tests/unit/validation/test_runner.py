@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.data import FeatureTables, LandedRows, TableRef, ValidationResult
-from tasks.errors import ArtifactError, ConfigurationError, DataContractError, StorageError
-from tasks.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError, StorageError
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome
 from tasks.validation.runner import (
     validate_rows,
@@ -295,7 +295,7 @@ def test_a_run_writes_nothing_outside_the_store(tmp_path: Path) -> None:
     work.mkdir()
     program = (
         "from tests.support.data.tables import people, store_table, suite, WEEK\n"
-        "from tasks.settings import ArtifactStore\n"
+        "from tasks.kernel.settings import ArtifactStore\n"
         "from tasks.validation.runner import validate_table\n"
         "from pathlib import Path\n"
         f"store = ArtifactStore(Path({str(tmp_path / 'artifacts')!r}))\n"

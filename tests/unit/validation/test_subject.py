@@ -8,7 +8,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tasks.errors import ConfigurationError, DataContractError, StorageError
+from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError
 from tasks.validation.subject import is_of_kind, open_subject
 from tasks.validation.suites import Suite
 from tests.support.data.tables import WEEK, people, suite

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.errors import ConfigurationError
-from tasks.settings import content_key
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import content_key
 from tasks.validation.suites import read_suite, read_suites
 from tests.support.data.tables import suite
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.data import DataSplits
-from tasks.errors import DataContractError
-from tasks.settings import ArtifactStore
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tasks.validation.runner import validate_snapshot
 from tests.support.data import builders
 from tests.support.data.builders import month

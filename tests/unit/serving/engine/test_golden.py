@@ -19,8 +19,8 @@ from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.runtimes import load_pytorch, torch_threads_restored
 from tasks.conversion.targets.interface import Runtime
-from tasks.errors import ArtifactError, ConversionError
-from tasks.settings import digest_of
+from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.settings import digest_of
 
 SIGNATURE = Signature(
     inputs=(

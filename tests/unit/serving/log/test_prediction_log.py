@@ -20,8 +20,8 @@ from serving.log.columns import STATES
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import Signature
 from tasks.contracts.data import category_code
-from tasks.errors import ConfigurationError
 from tasks.features.online_answer import LABELS
+from tasks.kernel.errors import ConfigurationError
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.masking import mask_key_file
 from tasks.predictions.reading import LogQuery, read_table

@@ -10,8 +10,8 @@ from open_inference.grpc.protocol import ModelInferRequest
 
 from serving.calls import Array
 from serving.errors import BadRequestError
-from serving.grpc.tensors import read_arrays, read_key_columns
 from serving.protocol.answers import MOST_MESSAGE, bounded
+from serving.protocol.grpc.tensors import read_arrays, read_key_columns
 from serving.protocol.keys import read_columns
 from serving.protocol.messages import InferRequest, InputParameters, InputTensor
 from serving.protocol.plans import ModelPlan

@@ -26,7 +26,7 @@ from serving.security.config import (
 from serving.security.headers import CHALLENGE, refusal_headers
 from serving.security.keys import create_key, read_keys
 from serving.security.tls import RenewingTls, grpc_credentials, server_context
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 
 TLS = {"certificate": "c", "key": "k"}
 
@@ -201,7 +201,7 @@ def test_a_renewed_certificate_is_seen_by_new_connections_of_grpc(tmp_path: Path
 
 def test_a_process_is_closed_by_the_files_of_its_state_folder(tmp_path: Path) -> None:
     assert secured({}, tmp_path, "127.0.0.1") is None
-    with pytest.raises(ConfigurationError, match=r"infra\.edge prepare"):
+    with pytest.raises(ConfigurationError, match=r"infra\.gateway prepare"):
         secured({"edge": True}, tmp_path, "127.0.0.1")
     with pytest.raises(ConfigurationError, match="Clients are described in"):
         secured({"issuers": []}, tmp_path, "127.0.0.1")

@@ -22,7 +22,7 @@ from serving.interfaces import Guard, Headers
 from serving.security.config import SecurityConfig
 from serving.security.guard import SecurityGuard
 from serving.security.keys import create_key, revoke_key
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tests.support.host.processes import wait_until
 from tests.support.services.signing import AUDIENCE, Signer, published, signed_with_public_key
 

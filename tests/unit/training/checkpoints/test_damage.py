@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ArtifactError
+from tasks.kernel.errors import ArtifactError
 from tasks.training.checkpoints.manifest import MANIFEST_NAME, CheckpointRef
 from tests.support.training.states import (
     flip_a_bit,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.errors import StorageError
+from tasks.kernel.errors import StorageError
 from tasks.training.checkpoints.files import serialized, write_file
 
 

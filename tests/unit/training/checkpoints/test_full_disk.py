@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.suite.promises import Promise, proves
 
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]

@@ -11,7 +11,7 @@ import torch
 from pyarrow.fs import FileSelector, S3FileSystem
 from pydantic import SecretStr
 
-from tasks.errors import ConfigurationError, StorageError, TransientError
+from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
 from tasks.training.checkpoints import s3_place
 from tasks.training.checkpoints.access import S3Access, access_handed_over
 from tasks.training.checkpoints.config import CheckpointConfig

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks.errors import ArtifactError, StorageError, TrainingError
+from tasks.kernel.errors import ArtifactError, StorageError, TrainingError
 from tasks.training.checkpoints import places
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.manifest import CheckpointRef, Section

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.errors import StorageError, TrainingError
+from tasks.kernel.errors import StorageError, TrainingError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.places import LocalPlace

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.training.data.decode import BLOCKS_PER_SHARD, SnapshotFile, deal_blocks
 from tasks.training.data.store import MemoryStore
 from tests.support.data.builders import COLUMNS, YEAR, frame, month

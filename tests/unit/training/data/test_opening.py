@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.training.data import opening
 from tasks.training.data.opening import free_memory_bytes
 from tasks.training.data.preprocess import Preprocessing

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tasks.contracts.data import DatasetSchema, category_code
-from tasks.errors import DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.training.data.preprocess import (
     MAX_MAGNITUDE,
     Preprocessing,

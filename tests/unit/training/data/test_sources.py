@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.errors import TransientError
+from tasks.kernel.errors import TransientError
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.memory import MemoryRows
 from tasks.training.data.source import RowSource, Shuffle

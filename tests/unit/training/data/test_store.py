@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tasks.errors import StorageError, TransientError
+from tasks.kernel.errors import StorageError, TransientError
 from tasks.kernel.process import ProcessName
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.store import ASIDE, FileStore, MemoryStore

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import (
     AnsweringHosts,

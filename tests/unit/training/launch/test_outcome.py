@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import DataContractError, StorageError, TrainingError, TransientError
+from tasks.kernel.errors import DataContractError, StorageError, TrainingError, TransientError
 from tasks.training.launch.outcome import failure_of
 from tasks.training.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
 

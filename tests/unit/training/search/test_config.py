@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.errors import ConfigurationError, TrainingError
+from tasks.kernel.errors import ConfigurationError, TrainingError
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import check_space, configured, grid_point, told

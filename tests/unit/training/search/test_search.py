@@ -11,13 +11,13 @@ import optuna
 import pytest
 
 from tasks.contracts.training import StudyRecord
-from tasks.errors import (
+from tasks.kernel.errors import (
     ConfigurationError,
     StorageError,
     TrainingError,
     TransientError,
 )
-from tasks.settings import PROJECT_ROOT
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.config import TrainingConfig
 from tasks.training.search.driver import check_any_succeeded
 from tasks.training.search.storage import StudyStorage

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.strategies.base import Strategy
 from tasks.training.strategies.build import STRATEGIES, join
 from tasks.training.strategies.config import StrategyConfig

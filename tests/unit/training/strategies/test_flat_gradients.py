@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.errors import TrainingError
+from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.flat_gradients import FlatGradients, ring_bytes
 from tests.support.ranks.strategy_cases import SmallNetwork, global_batch
 

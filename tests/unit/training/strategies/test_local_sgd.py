@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.errors import TrainingError
+from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.asynchronous import AsynchronousSgd
 from tasks.training.strategies.base import Batch, State
 from tasks.training.strategies.build import strategy_kind

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.model import TabularNetwork

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.strategies.torch_environment import TorchEnvironment, local_torch_variables
 
 

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.contracts.telemetry import PhaseTime
-from tasks.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.devices import ALL, DeviceSample
 from tasks.training.telemetry.energy import open_rapl

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import StorageError
+from tasks.kernel.errors import StorageError
 from tasks.training.telemetry import step_clock
 from tasks.training.telemetry.step_clock import (
     NUM_BINS,

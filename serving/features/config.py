@@ -1,0 +1,97 @@
+"""How requests that name entities are answered: moments, policies, bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+
+from flows.clock import ClockConfig
+from tasks.contracts.base import field_title
+from tasks.features.config import OnlineConfig
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import USE_CASE_FILE
+from tasks.kernel.strict_yaml import read_yaml
+
+
+class EntityConfig(BaseModel):
+    """What a serving process does with a request that names entities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    definitions: Literal["refuse", "tell"] = Field(
+        default="refuse",
+        description="Feature views of another definition than the model was trained with: entity "
+        "requests are refused, or served and told in every answer.",
+    )
+    request_columns: Literal["refuse", "blank"] = Field(
+        default="refuse",
+        description="Inputs that no feature view holds, such as a flight's schedule, and that a "
+        "request leaves out: it is refused, or they are missing values to the model, and told.",
+    )
+    moment: Literal["use_case", "wall"] | AwareDatetime = Field(
+        default="use_case",
+        description="Moment at which ages count: the use case's clock, which may replay a year; "
+        "the wall clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data.",
+    )
+    online: OnlineConfig | None = Field(
+        default=None,
+        description="Policies by view and patience with the store; None: those of the use case.",
+    )
+    num_threads: PositiveInt = Field(
+        default=1, le=8, description="Threads that read. Requests that wait share a read."
+    )
+    max_waiting: PositiveInt = Field(
+        default=256, description="Requests that may wait for a read; more are refused at once."
+    )
+    max_rows: PositiveInt = Field(
+        default=4096, description="Rows of a request, and of requests that share a read."
+    )
+    follow_s: PositiveFloat = Field(
+        default=15.0,
+        description="Seconds between looks at the served versions and at the feature registry.",
+    )
+    retry_after_s: PositiveFloat = Field(
+        default=1.0, description="Seconds after which a refused client may come again."
+    )
+
+
+class _Features(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    online: OnlineConfig = OnlineConfig()
+
+
+class UseCaseReading(BaseModel):
+    """The part of `use_case.yaml` that reading online takes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+    features: _Features = _Features()
+    clock: ClockConfig = ClockConfig()
+
+
+def read_use_case(repo: Path) -> UseCaseReading:
+    """What a feature repository says of reads and of its clock.
+
+    Raises:
+        ConfigurationError: the file is missing or is not what it should be.
+    """
+    file = repo / USE_CASE_FILE
+    try:
+        return UseCaseReading.model_validate(read_yaml(file, USE_CASE_FILE))
+    except (OSError, ConfigurationError, ValidationError) as exc:
+        raise ConfigurationError(
+            f"{file} cannot be read as a use case ({exc}); name a feature repository with "
+            "FALAJ_FEATURE_REPO. No entity request can be served"
+        ) from exc

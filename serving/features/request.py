@@ -1,0 +1,89 @@
+"""What a request names, checked before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from serving.errors import BadRequestError, TooLargeError
+from serving.features.config import EntityConfig
+from serving.features.recipe import Recipe
+
+
+def checked_columns(
+    recipe: Recipe, entities: Mapping[str, Sequence[Any]], config: EntityConfig
+) -> tuple[dict[str, list[Any]], int, tuple[str, ...]]:
+    """Columns of a request as lists of plain values, its rows, and the inputs that it lacks.
+
+    Raises:
+        BadRequestError: a key is absent, a column is unknown, or lengths differ; a needed column is
+            left out and the policy is to refuse.
+        TooLargeError: it has more rows than one read takes.
+    """
+    if missing := sorted(recipe.keys - entities.keys()):
+        raise BadRequestError(
+            f"the request has no key column {', '.join(missing)}; {recipe.model} is read by "
+            f"{', '.join(sorted(recipe.keys))}, and the request has "
+            f"{', '.join(map(str, entities)) or 'none'}. Nothing was read"
+        )
+    known = {*recipe.keys, *recipe.request_columns}
+    if unknown := sorted(map(str, entities.keys() - known)):
+        raise BadRequestError(
+            f"the request has column {', '.join(unknown)}, which is no key of {recipe.model} and "
+            f"no input that a request gives; expected {', '.join(sorted(known))}. Nothing was read"
+        )
+    columns = {name: _plain(name, values) for name, values in entities.items()}
+    absent = tuple(name for name in recipe.request_columns if name not in columns)
+    if absent and config.request_columns == "refuse":
+        raise BadRequestError(
+            f"the request lacks column {', '.join(absent)}: no feature view holds these inputs of "
+            f"{recipe.model}, so a request gives them beside its keys. Nothing was read; send "
+            "them, or serve with `request_columns: blank`, which takes them for missing"
+        )
+    return columns, _num_rows(columns, config.max_rows), absent
+
+
+def _num_rows(columns: Mapping[str, list[Any]], most: int) -> int:
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise BadRequestError(
+            "the columns of the request differ in length: "
+            f"{', '.join(f'{name} has {rows}' for name, rows in lengths.items())}. Nothing was read"
+        )
+    num_rows = next(iter(lengths.values()), 0)
+    if num_rows == 0:
+        raise BadRequestError("the request names no entity; expected one a row. Nothing was read")
+    if num_rows > most:
+        raise TooLargeError(
+            f"the request names {num_rows} entities, expected at most {most}; send it in parts. "
+            "Nothing was read"
+        )
+    return num_rows
+
+
+def _plain(name: str, values: Any) -> list[Any]:
+    """A column as Python values; text that came as bytes is UTF-8."""
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise BadRequestError(
+                f"column {name} has shape {values.shape}, expected one value a row. Nothing was "
+                "read"
+            )
+        values = values.tolist()
+    elif isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
+        raise BadRequestError(
+            f"column {name} is one {type(values).__name__}, expected a list with one value a row. "
+            "Nothing was read"
+        )
+    return [_text(name, value) if isinstance(value, bytes) else value for value in values]
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as exc:
+        raise BadRequestError(
+            f"column {name} holds {value[:40]!r}, which is no UTF-8. Nothing was read"
+        ) from exc

@@ -1,0 +1,189 @@
+"""The process's log: one JSON object a line, written by a thread of its own.
+
+Lines bear what the caller gives with `extra=` (`request_id`, `model`, `version` and a few more).
+Features, answers and what clients present to be known never belong in a line; what looks like a
+token is taken out again before it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import queue
+import random
+import re
+import sys
+import time
+from datetime import UTC, datetime
+
+from serving.calls import Call, ServedBatch
+from serving.errors import OverloadedError, ServingError
+from serving.observability.config import LogConfig
+
+EXTRA = ("request_id", "model", "version", "variant", "slot", "hardware", "rows", "latency_ms",
+         "reason", "status")  # fmt: skip
+_TOKENS = re.compile(
+    r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
+    r"|\bfalaj_[0-9a-f]{12}_[\w-]{43}"
+    r"|\b(authorization|x-api-key|api[_-]?key|token|password)(\"?\s*[:=]\s*\"?)"
+    r"(?:(?:bearer|basic)\s+)?[^\s\"',;]+"
+)
+_LIBRARIES = ("uvicorn", "uvicorn.error", "uvicorn.access")
+access = logging.getLogger("serving.access")
+
+
+class LineFormatter(logging.Formatter):
+    """A record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time (UTC), level, logger, message, and what the record bears of `EXTRA`."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, object] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": without_tokens(record.getMessage()),
+        }
+        line |= {name: getattr(record, name) for name in EXTRA if hasattr(record, name)}
+        if record.exc_info:
+            line["error"] = without_tokens(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class BoundedHandler(logging.handlers.QueueHandler):
+    """Hands records to a thread; counts what it drops where that cannot keep up."""
+
+    def __init__(self, lines: queue.Queue[logging.LogRecord | None]) -> None:
+        super().__init__(lines)
+        self.num_dropped = 0
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """As it is: it stays in this process, and the writing thread makes its text."""
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Never waits."""
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.num_dropped += 1
+
+
+class Writer(logging.handlers.QueueListener):
+    """The writing thread; its end waits for a place in a full queue."""
+
+    def __init__(
+        self, lines: queue.Queue[logging.LogRecord | None], target: logging.Handler
+    ) -> None:
+        super().__init__(lines, target)
+        self._lines = lines
+
+    def enqueue_sentinel(self) -> None:
+        """See the base class, which raises where the queue is full."""
+        self._lines.put(None)
+
+
+class Log:
+    """A configured log; `stop` writes what waits and puts back what was configured before."""
+
+    def __init__(self, config: LogConfig) -> None:
+        lines: queue.Queue[logging.LogRecord | None] = queue.Queue(config.max_waiting)
+        self._handler = BoundedHandler(lines)
+        if config.file is None:
+            self._target: logging.Handler = logging.StreamHandler(sys.stderr)
+        else:
+            config.file.parent.mkdir(parents=True, exist_ok=True)
+            self._target = logging.handlers.WatchedFileHandler(config.file, encoding="utf-8")
+        self._target.setFormatter(LineFormatter())
+        self._listener = Writer(lines, self._target)
+        root = logging.getLogger()
+        self._before = (root.handlers[:], root.level)
+        root.handlers[:] = [self._handler]
+        root.setLevel(config.level)
+        for name in _LIBRARIES:  # theirs would write lines of another form
+            library = logging.getLogger(name)
+            library.handlers.clear()
+            library.propagate = True
+            library.setLevel(logging.NOTSET)
+        self._listener.start()
+        self._is_stopped = False
+
+    def counters(self) -> dict[str, int]:
+        """For metrics."""
+        return {"dropped": self._handler.num_dropped}
+
+    def stop(self) -> None:
+        """Write what waits. A second call does nothing."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        root = logging.getLogger()
+        root.handlers[:], level = self._before[0], self._before[1]
+        root.setLevel(level)
+        self._listener.stop()
+        self._target.close()
+
+
+def configure_logging(config: LogConfig | None = None) -> Log:
+    """Make this process's log JSON lines, uvicorn's too. Call it once, before anything is logged.
+
+    Give uvicorn `log_config=None`, or it configures its own again.
+    """
+    return Log(config or LogConfig())
+
+
+def without_tokens(text: str) -> str:
+    """The text without what looks like a token or a password."""
+    return _TOKENS.sub(lambda m: f"{m[2]}{m[3]}(removed)" if m[2] else "(token removed)", text)
+
+
+class AccessLog:
+    """An observer that writes a line for some of the calls.
+
+    Args:
+        ratio: share of answered calls; 0 writes nothing at all.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+
+    def served(self, batch: ServedBatch) -> None:
+        """See `serving.interfaces.Observer`."""
+        if not self._ratio:
+            return
+        for call in batch.calls:
+            if self._ratio >= 1 or random.random() < self._ratio:
+                by = batch.served
+                access.info(
+                    "answered",
+                    extra={
+                        **_told(call),
+                        "version": by.version,
+                        "variant": by.variant,
+                        "hardware": by.hardware,
+                        "status": 200,
+                    },
+                )
+
+    def refused(self, call: Call, error: ServingError) -> None:
+        """See `serving.interfaces.Observer`; the sentence may hold what a client sent.
+
+        An overload must not flood the log: its refusals are counted, and written by the share.
+        """
+        if not self._ratio:
+            return
+        is_fault = error.status >= 500 and not isinstance(error, OverloadedError)
+        if is_fault or self._ratio >= 1 or random.random() < self._ratio:
+            told = {**_told(call), "reason": error.reason, "status": int(error.status)}
+            access.warning("refused", extra=told)
+
+
+def _told(call: Call) -> dict[str, object]:
+    return {
+        "request_id": call.request_id,
+        "model": call.model,
+        "slot": call.slot,
+        "rows": call.num_rows,
+        "latency_ms": round((time.monotonic() - call.arrived) * 1e3, 3),
+    }

@@ -1,0 +1,127 @@
+"""Everything that shows a serving process, in one object for its assembly.
+
+seeing = Seeing(settings, config, states=engine.states, sources=[Source("log", log.counters)])
+engine.add_observers(*seeing.observers);  admin.pages |= seeing.pages
+await seeing.start(); ...; await seeing.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from serving.interfaces import Observer, Pages, VersionState
+from serving.observability.config import SeeingConfig
+from serving.observability.counting import Counting
+from serving.observability.drift import DriftVerdicts
+from serving.observability.logs import AccessLog
+from serving.observability.metrics import Metrics, Source
+from serving.observability.page import status_page
+from serving.observability.status import About, History, Status
+from serving.observability.tracing import Tracing
+from tasks.kernel.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def _nothing(model: str) -> Mapping[str, Any] | None:
+    return None
+
+
+class Seeing:
+    """Counters, metrics, traces, access log and status page of one process.
+
+    Args:
+        settings: where the governor's record of drift is; None shows no drift.
+        config: what goes where.
+        states: versions of the process, as `Engine.states` tells them.
+        sources: counters of further parts: engine, log, guard, entity reader.
+        release: state of a model's release, plain words and numbers by name; None for none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None,
+        config: SeeingConfig | None = None,
+        *,
+        states: Callable[[], Sequence[VersionState]],
+        sources: Iterable[Source] = (),
+        release: About | None = None,
+    ) -> None:
+        self.config = config or SeeingConfig()
+        self.counting = Counting(lambda model: any(state.name == model for state in states()))
+        self.tracing = Tracing(self.config.traces)
+        told = [*sources, Source("traces", self.tracing.counters, frozenset({"waiting"}))]
+        self._drift = DriftVerdicts(settings) if settings is not None else None
+        self._history = History(self.config, self.counting, told)
+        self._states = states
+        self._metrics = Metrics(self.counting, states, told)
+        self._status = Status(
+            self.config,
+            self.counting,
+            self._history,
+            states,
+            self._drift.of if self._drift else _nothing,
+            release or _nothing,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """All that want to know what is served, off ones left out."""
+        found: list[Observer] = [self.counting]
+        if self.config.traces.is_on:
+            found.append(self.tracing)
+        if self.config.logs.access_ratio:
+            found.append(AccessLog(self.config.logs.access_ratio))
+        return tuple(found)
+
+    @property
+    def pages(self) -> Pages:
+        """For the admin listener."""
+        return {
+            "/metrics": self._metrics.page,
+            "/status": self._page,
+            "/status.json": self._json,
+        }
+
+    async def start(self) -> None:
+        """Start keeping history and sending spans."""
+        self.tracing.start()
+        self._task = asyncio.create_task(self._keep(), name="seeing")
+
+    async def stop(self) -> None:
+        """Send the spans that wait, and end."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.to_thread(self.tracing.stop)
+
+    def status(self) -> dict[str, Any]:
+        """What the status page shows, JSON-ready."""
+        return self._status.read()
+
+    def _page(self) -> tuple[str, bytes]:
+        return "text/html; charset=utf-8", status_page(self.status()).encode()
+
+    def _json(self) -> tuple[str, bytes]:
+        return "application/json", json.dumps(self.status(), allow_nan=False).encode()
+
+    async def _keep(self) -> None:
+        looked = float("-inf")
+        while True:
+            try:
+                self._history.note()
+                if self._drift and time.monotonic() - looked >= self.config.drift_every_s:
+                    models = {state.name for state in self._states()}
+                    await asyncio.to_thread(self._drift.look, models)
+                    looked = time.monotonic()
+            except Exception:  # showing a process must never be what ends it
+                logger.exception("the status was not noted")
+            await asyncio.sleep(self.config.step_s)

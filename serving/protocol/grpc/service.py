@@ -1,0 +1,341 @@
+"""The Open Inference Protocol over gRPC, in front of the same engine as HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+from open_inference.grpc import protocol
+from open_inference.grpc.service import GRPCInferenceServiceServicer
+
+from serving.calls import GRPC_MODEL_HEADER, Answer, Call, num_rows_of
+from serving.errors import BadRequestError, ServingError
+from serving.interfaces import Action
+from serving.protocol.answers import encode_json
+from serving.protocol.grpc import about
+from serving.protocol.grpc.arriving import Arriving
+from serving.protocol.grpc.messages import SERVICE, repository_messages
+from serving.protocol.grpc.refusals import abort, metadata_of
+from serving.protocol.grpc.tensors import fill_answer, read_arrays, read_key_columns, wanted_outputs
+from serving.protocol.http.heads import served_headers
+from serving.protocol.http.inferring import Front, capped, now, sane_trace, slot_named
+from serving.protocol.messages import SEQUENCE_REFUSED
+from serving.protocol.metadata import (
+    model_metadata,
+    refuse_unknown,
+    repository_index,
+    server_metadata,
+)
+from tasks.kernel.errors import ConfigurationError
+
+_METHODS = (
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelInfer",
+)
+INFER = f"/{SERVICE}/ModelInfer"
+OPEN_METHODS = frozenset({about.CHECK, f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"})
+"""Health, for which nobody is asked who they are."""
+_REPOSITORY_METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+_LONGEST_S = 86_400.0
+_MOST_PENDING = 10_000
+"""Calls that wait for the event loop. Of more than 1,000 gRPC ends some unseen, as CANCELLED, which
+tells clients that they did it themselves; let in, they are refused by their number, in words."""
+_PEERS = ("ipv4:", "ipv6:")
+_log = logging.getLogger(__name__)
+
+
+class InferenceService(GRPCInferenceServiceServicer):
+    """Methods of the protocol's service."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._engine = front.engine
+        self._repository = repository_messages()
+
+    def handlers(self) -> dict[str, Any]:
+        """Handlers of all methods, those of the model repository extension too."""
+        of_protocol = {name: vars(protocol) for name in _METHODS}
+        of_repository = {name: self._repository for name in _REPOSITORY_METHODS}
+        return {
+            name: grpc.unary_unary_rpc_method_handler(
+                _guarded(getattr(self, name)),
+                request_deserializer=messages[f"{name}Request"].FromString,
+                response_serializer=messages[f"{name}Response"].SerializeToString,
+            )
+            for name, messages in {**of_protocol, **of_repository}.items()
+        }
+
+    async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Whether the process answers."""
+        return protocol.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Whether all models answer."""
+        ready = not self._front.stopping and self._engine.is_ready()
+        return protocol.ServerReadyResponse(ready=ready)
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Whether a model, or a version, answers."""
+
+        async def answer() -> Any:
+            name, version = request.name, request.version or None
+            self._admit(context, "read", name)
+            refuse_unknown(self._engine, name, version)
+            ready = not self._front.stopping and self._engine.is_ready(name, version)
+            return protocol.ModelReadyResponse(ready=ready)
+
+        return await _told(answer, context)
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Name, version and extensions of the server."""
+
+        async def answer() -> Any:
+            self._admit(context, "read", None)
+            return protocol.ServerMetadataResponse(**server_metadata())
+
+        return await _told(answer, context)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Tensors and versions of a model."""
+
+        async def answer() -> Any:
+            self._admit(context, "read", request.name)
+            told = model_metadata(self._engine, request.name, request.version or None)
+            return protocol.ModelMetadataResponse(**told)
+
+        return await _told(answer, context)
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """All versions of all models."""
+
+        async def answer() -> Any:
+            self._admit(context, "admin", None)
+            models = repository_index(self._engine, request.ready)
+            return self._repository["RepositoryIndexResponse"](models=models)
+
+        return await _told(answer, context)
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Load what the registry names, or the version of the parameter `version`."""
+
+        async def answer() -> Any:
+            self._admit(context, "admin", request.model_name)
+            await self._engine.load(request.model_name, _version_of(request))
+            return self._repository["RepositoryModelLoadResponse"]()
+
+        return await _told(answer, context)
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Take a model, or a version, out of service."""
+
+        async def answer() -> Any:
+            self._admit(context, "admin", request.model_name)
+            refuse_unknown(self._engine, request.model_name, _version_of(request))
+            await self._engine.unload(request.model_name, _version_of(request))
+            return self._repository["RepositoryModelUnloadResponse"]()
+
+        return await _told(answer, context)
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Answers of a model."""
+        metadata = dict(context.invocation_metadata())
+        request_id = self._request_id(metadata)
+        call = Call(request.model_name, {}, 0, request_id, request.model_version or None)
+        try:
+            if "sequence_id" in request.parameters:
+                raise BadRequestError(SEQUENCE_REFUSED)
+            return await self._infer(request, context, call, metadata)
+        except asyncio.CancelledError:
+            call.is_gone = True
+            raise
+        except ServingError as error:
+            await abort(context, error, request_id)
+
+    async def _infer(self, request: Any, context: Any, call: Call, metadata: Any) -> Any:
+        front = self._front
+        try:
+            call.subject = self._admit(context, "infer", call.model)
+            if "x-falaj-slot" in metadata and front.config.http.slot_header:
+                call.slot = slot_named(metadata["x-falaj-slot"])
+            call.trace = sane_trace(str(metadata.get("traceparent", "")))
+            front.refuse_early(call.model, call.version, call.slot)
+            call.deadline = now() + self._time_of(request, context)
+            plan = front.plan(call.model, call.version, call.slot)
+            wanted = wanted_outputs(request, plan)
+            names = [tensor.name for tensor in request.inputs]
+            if front.names_entities(call.model, plan, names):
+                call.entities = read_key_columns(request)
+                await front.resolve(call)
+            else:
+                call.inputs = read_arrays(request, plan)
+                call.num_rows = num_rows_of(call.inputs)
+        except ServingError as error:
+            front.tell_refused(call, error)
+            raise
+        answer = await _computed(front, call)
+        response = protocol.ModelInferResponse(
+            model_name=answer.served.model, model_version=answer.served.version, id=request.id
+        )
+        fill_answer(response, answer, wanted)
+        parameters = front.parameters_of(call)
+        if parameters is not None:
+            features = encode_json(parameters["features"]).decode()
+            response.parameters["features"].string_param = features
+        context.set_trailing_metadata(
+            metadata_of(
+                [*served_headers(answer.served), (b"x-request-id", call.request_id.encode())]
+            )
+        )
+        return response
+
+    async def recognise(self, context: Any, method: str) -> None:
+        """End the call of a client whom this server does not know."""
+        try:
+            self._front.guard.recognise(_headers(context), _address(context.peer()))
+        except ServingError as error:
+            metadata = dict(context.invocation_metadata())
+            call = Call(str(metadata.get(GRPC_MODEL_HEADER, "")), {}, 0, self._request_id(metadata))
+            if method == INFER:
+                self._front.tell_refused(call, error)
+            await abort(context, error, call.request_id)
+
+    async def admit_reader(self, context: Any) -> None:
+        """End the call of a client that may not read."""
+        try:
+            self._admit(context, "read", None)
+        except ServingError as error:
+            await abort(context, error, "")
+
+    def _request_id(self, metadata: Mapping[str, Any]) -> str:
+        sent = metadata.get("x-request-id")
+        return self._front.ids.taken(sent.encode() if isinstance(sent, str) else None)
+
+    def _admit(self, context: Any, action: Action, model: str | None) -> str:
+        address = _address(context.peer())
+        return self._front.guard.admit(_headers(context), address, action, model).subject
+
+    def _time_of(self, request: Any, context: Any) -> float:
+        left = context.time_remaining()
+        most = self._front.config.timeout_s
+        if left is not None and left < _LONGEST_S:
+            most = min(most, max(left, 0.0))
+        if "timeout" not in request.parameters:
+            return most
+        told = request.parameters["timeout"]
+        asked = told.int64_param or told.uint64_param
+        return capped(asked / 1e6 if asked > 0 else None, most)
+
+
+def grpc_server(
+    front: Front, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> tuple[grpc.aio.Server, int]:
+    """A server that listens, not yet started, and its port; port 0 takes a free one.
+
+    Args:
+        credentials: None for no TLS.
+
+    Raises:
+        ConfigurationError: the address cannot be had.
+    """
+    config = front.config
+    most = config.http.max_body_bytes
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", most),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", config.http.max_header_bytes),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.server.max_pending_requests", _MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
+        ("grpc.max_connection_idle_ms", round(1e3 * max(300.0, config.http.keep_alive_s))),
+    ]
+    service = InferenceService(front)
+    server = grpc.aio.server(
+        interceptors=[Arriving(config.http.request_timeout_s, service.recognise, OPEN_METHODS)],
+        options=options,
+        maximum_concurrent_rpcs=config.grpc.max_concurrent_calls,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
+    )
+    about.add_to(server, front, SERVICE, service.admit_reader)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
+    except RuntimeError as exc:
+        raise ConfigurationError(
+            f"gRPC cannot listen on {address}: the port is taken, or the address is not of this "
+            "machine. End what has the port, or name another one (0 takes a free one). Nothing "
+            "was started"
+        ) from exc
+    return server, bound
+
+
+def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """A method that keeps to itself how it failed."""
+
+    async def guarded(request: Any, context: Any) -> Any:
+        try:
+            return await method(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            _log.exception("a gRPC call could not be answered")
+            await abort(context, ServingError("this server has failed on the request"), "")
+
+    return guarded
+
+
+async def _computed(front: Front, call: Call) -> Answer:
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def done(call: Call, outcome: Answer | ServingError) -> None:
+        if future.done():
+            return
+        if isinstance(outcome, ServingError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    front.engine.submit(call, done)
+    return await future
+
+
+async def _told(answer: Callable[[], Awaitable[Any]], context: Any) -> Any:
+    try:
+        return await answer()
+    except ServingError as error:
+        await abort(context, error, "")
+
+
+def _headers(context: Any) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.encode(), value.encode() if isinstance(value, str) else value)
+        for name, value in context.invocation_metadata()
+    ]
+
+
+def _address(peer: str) -> str:
+    """`ipv4:127.0.0.1:5000` and `ipv6:[::1]:5000` without kind and port."""
+    for kind in _PEERS:
+        if peer.startswith(kind):
+            host = peer.removeprefix(kind).rpartition(":")[0]
+            return host.replace("%5B", "").replace("%5D", "").strip("[]")
+    return ""
+
+
+def _version_of(request: Any) -> str | None:
+    parameters = request.parameters
+    return parameters["version"].string_param or None if "version" in parameters else None

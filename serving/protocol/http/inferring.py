@@ -1,0 +1,293 @@
+"""From a received request to a call of the engine; no sockets here."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from serving.calls import SLOTS, Call, Slot, num_rows_of
+from serving.config import ServingConfig
+from serving.errors import BadRequestError, DeadlineError, ServingError
+from serving.interfaces import Engine, EntityReader, Guard, Observer
+from serving.protocol.http.errors import UnsupportedBodyError
+from serving.protocol.http.heads import Heads
+from serving.protocol.keys import read_columns
+from serving.protocol.messages import InferRequest, parse_request
+from serving.protocol.plans import ModelPlan, Wanted
+from tasks.contracts.conversion import Signature
+
+_INFER = re.compile(r"/v2/models/([^/]{1,300})(?:/versions/([^/]{1,300}))?/infer")
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_MOST_KNOWN = 1024
+READ_HEADERS = frozenset(
+    {
+        b"content-length",
+        b"content-encoding",
+        b"transfer-encoding",
+        b"x-request-id",
+        b"x-falaj-slot",
+        b"x-falaj-timeout-ms",
+        b"inference-header-content-length",
+        b"traceparent",
+    }
+)
+"""Headers that the way of an infer request looks at."""
+
+
+class Target(NamedTuple):
+    """What the path of an infer request names."""
+
+    model: str
+    version: str | None
+
+
+@dataclass(slots=True)
+class Asked:
+    """A call, and how its answer is to be written.
+
+    Attributes:
+        wanted: outputs to send.
+        client_id: `id` of the request, sent back; empty where it had none.
+        binary: binary data of a request by keys.
+    """
+
+    call: Call
+    wanted: Sequence[Wanted]
+    client_id: str = ""
+
+
+class RequestIds:
+    """Names for requests that came without one: unlike those of any other process."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(8)
+        self._count = 0
+
+    def next(self) -> str:
+        """A new one."""
+        self._count += 1
+        return f"{self._prefix}-{self._count:x}"
+
+    def taken(self, sent: bytes | None) -> str:
+        """What was sent, if it is sane, else a new one."""
+        if sent is None:
+            return self.next()
+        text = sent.decode("latin-1")
+        return text if _SANE_ID.fullmatch(text) else self.next()
+
+
+class Front:
+    """All that the listeners of a process know of what is behind them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        guard: Guard,
+        config: ServingConfig,
+        observers: Sequence[Observer] = (),
+        entities: EntityReader | None = None,
+    ) -> None:
+        self.engine = engine
+        self.guard = guard
+        self.config = config
+        self.observers = tuple(observers)
+        self.entities = entities
+        self.heads = Heads()
+        self.ids = RequestIds()
+        self.stopping = False
+        """Set when the process has been told to end; it is not ready from then on."""
+        self.buffered = 0
+        """Bytes of bodies being received, on all connections."""
+        self._targets: dict[bytes, Target] = {}
+        self._plans: dict[tuple[str, str | None, Slot], ModelPlan] = {}
+
+    def target_of(self, url: bytes) -> Target | None:
+        """Model and version of an infer path; None for any other path."""
+        known = self._targets.get(url)
+        if known is not None:
+            return known
+        path = url.partition(b"?")[0].decode("latin-1")
+        match = _INFER.fullmatch(path)
+        if match is None:
+            return None
+        target = Target(unquote(match[1]), unquote(match[2]) if match[2] else None)
+        if len(self._targets) >= _MOST_KNOWN:
+            self._targets.clear()
+        self._targets[url] = target
+        return target
+
+    def plan(self, model: str, version: str | None, slot: Slot) -> ModelPlan:
+        """How requests to a model are read now.
+
+        Raises:
+            UnknownModelError, NotReadyError: as `Engine.signature`.
+        """
+        signature = self.engine.signature(model, version, slot)
+        key = (model, version, slot)
+        plan = self._plans.get(key)
+        if plan is None or plan.signature is not signature:
+            if len(self._plans) >= _MOST_KNOWN:
+                self._plans.clear()
+            plan = self._plans[key] = ModelPlan(signature)
+        return plan
+
+    def read(
+        self,
+        target: Target,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        subject: str,
+        request_id: str,
+        arrived: float,
+    ) -> Asked:
+        """The call that an infer request asks for; `Call.entities` is set where it names keys.
+
+        Raises:
+            ServingError: it is not one that the model takes.
+        """
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise UnsupportedBodyError("the body is compressed; send it as it is")
+        slot = self._slot(headers.get(b"x-falaj-slot"))
+        self.refuse_early(target.model, target.version, slot)
+        request, binary = parse_request(body, headers.get(b"inference-header-content-length"))
+        deadline = self._deadline(headers.get(b"x-falaj-timeout-ms"), request, arrived)
+        plan = self.plan(target.model, target.version, slot)
+        call = Call(
+            target.model,
+            {},
+            0,
+            request_id,
+            target.version,
+            slot,
+            subject,
+            deadline,
+            False,
+            arrived,
+        )
+        trace = headers.get(b"traceparent")
+        if trace is not None:
+            call.trace = sane_trace(trace.decode("latin-1"))
+        self._fill(call, plan, request, binary)
+        return Asked(call, plan.wanted(request), request.id)
+
+    def refuse_early(self, model: str, version: str | None, slot: Slot) -> None:
+        """Refuse what would wait too long, before anything of it is read: that costs the least.
+
+        Raises:
+            ServingError: as `Engine.refusal` says.
+        """
+        refusal = self.engine.refusal(model, version, slot)
+        if refusal is not None:
+            raise refusal
+
+    def _fill(
+        self, call: Call, plan: ModelPlan, request: InferRequest, binary: memoryview | None
+    ) -> None:
+        if self.names_entities(call.model, plan, [tensor.name for tensor in request.inputs]):
+            call.entities = read_columns(request, binary)
+            return
+        call.inputs, call.num_rows = plan.arrays(request, binary)
+
+    def names_entities(self, model: str, plan: ModelPlan, names: Sequence[str]) -> bool:
+        """Whether inputs of these names are key columns, and what else a request by keys gives.
+
+        The reader is asked only where a name is no input of the model: its troubles are not
+        those of a request that brings its inputs.
+        """
+        if self.entities is None or not names or names[0] in plan.inputs:
+            return False
+        keys = self.entities.keys_of(model)
+        return keys is not None and not keys.isdisjoint(names)
+
+    async def resolve(self, call: Call) -> None:
+        """Read the features of a call that names entities, and make them its inputs.
+
+        Raises:
+            ServingError: as `EntityReader.resolve`.
+        """
+        assert self.entities is not None
+        assert call.entities is not None
+        signature: Signature = self.engine.signature(call.model, call.version, call.slot)
+        time_left = None if call.deadline is None else call.deadline - now()
+        try:
+            async with asyncio.timeout(time_left):
+                inputs, call.features = await self.entities.resolve(
+                    call.model, call.entities, signature, call.version, call.slot
+                )
+        except TimeoutError as exc:
+            raise DeadlineError("time was over before the features were read") from exc
+        call.inputs = inputs
+        call.num_rows = num_rows_of(inputs)
+
+    def parameters_of(self, call: Call) -> Mapping[str, Any] | None:
+        """What the answer says of the features that were read; None where none were."""
+        if call.entities is None or self.entities is None:
+            return None
+        return {"features": self.entities.report(call.features)}
+
+    def tell_refused(self, call: Call, error: ServingError) -> None:
+        """Tell observers of a call that never reached the engine."""
+        for observer in self.observers:
+            observer.refused(call, error)
+
+    def slot_meant(self, headers: Mapping[bytes, bytes]) -> Slot:
+        """The slot that a request is for; `stable` also where it names one that is none.
+
+        Releases judge versions by what was refused too, so a refusal belongs to its slot.
+        """
+        try:
+            return self._slot(headers.get(b"x-falaj-slot"))
+        except BadRequestError:
+            return "stable"
+
+    def _slot(self, sent: bytes | None) -> Slot:
+        if sent is None or not self.config.http.slot_header:
+            return "stable"
+        return slot_named(sent.decode("latin-1"))
+
+    def _deadline(self, header: bytes | None, request: InferRequest, arrived: float) -> float:
+        most = self.config.timeout_s
+        if header is not None:
+            if not header.isdigit() or not 1 <= len(header) <= 12:
+                raise BadRequestError(
+                    f"x-falaj-timeout-ms is {header.decode('latin-1')[:40]!r}; expected whole "
+                    "milliseconds"
+                )
+            return arrived + capped(int(header) / 1e3, most)
+        if request.parameters is not None:
+            return arrived + capped(request.timeout_s, most)
+        return arrived + most
+
+
+def capped(asked_s: float | None, most_s: float) -> float:
+    """Time that a request gets; 0 and None leave it to the server."""
+    return min(asked_s, most_s) if asked_s else most_s
+
+
+def slot_named(text: str) -> Slot:
+    """A slot by its name.
+
+    Raises:
+        BadRequestError: there is no such slot.
+    """
+    for slot in SLOTS:
+        if text == slot:
+            return slot
+    raise BadRequestError(f"x-falaj-slot is {text[:40]!r}; expected one of {', '.join(SLOTS)}")
+
+
+def sane_trace(text: str) -> str:
+    """A W3C `traceparent`; empty where it is none."""
+    return text if _TRACEPARENT.fullmatch(text) else ""
+
+
+def now() -> float:
+    """The clock of `Call.arrived` and `Call.deadline`."""
+    return time.monotonic()

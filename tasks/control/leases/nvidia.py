@@ -1,0 +1,237 @@
+"""NVIDIA devices of this host as NVML tells of them, and what keeps one from being used."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.control.leases.cores import SYSFS, node_of_pci_device
+from tasks.kernel.errors import ConfigurationError
+
+CUDA_ANSWERS_WITHIN_S = 60
+NO_DEVICE_NAMES = ("", "-1", "none", "void", "nodevfiles")
+# Run in a process of its own: one that has started CUDA can no longer be forked.
+START_CUDA = """
+import ctypes, sys
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    sys.exit(f"its library cannot be loaded: {error}")
+count = ctypes.c_int()
+code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+sys.exit(f"it answers with error {code}" if code else None if count.value else "it finds no device")
+"""
+
+
+class Gpu(BaseModel):
+    """A GPU, or a slice of one (MIG), that can be leased."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uuid: str = Field(min_length=1, description="`GPU-...` or `MIG-...`, as CUDA takes it.")
+    name: str = Field(description="Model, such as `NVIDIA H200`.")
+    memory_bytes: int = Field(ge=0, description="Memory of the device or slice, bytes.")
+    mig_profile: str | None = Field(default=None, description="Of a slice, such as `1g.18gb`.")
+    node: int | None = Field(default=None, description="Memory node it hangs on, if known.")
+
+
+class Unusable(BaseModel):
+    """A device that is there and cannot be used."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device: str = Field(description="Its UUID, or what is known of it.")
+    reason: str = Field(description="Why, and what to do.")
+
+    def __str__(self) -> str:
+        return f"{self.device}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a look at the host's GPUs has found."""
+
+    usable: tuple[Gpu, ...] = ()
+    unusable: tuple[Unusable, ...] = ()
+
+
+def find_gpus(
+    environment: Mapping[str, str],
+    library: Any = pynvml,
+    cuda_fault: Callable[[Mapping[str, str]], str | None] | None = None,
+    sysfs: Path = SYSFS,
+) -> Found:
+    """All NVIDIA devices; those in MIG mode as their slices.
+
+    Args:
+        environment: `CUDA_VISIBLE_DEVICES` in it hides devices from this process.
+        library: the module `pynvml`.
+        cuda_fault: says why CUDA cannot be used here; `fault_of_cuda` where none is given.
+        sysfs: where Linux shows hardware.
+
+    Raises:
+        ConfigurationError: `CUDA_VISIBLE_DEVICES` counts devices of different models.
+    """
+    try:
+        library.nvmlInit()
+    except (library.NVMLError_LibraryNotFound, library.NVMLError_DriverNotLoaded):
+        return Found()
+    except library.NVMLError as exc:
+        reason = f"NVML refuses to start ({exc}); mend the driver's installation"
+        return Found(unusable=(Unusable(device="NVIDIA driver", reason=reason),))
+    try:
+        found = _seen_by_nvml(library, environment, sysfs)
+    finally:
+        library.nvmlShutdown()
+    fault = (cuda_fault or fault_of_cuda)(environment) if found.usable else None
+    if fault is None:
+        return found
+    broken = tuple(Unusable(device=gpu.uuid, reason=fault) for gpu in found.usable)
+    return Found(unusable=(*found.unusable, *broken))
+
+
+def _seen_by_nvml(library: Any, environment: Mapping[str, str], sysfs: Path) -> Found:
+    usable: list[Gpu] = []
+    unusable: list[Unusable] = []
+    handles = [
+        library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())
+    ]
+    models = [str(library.nvmlDeviceGetName(handle)) for handle in handles]
+    is_visible = _visibility(environment, models)
+    for index, (handle, model) in enumerate(zip(handles, models, strict=True)):
+        uuid = str(library.nvmlDeviceGetUUID(handle))
+        if (fault := _fault_of(library, handle)) is not None:
+            unusable.append(Unusable(device=uuid, reason=fault))
+            continue
+        node = node_of_pci_device(str(library.nvmlDeviceGetPciInfo(handle).busId), sysfs)
+        for gpu in _leasable(library, handle, uuid, model, node):
+            if is_visible(index, uuid) or is_visible(None, gpu.uuid):
+                usable.append(gpu)
+            else:
+                reason = "CUDA_VISIBLE_DEVICES hides it from this process"
+                unusable.append(Unusable(device=gpu.uuid, reason=reason))
+    return Found(tuple(usable), tuple(unusable))
+
+
+def _visibility(
+    environment: Mapping[str, str], models: list[str]
+) -> Callable[[int | None, str], bool]:
+    """Tells whether CUDA shows a device, by its index among all or its (shortened) UUID."""
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return lambda index, uuid: index is not None
+    named = [part.strip() for part in value.split(",")]
+    if any(part.lower() in NO_DEVICE_NAMES for part in named):  # CUDA stops at the first such name
+        named = named[: [part.lower() in NO_DEVICE_NAMES for part in named].index(True)]
+    counted = [part for part in named if part.isdecimal()]
+    by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if counted and len(set(models)) > 1 and not by_place:
+        raise ConfigurationError(
+            f"CUDA_VISIBLE_DEVICES={value!r} counts devices, but CUDA and the driver count the "
+            f"models of this host ({', '.join(sorted(set(models)))}) in different order; name "
+            "devices by UUID (`nvidia-smi -L`), or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    return lambda index, uuid: (
+        (index is not None and str(index) in counted)
+        or any(uuid.startswith(part) for part in named if not part.isdecimal())
+    )
+
+
+def _fault_of(library: Any, handle: object) -> str | None:
+    """Why no program may use a device; None where one may."""
+    mode = _told(library, lambda: library.nvmlDeviceGetComputeMode(handle))
+    if mode == library.NVML_COMPUTEMODE_PROHIBITED:
+        return "its compute mode is Prohibited; set it with `nvidia-smi -c DEFAULT`"
+    minor = _told(library, lambda: library.nvmlDeviceGetMinorNumber(handle))
+    node = Path(f"/dev/nvidia{minor}")
+    if minor is not None and node.exists() and not os.access(node, os.R_OK | os.W_OK):
+        return f"{node} is not open to this user; add the user to the group that owns it"
+    if _is_cut(library, handle) and not list(_slices(library, handle)):
+        return "it is in MIG mode and has no slice; make some with `nvidia-smi mig -cgi`"
+    return None
+
+
+def _leasable(
+    library: Any, handle: object, uuid: str, model: str, node: int | None
+) -> Iterator[Gpu]:
+    if not _is_cut(library, handle):
+        memory = int(library.nvmlDeviceGetMemoryInfo(handle).total)
+        yield Gpu(uuid=uuid, name=model, memory_bytes=memory, node=node)
+        return
+    for part in _slices(library, handle):
+        name = str(library.nvmlDeviceGetName(part))
+        yield Gpu(
+            uuid=str(library.nvmlDeviceGetUUID(part)),
+            name=model,
+            memory_bytes=int(library.nvmlDeviceGetMemoryInfo(part).total),
+            mig_profile=name.rpartition("MIG ")[2],  # of "NVIDIA H200 MIG 1g.18gb"
+            node=node,
+        )
+
+
+def _is_cut(library: Any, handle: object) -> bool:
+    mode = _told(library, lambda: library.nvmlDeviceGetMigMode(handle)[0])
+    return bool(mode == library.NVML_DEVICE_MIG_ENABLE)
+
+
+def _slices(library: Any, handle: object) -> Iterator[object]:
+    for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except library.NVMLError_NotFound:  # slices need not be numbered without gaps
+            continue
+
+
+def _told(library: Any, ask: Callable[[], Any]) -> Any:
+    """The answer, or None: old devices and virtual ones do not know everything."""
+    try:
+        return ask()
+    except library.NVMLError_NotSupported:
+        return None
+
+
+def fault_of_cuda(environment: Mapping[str, str]) -> str | None:
+    """Why programs here cannot use CUDA; None where they can."""
+    if torch_cuda_version() is None:
+        return (
+            "the installed PyTorch is built without CUDA; install the build for the driver's "
+            "CUDA version, or start no worker of class 'gpu' here"
+        )
+    try:
+        run = subprocess.run(
+            [sys.executable, "-S", "-c", START_CUDA],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CUDA_ANSWERS_WITHIN_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"CUDA has not started within {CUDA_ANSWERS_WITHIN_S} s; see `dmesg` for Xid errors"
+    return f"CUDA cannot be used: {run.stderr.strip()}" if run.returncode else None
+
+
+def torch_cuda_version() -> str | None:
+    """CUDA version that the installed PyTorch is built for, without importing PyTorch."""
+    package = importlib.util.find_spec("torch")
+    if package is None or not package.submodule_search_locations:
+        return None
+    file = Path(package.submodule_search_locations[0]) / "version.py"
+    loader = importlib.machinery.SourceFileLoader("torch_version", str(file))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    if spec is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    version = getattr(module, "cuda", None)
+    return None if version is None else str(version)

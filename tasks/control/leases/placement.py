@@ -1,0 +1,162 @@
+"""Who gets which devices: pure functions of what is held and who waits.
+
+The order is that of `Claim.due_s`: the moment of the request plus `ageing_s` for each level of
+priority below the most urgent. So priority decides among those that came together, a wait of
+`ageing_s` weighs as much as a level, and nobody is overtaken by a request that came more than
+(own priority - 1) * `ageing_s` after the own one: that bound is what rules starvation out.
+
+Nobody is passed by: where the first in the order cannot be served, all that it could use is kept
+for it, so that many small requests do not starve a large one. Others that need none of it go on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from tasks.control.leases.claims import Claim, Grant
+from tasks.control.leases.config import PARTS_PER_GPU, URGENT, LeaseRequest
+from tasks.control.leases.cores import CoreSet
+from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.nvidia import Gpu
+
+ALL_PARTS = range(PARTS_PER_GPU)
+
+
+@dataclass
+class Taken:
+    """What cannot be given: parts of GPUs, cores, and how many cores each control group uses."""
+
+    cores: set[int] = field(default_factory=set)
+    parts: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    cores_of_group: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @classmethod
+    def by(cls, held: Iterable[Claim], boot: str) -> Self:
+        """What leases hold; cores of other boots are of no concern here."""
+        taken = cls()
+        for claim in held:
+            if claim.grant is not None:
+                taken.add(claim.grant, claim.devices, with_cores=claim.process.boot == boot)
+        return taken
+
+    def add(self, grant: Grant, devices: HostDevices, *, with_cores: bool = True) -> None:
+        """Take what a grant gives."""
+        for uuid, parts in grant.gpus.items():
+            self.parts[uuid] |= set(parts)
+        if with_cores:
+            self.cores |= set(grant.cores)
+            self.cores_of_group[devices.core_limit.group] += len(grant.cores)
+
+    def keep_for(self, claim: Claim) -> None:
+        """Take all that a claim which cannot be served yet could use."""
+        if claim.request.cores:
+            self.cores |= {core for each in claim.devices.core_sets for core in each.cores}
+        for gpu in fitting_gpus(claim.request, claim.devices):
+            self.parts[gpu.uuid] |= set(ALL_PARTS)
+
+
+def due_s(requested_s: float, priority: int, ageing_s: float) -> float:
+    """Place in the order of one who asks: see the top of this module."""
+    return requested_s + (priority - URGENT) * ageing_s
+
+
+def grants_for(waiting: Sequence[Claim], taken: Taken) -> dict[int, Grant]:
+    """What those who wait may take now, by ticket, in the order in which they are served.
+
+    All of it is to be given at once: what the next may take depends on where the first was placed.
+
+    Args:
+        waiting: all who wait on this machine, in any order.
+        taken: what is held; what is granted and kept is added to it.
+    """
+    grants = {}
+    for claim in sorted(waiting, key=lambda each: each.order):
+        grant = place(claim.request, claim.devices, taken)
+        if grant is None:
+            taken.keep_for(claim)
+        else:
+            taken.add(grant, claim.devices)
+            grants[claim.ticket] = grant
+    return grants
+
+
+def place(request: LeaseRequest, devices: HostDevices, taken: Taken) -> Grant | None:
+    """Devices that serve a request, none of them taken; None where there are too few."""
+    gpus = _choose_gpus(request, devices, taken)
+    if len(gpus) < request.gpus:
+        return None
+    near = {gpu.node for gpu in gpus if gpu.node is not None}
+    cores = _choose_cores(request.cores, near, devices, taken)
+    if len(cores) < request.cores:
+        return None
+    parts = {gpu.uuid: _free_parts(gpu, taken)[: request.parts] for gpu in gpus}
+    return Grant(cores=cores, gpus=parts)
+
+
+def fitting_gpus(request: LeaseRequest, devices: HostDevices) -> list[Gpu]:
+    """The GPUs that a request may be served with, taken or not."""
+    if not request.gpus:
+        return []
+    return [
+        gpu
+        for gpu in devices.gpus
+        if gpu.mig_profile == request.mig_profile
+        and (not request.devices or gpu.uuid.startswith(request.devices))
+    ]
+
+
+def _choose_gpus(request: LeaseRequest, devices: HostDevices, taken: Taken) -> list[Gpu]:
+    """The GPUs with the least room that is enough, on one memory node where that can be."""
+    roomy = [
+        gpu
+        for gpu in fitting_gpus(request, devices)
+        if len(_free_parts(gpu, taken)) >= request.parts
+    ]
+    roomy.sort(key=lambda gpu: len(_free_parts(gpu, taken)))
+    by_node: dict[int | None, list[Gpu]] = defaultdict(list)
+    for gpu in roomy:
+        by_node[gpu.node].append(gpu)
+    enough = [group for group in by_node.values() if len(group) >= request.gpus]
+    return min(enough, key=len, default=roomy)[: request.gpus]
+
+
+def _free_parts(gpu: Gpu, taken: Taken) -> tuple[int, ...]:
+    return tuple(part for part in ALL_PARTS if part not in taken.parts.get(gpu.uuid, ()))
+
+
+def _choose_cores(
+    number: int, near: set[int], devices: HostDevices, taken: Taken
+) -> tuple[int, ...]:
+    """Cores on the fewest memory nodes, near the GPUs; fewer than asked for where there are none.
+
+    Among nodes that have enough, the one with the least room is taken, so that large requests
+    still find one node later.
+    """
+    limit = devices.core_limit
+    used = taken.cores_of_group.get(limit.group, 0)
+    if limit.num_cores is not None and used + number > limit.num_cores:
+        return ()
+    free = {each.node: _free_cores(each, taken) for each in devices.core_sets}
+    chosen: list[int] = []
+    while len(chosen) < number and any(free.values()):
+        wanted = number - len(chosen)
+        node = min(free, key=lambda node: _preference(len(free[node]), wanted, node in near))
+        chosen += free.pop(node)[:wanted]
+    return tuple(sorted(chosen))
+
+
+def _preference(room: int, wanted: int, is_near: bool) -> tuple[bool, bool, int]:
+    """The smaller, the better: enough room, near the GPUs, and then as little room as will do."""
+    is_enough = room >= wanted
+    return (not is_enough, not is_near, room if is_enough else -room)
+
+
+def _free_cores(each: CoreSet, taken: Taken) -> list[int]:
+    """Free cores of a node: first those whose whole physical core is free."""
+    free = [[core for core in shared if core not in taken.cores] for shared in each.physical]
+    whole = [f for f, shared in zip(free, each.physical, strict=True) if len(f) == len(shared)]
+    rest = [f for f, shared in zip(free, each.physical, strict=True) if len(f) < len(shared)]
+    return [core for group in (*whole, *rest) for core in group]

@@ -1,0 +1,136 @@
+"""Values of the governor: stored verdicts, decisions, orders to act, and claims."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from tasks.contracts.base import Contract
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.decision import Action, Cause
+from tasks.control.retraining.evidence import Evidence
+
+Mode = Literal["act", "decide_only"]
+
+
+class Outcome(StrEnum):
+    """What a decision came to."""
+
+    ACTS = "acts"
+    NOTHING_TO_DO = "nothing_to_do"
+    ALERTS = "alerts"
+    SAME_EPISODE = "same_episode"
+    COOL_DOWN = "cool_down"
+    BUDGET = "budget"
+    APPROVAL = "approval"
+    OUTDATED = "outdated"
+    SUPERSEDED = "superseded"
+    DECIDE_ONLY = "decide_only"
+
+
+MEANING = {
+    Outcome.ACTS: "the action was claimed and is carried out",
+    Outcome.NOTHING_TO_DO: "the evidence asks for nothing",
+    Outcome.ALERTS: "people are told; a machine must not act",
+    Outcome.SAME_EPISODE: "refused: this episode has had its run",
+    Outcome.COOL_DOWN: "refused for now: too soon after a retraining; the sweep asks again",
+    Outcome.BUDGET: "refused for now: the week's budget is spent; the sweep asks again",
+    Outcome.APPROVAL: "refused for now: a person is asked about a version; the sweep asks again",
+    Outcome.OUTDATED: "refused: a later window was judged before",
+    Outcome.SUPERSEDED: "refused: the judged version is no longer the champion",
+    Outcome.DECIDE_ONLY: "recorded; acting was not asked for",
+}
+
+
+class ClaimState(StrEnum):
+    """How far an action has come; only forward."""
+
+    CLAIMED = "claimed"
+    STARTED = "started"
+    ENDED = "ended"
+
+
+class StoredVerdict(Contract):
+    """One verdict as the database holds it; the same check gives the same id again."""
+
+    verdict_id: str
+    number: PositiveInt = Field(description="Order in which verdicts of all models were stored.")
+    model: str
+    use_case: str
+    evidence: Evidence
+    policy: GovernorConfig
+    stored_at: datetime
+    answered_at: datetime | None
+    num_asked: NonNegativeInt = Field(description="How often an answer was asked for again.")
+
+
+class Order(Contract):
+    """An action that was claimed and is to be carried out, once."""
+
+    episode_id: str = Field(description="Also the key under which a second start is the same run.")
+    model: str
+    use_case: str
+    action: Action = Field(description="What is carried out.")
+    version: PositiveInt = Field(description="Champion that the verdict judged.")
+    verdict_id: str
+    evidence: Evidence
+    reason: str
+
+
+class StartedAction(Contract):
+    """What carries an action out."""
+
+    kind: Literal["deployment", "in_process"]
+    run_id: str
+    place: str = Field(description="Deployment, or host and process, that runs it.")
+
+
+class RunEnd(Contract):
+    """How the run of an action ended."""
+
+    state: str = Field(description="Such as `completed`, `failed`, `crashed`, `cancelled`.")
+    seconds: float | None = Field(description="Wall seconds of the run; None where not known.")
+
+
+class Claim(Contract):
+    """The one run of an episode, and how far it has come."""
+
+    order: Order
+    state: ClaimState
+    claimed_at: datetime
+    started: StartedAction | None
+    end: RunEnd | None
+    num_starts: NonNegativeInt
+    trouble: str | None = Field(description="Why the latest start failed.")
+
+
+class Decision(Contract):
+    """One decision or refusal, as the record keeps it."""
+
+    number: PositiveInt
+    decided_at: datetime
+    model: str
+    use_case: str
+    version: PositiveInt
+    verdict_id: str
+    episode_id: str | None
+    cause: Cause | None
+    action: Action = Field(description="What the rule chose.")
+    carried_out_as: Action | None = Field(description="What was claimed; None where nothing was.")
+    rule: int
+    outcome: Outcome
+    reason: str
+    actor: str = Field(description="Who asked: a flow run, the sweep, a person.")
+    run_id: str | None = Field(description="Run of the episode's action, once it was started.")
+    run_state: str | None = Field(description="`claimed`, `started`, or how the run ended.")
+    evidence: Evidence
+
+
+class Answer(Contract):
+    """What an answer added to the record, and what is now to be carried out."""
+
+    decisions: tuple[Decision, ...]
+    orders: tuple[Order, ...] = Field(description="Claimed and not yet started.")

@@ -1,0 +1,242 @@
+"""Prefect tasks of the governor: store a verdict and tell of it, answer verdicts, note ends.
+
+None is cached: what they change is in the database, which keeps each verdict and each answer once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import runtime, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
+
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.drift import DriftReport
+from tasks.contracts.evaluation import Comparison
+from tasks.contracts.release import ChampionStanding
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.records import MEANING, Answer, Decision, Mode, StoredVerdict
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
+
+JUDGED, DECIDED = "falaj.drift.judged", "falaj.decision.made"
+
+_POLICY: dict[str, Any] = {
+    "retries": NUM_RETRIES,
+    "retry_delay_seconds": RETRY_DELAYS_S,
+    "retry_jitter_factor": RETRY_JITTER,
+    "retry_condition_fn": only_transient,
+    "timeout_seconds": 300,
+    "cache_policy": NO_CACHE,
+}
+
+
+@task(name="store-verdict", task_run_name="store-verdict-{version.name}", **_POLICY)
+def store_verdict(
+    report: DriftReport,
+    version: ModelVersionRef,
+    standing: ChampionStanding | None,
+    former_difference: Comparison | None,
+    use_case: str,
+    policy: GovernorConfig,
+) -> StoredVerdict:
+    """Keep the verdict of a drift check, then emit `falaj.drift.judged`.
+
+    The event only saves time: should it be lost, the sweep finds the verdict.
+
+    Safe to retry: a verdict is kept once, under the digest of its content.
+
+    Raises:
+        TransientError: the database does not answer. Retried.
+    """
+    from datetime import UTC, datetime
+
+    from tasks.control.retraining.evidence import gather
+    from tasks.control.retraining.ledger import Ledger
+
+    evidence = gather(report, version, standing, former_difference, datetime.now(UTC))
+    ledger = Ledger(Settings.from_environment().operation_url)
+    verdict = ledger.store_verdict(version.name, use_case, evidence, policy)
+    emit_event(
+        JUDGED,
+        resource={**_resource(version.name), "falaj.verdict": evidence.verdict.value},
+        payload={
+            "verdict_id": verdict.verdict_id,
+            "model": version.name,
+            "use_case": use_case,
+            "verdict": evidence.verdict.value,
+            "window": str(evidence.window),
+        },
+    )
+    return verdict
+
+
+@task(name="read-verdict", task_run_name="read-verdict-{verdict_id}", **_POLICY)
+def read_verdict(verdict_id: str) -> StoredVerdict:
+    """A stored verdict.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        DataContractError: there is none. Not retried.
+    """
+    from tasks.control.retraining.ledger import Ledger
+
+    return Ledger(Settings.from_environment().operation_url).verdict(verdict_id)
+
+
+@task(name="find-newest-verdict", task_run_name="newest-verdict-{model}", **_POLICY)
+def find_newest_verdict(model: str, use_case: str) -> StoredVerdict | None:
+    """The verdict on a model that was stored last; None before the first.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        TransientError: the database does not answer. Retried.
+    """
+    from tasks.control.retraining.ledger import Ledger
+
+    ledger = Ledger(Settings.from_environment().operation_url)
+    return ledger.newest_verdict(model, use_case)
+
+
+@task(name="answer-verdict", task_run_name="answer-{verdict.model}", **_POLICY)
+def answer_verdict(
+    verdict: StoredVerdict, standing: ChampionStanding | None, mode: Mode, recalibrates: bool
+) -> Answer:
+    """Answer a verdict and all of its model that have no answer, and claim what is to be done.
+
+    Safe to retry: an answer is given in one transaction, and once.
+
+    Args:
+        verdict: what a drift check found.
+        standing: of the champion.
+        mode: whether anything is claimed.
+        recalibrates: something here carries out a recalibration; else it becomes a retraining.
+
+    Raises:
+        TransientError: the database does not answer. Retried.
+    """
+    from tasks.control.retraining.episodes import answer
+    from tasks.control.retraining.ledger import Ledger
+
+    ledger = Ledger(Settings.from_environment().operation_url)
+    champion = standing.version.version if standing else None
+    verdict_id = verdict.verdict_id
+    answered = answer(
+        ledger,
+        verdict_id,
+        champion,
+        _actor(),
+        mode,
+        recalibrates=recalibrates,
+        asked_about=standing.asked_about if standing else None,
+    )
+    _tell(answered)
+    return answered
+
+
+@task(name="settle-verdicts", task_run_name="settle-{model}", **_POLICY)
+def settle_verdicts(
+    model: str,
+    use_case: str,
+    standing: ChampionStanding | None,
+    mode: Mode = "act",
+    recalibrates: bool = True,
+) -> Answer:
+    """Answer what nobody answered, and look again at trouble that had to wait.
+
+    Safe to retry: an answer is given in one transaction, and once.
+
+    Raises:
+        TransientError: the database does not answer. Retried.
+    """
+    from tasks.control.retraining.episodes import settle
+    from tasks.control.retraining.ledger import Ledger
+
+    ledger = Ledger(Settings.from_environment().operation_url)
+    champion = standing.version.version if standing else None
+    answered = settle(
+        ledger,
+        model,
+        use_case,
+        champion,
+        _actor(),
+        mode,
+        recalibrates=recalibrates,
+        asked_about=standing.asked_about if standing else None,
+    )
+    _tell(answered)
+    return answered
+
+
+@task(name="find-unsettled", **_POLICY)
+def find_unsettled() -> list[tuple[str, str]]:
+    """Models and use cases with verdicts that nobody answered, or trouble that had to wait.
+
+    Safe to retry: it only reads.
+    """
+    from tasks.control.retraining.ledger import Ledger
+
+    return Ledger(Settings.from_environment().operation_url).unsettled()
+
+
+def decision_rows(decisions: tuple[Decision, ...]) -> list[dict[str, str]]:
+    """One row a decision, for a table that people read."""
+    return [
+        {
+            "decided": f"{made.decided_at:%Y-%m-%d %H:%M:%S}Z",
+            "model": f"{made.model} version {made.version}",
+            "use case": made.use_case,
+            "window": str(made.evidence.window),
+            "verdict": made.evidence.verdict.value,
+            "action": made.action.value,
+            "outcome": made.outcome.value,
+            "which means": MEANING[made.outcome],
+            "reason": made.reason,
+            "run": made.run_id or "",
+            "episode": (made.episode_id or "")[:12],
+        }
+        for made in decisions
+    ]
+
+
+def _tell(answered: Answer) -> None:
+    """Show new decisions in the UI, and emit an event for each."""
+    if not answered.decisions:
+        return
+    create_table_artifact(
+        key="decisions",
+        table=decision_rows(answered.decisions),
+        description="; ".join(f"{d.action}: {d.outcome}" for d in answered.decisions[-3:]),
+    )
+    for made in answered.decisions:
+        emit_event(
+            DECIDED,
+            resource={
+                **_resource(made.model),
+                "falaj.action": made.action.value,
+                "falaj.outcome": made.outcome.value,
+            },
+            payload={
+                "decision": made.number,
+                "verdict_id": made.verdict_id,
+                "model": made.model,
+                "use_case": made.use_case,
+                "action": made.action.value,
+                "outcome": made.outcome.value,
+                "reason": made.reason,
+                "episode_id": made.episode_id,
+            },
+        )
+
+
+def _resource(model: str) -> dict[str, str]:
+    return {"prefect.resource.id": f"falaj.model.{model}", "prefect.resource.name": model}
+
+
+def _actor() -> str:
+    name, run_id = runtime.flow_run.flow_name, runtime.flow_run.id
+    return f"flow {name}, run {run_id}" if run_id else "a call outside of any flow"

@@ -1,0 +1,128 @@
+"""Choosing the place of a stage: a pure function of the rules and of what the pools look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.control.routing.config import BurstConfig, BurstPool, StageRouting
+
+Rule = Literal["wanted class", "fall back", "burst"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A deployment that could run the stage, and its work pool as it is now."""
+
+    deployment: str
+    hardware_class: str
+    pool: str | None = None
+    num_workers_online: int = 0
+    num_waiting: int = 0
+    fault: str | None = None
+    """Why it cannot take runs whatever its workers do, such as a pause."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it cannot take a run now; None where it can."""
+        if self.fault:
+            return f"{self.deployment}: {self.fault}"
+        if not self.num_workers_online:
+            return f"{self.deployment}: no worker of work pool {self.pool!r} is online"
+        return None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The place that was chosen, or that the stage is to wait, or that there is none.
+
+    Attributes:
+        place: where to run; None while waiting and where there is none.
+        wait: True where asking again later may help.
+        rule: by which rule the place was chosen.
+        reason: why, in a sentence.
+        refused: places that were asked before, and why each was not taken.
+    """
+
+    place: Place | None
+    wait: bool
+    rule: Rule
+    reason: str
+    refused: tuple[str, ...] = ()
+
+
+def choose(
+    routing: StageRouting,
+    wanted: Place,
+    others: Sequence[Place],
+    burst: BurstConfig,
+    second: Sequence[tuple[BurstPool, Place]],
+    waited_s: float,
+) -> Choice:
+    """Where a stage goes now.
+
+    The wanted class is taken while it has a worker; where more runs wait there than the limit, a
+    second pool is taken if one passes the checks of region and cost. Without a worker the stage
+    waits as long as it may, then takes the first other class that has one.
+
+    Args:
+        routing: the stage's rule.
+        wanted: the place of the class that it wants.
+        others: the places of `routing.fall_back`, in that order.
+        burst: when and where to burst.
+        second: the burst pools of the wanted class, in the configuration's order.
+        waited_s: seconds for which the wanted place has had no worker.
+    """
+    refusal = wanted.refusal
+    if refusal is None:
+        return _own_or_second(wanted, burst, second)
+    if waited_s < routing.wait_s:
+        reason = f"{refusal}; waited {waited_s:.0f} s of at most {routing.wait_s:.0f} s"
+        return Choice(None, True, "wanted class", reason)
+    refused = [f"{refusal}, for {waited_s:.0f} s"]
+    for place in others:
+        if place.refusal is None:
+            reason = f"no worker of the wanted class for {waited_s:.0f} s; fall_back names this one"
+            return Choice(place, False, "fall back", reason, tuple(refused))
+        refused.append(place.refusal)
+    reason = (
+        f"{'; '.join(refused)}. Start a worker (`prefect worker start --pool {wanted.pool}`), wait "
+        "longer (`routing.<stage>.wait_s`) or name another class (`routing.<stage>.fall_back`); "
+        "finished stages are kept"
+    )
+    return Choice(None, False, "fall back", reason, tuple(refused))
+
+
+def _own_or_second(
+    own: Place, burst: BurstConfig, second: Sequence[tuple[BurstPool, Place]]
+) -> Choice:
+    """The own place, or a second one where the own one's queue is too long."""
+    limit = burst.max_waiting_runs
+    if own.num_waiting <= limit or not second:
+        return Choice(own, False, "wanted class", "it has a worker online")
+    refused = []
+    for pool, place in second:
+        refusal = _not_allowed(pool, burst) or place.refusal
+        if refusal is None:
+            reason = (
+                f"{own.num_waiting} runs wait for {own.deployment}, more than {limit}; {pool.name} "
+                f"stands in {pool.region} and costs {pool.cost_per_hour:g} an hour, both allowed"
+            )
+            return Choice(place, False, "burst", reason)
+        refused.append(refusal)
+    reason = f"{own.num_waiting} runs wait, more than {limit}, and no second pool may be taken"
+    return Choice(own, False, "wanted class", reason, tuple(refused))
+
+
+def _not_allowed(pool: BurstPool, burst: BurstConfig) -> str | None:
+    """Why neither region nor cost let the data go there; None where they do."""
+    if pool.region not in burst.data_regions:
+        allowed = ", ".join(burst.data_regions) or "no region"
+        return f"{pool.name}: the data may be sent to {allowed}, and it stands in {pool.region}"
+    if pool.cost_per_hour > burst.max_cost_per_hour:
+        return (
+            f"{pool.name}: it costs {pool.cost_per_hour:g} an hour, more than the limit of "
+            f"{burst.max_cost_per_hour:g}"
+        )
+    return None

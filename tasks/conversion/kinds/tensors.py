@@ -1,0 +1,242 @@
+"""Programs of any kind: numbers in, numbers out, and rows of both parts in a Parquet file.
+
+What a program means nobody has to say. Answers are compared in units of their own spread, and their
+worth by labels, where the rows have a column `label`: accuracy of classes, AUC of a single score,
+R2 of numbers. Without labels the program itself is the label. So a model that nobody here knows is
+converted by a configuration alone; a family of its own can know more about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tasks.contracts.conversion import ConversionRows, PreparedRows
+from tasks.contracts.data import AUC_NAME, R2_NAME
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import RegisteredProgram
+from tasks.conversion.config import ConversionConfig, QualityBound
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.interface import (
+    Batches,
+    Distances,
+    Family,
+    FloatArray,
+    JudgedRows,
+    Scores,
+    Wording,
+)
+from tasks.conversion.kinds.tabular_metric import paired_quality
+from tasks.conversion.kinds.tabular_rows import LabelledRows
+from tasks.conversion.kinds.tensor_rows import edge_calls, most_rows_of, read_inputs
+from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
+from tasks.kernel.settings import ArtifactStore
+
+LABEL = "label"
+CALL_ROWS = 256
+BLOCKS = 200
+"""Rows are drawn in so many blocks of neighbours for the interval of the metric."""
+FEWEST_JUDGED = 8
+LEAST_SPREAD = 0.01
+ACCURACY_NAME, AGREEMENT_NAME = "accuracy", "agreement"
+UNIT = " standard deviations"
+BOUNDS = {
+    "fp32": QualityBound(max_gap=0.001, mean_gap=1e-4, quality_drop=0.002),
+    "fp16": QualityBound(max_gap=0.02, mean_gap=0.002, quality_drop=0.005),
+    "bf16": QualityBound(max_gap=0.1, mean_gap=0.01, quality_drop=0.01),
+    "weights-int8": QualityBound(max_gap=0.25, mean_gap=0.025, edge_gap=0.5, quality_drop=0.01),
+    "int8": QualityBound(max_gap=0.5, mean_gap=0.05, edge_gap=1.0, quality_drop=0.02),
+}
+Change = Callable[[Scores, Scores], Metric]
+
+
+def spread_of(answers: Scores, apart: bool) -> FloatArray:
+    """Standard deviation of each answer over the rows: the unit that its gaps are told in.
+
+    Args:
+        answers: of the program, to ordinary rows.
+        apart: each answer has a unit of its own, for one may be a price and the next a share; where
+            it hardly differs, a hundredth of the widest. Of classes, all have the mean of them.
+
+    Returns:
+        One figure for each answer of a row, 1 where the program gives all rows the same.
+    """
+    spread: FloatArray = answers.astype(np.float64).std(axis=0)
+    if apart:
+        unit = np.maximum(spread, LEAST_SPREAD * spread.max(initial=0.0))
+    else:
+        unit = np.full_like(spread, spread.mean())
+    return np.where(unit > 0, unit, 1.0)
+
+
+def spread_distances(
+    reference: Scores, converted: Scores, unit: FloatArray | None = None
+) -> FloatArray:
+    """Largest difference of each row's answers, each in its unit; see `spread_of`.
+
+    Without a unit in standard deviations of these very rows.
+    """
+    unit = spread_of(reference, apart=True) if unit is None else unit
+    gaps = np.abs(reference.astype(np.float64) - converted) / unit
+    furthest: FloatArray = gaps.reshape(len(reference), -1).max(axis=1)
+    return furthest
+
+
+def _distances(answers: Scores, apart: bool) -> Distances:
+    return partial(spread_distances, unit=spread_of(answers, apart))
+
+
+def accuracy_change(
+    source: Scores, variant: Scores, labels: NDArray[np.int64], replicates: int, seed: int
+) -> Metric:
+    """Share of rows whose greatest answer is that of the label: variant's minus source's."""
+    right = _classes(variant) == labels
+    return _mean_interval(right * 1.0 - (_classes(source) == labels), replicates, seed)
+
+
+def agreement_change(source: Scores, variant: Scores, replicates: int, seed: int) -> Metric:
+    """Minus the share of rows whose greatest answer is another one than the program's."""
+    return _mean_interval((_classes(source) == _classes(variant)) - 1.0, replicates, seed)
+
+
+def explained_change(source: Scores, variant: Scores, replicates: int, seed: int) -> Metric:
+    """Minus the share of the spread of the program's own answers that the variant loses."""
+    errors = ((source.astype(np.float64) - variant) ** 2).reshape(len(source), -1).sum(axis=1)
+    spread = float(source.astype(np.float64).var(axis=0).sum()) or 1.0
+    return _mean_interval(-errors / spread, replicates, seed)
+
+
+def _classes(scores: Scores) -> NDArray[np.int64]:
+    greatest: NDArray[np.int64] = scores.reshape(len(scores), -1).argmax(axis=1)
+    return greatest
+
+
+def _mean_interval(values: NDArray[np.float64], replicates: int, seed: int) -> Metric:
+    """Mean over the rows and its 95 % interval, from seeded draws of blocks."""
+    block = _blocks(len(values))
+    sums = np.bincount(block, weights=values)
+    counts = np.bincount(block)
+    drawn = np.random.default_rng(seed).integers(0, len(counts), (replicates, len(counts)))
+    low, high = np.quantile(sums[drawn].sum(1) / counts[drawn].sum(1), [0.025, 0.975])
+    return Metric(value=float(values.mean()), low=float(low), high=float(high))
+
+
+def _blocks(rows: int) -> NDArray[np.int64]:
+    return np.arange(rows) * min(BLOCKS, rows) // rows
+
+
+def _metric(
+    program: RegisteredProgram,
+    judged: ModelInputs,
+    labels: NDArray[np.generic] | None,
+    config: ConversionConfig,
+) -> tuple[str, Change]:
+    """Name of the metric, and what a variant changes of it."""
+    has_classes = _has_classes(program)
+    count, seed = config.auc_replicates, config.seed
+    if labels is None:
+        change = agreement_change if has_classes else explained_change
+        return AGREEMENT_NAME, partial(change, replicates=count, seed=seed)
+    if has_classes:
+        if labels.dtype.kind not in "iu":
+            raise DataContractError(
+                f"the column {LABEL!r} holds {labels.dtype}, the program gives one answer a class; "
+                "expected the number of each row's class, from 0"
+            )
+        known = labels.astype(np.int64)
+        return ACCURACY_NAME, partial(accuracy_change, labels=known, replicates=count, seed=seed)
+    is_binary = set(np.unique(labels).tolist()) <= {0, 1}
+    labelled = LabelledRows(
+        inputs=judged,
+        labels=labels == 1 if is_binary else labels.astype(np.float64),
+        days=_blocks(len(labels)).astype("datetime64[D]"),
+    )
+    paired = paired_quality("classification" if is_binary else "regression", labelled, count, seed)
+    return AUC_NAME if is_binary else R2_NAME, partial(_of_single_answers, paired.change)
+
+
+def _of_single_answers(change: Change, source: Scores, variant: Scores) -> Metric:
+    return change(source.reshape(-1), variant.reshape(-1))
+
+
+def _has_classes(program: RegisteredProgram) -> bool:
+    """Whether the program gives several answers a row, of which the greatest may be the choice."""
+    inner = program.signature.output.shape[1:]
+    return any(axis != 1 for axis in inner)
+
+
+def _read_calibration(
+    program: RegisteredProgram,
+    rows: ConversionRows,
+    config: ConversionConfig,
+    store: ArtifactStore,
+) -> Batches:
+    try:
+        inputs, _ = _read(program, rows, "calibration", store)
+    except DataContractError as exc:
+        raise ConversionError(f"there is nothing to calibrate INT8 on: {exc}") from exc
+    count = min(config.calibration_rows, inputs.num_rows)
+    chosen = np.random.default_rng(config.seed).choice(inputs.num_rows, count, replace=False)
+    sample = ModelInputs({name: array[np.sort(chosen)] for name, array in inputs.items()})
+    return tuple(sample.blocks(min(CALL_ROWS, most_rows_of(program.signature))))
+
+
+def _read_judged(
+    program: RegisteredProgram,
+    rows: ConversionRows,
+    config: ConversionConfig,
+    store: ArtifactStore,
+) -> JudgedRows:
+    inputs, labels = _read(program, rows, "judged", store)
+    if inputs.num_rows < FEWEST_JUDGED:
+        raise DataContractError(
+            f"the prepared rows have {inputs.num_rows} rows to judge on, expected at least "
+            f"{FEWEST_JUDGED}; prepare more"
+        )
+    most_rows = most_rows_of(program.signature)
+    if (wanted := max(config.batch_sizes)) > most_rows:
+        raise ConfigurationError(
+            f"latency is asked for at {wanted} rows a call, the program takes {most_rows} at most; "
+            "name smaller ones in conversion.batch_sizes"
+        )
+    name, change = _metric(program, inputs, labels, config)
+    return JudgedRows(
+        batches=tuple(inputs.blocks(min(CALL_ROWS, most_rows))),
+        edges=edge_calls(inputs, most_rows, config.seed),
+        distances=spread_distances,
+        distances_of=partial(_distances, apart=name != ACCURACY_NAME),
+        change=change,
+        timing_batch=inputs.repeated,
+        wording=Wording("an answer", "answers", UNIT, name),
+    )
+
+
+def _read(
+    program: RegisteredProgram, rows: ConversionRows, part: str, store: ArtifactStore
+) -> tuple[ModelInputs, NDArray[np.generic] | None]:
+    """Inputs of one part of the rows, and their labels where the file has them."""
+    if not isinstance(rows, PreparedRows):
+        raise ConfigurationError(
+            f"a program of the family {TENSORS.name!r} is converted with prepared rows, and got "
+            f"rows of a {rows.kind}; name a Parquet file with a column for each input"
+        )
+    table = pq.read_table(store.path(rows.data), filters=[("part", "==", part)])
+    if not table.num_rows:
+        raise DataContractError(f"the prepared rows have none whose part is {part!r}")
+    labels = table[LABEL] if LABEL in table.column_names else None
+    if labels is not None and labels.null_count:
+        raise DataContractError(
+            f"{labels.null_count} rows of the part {part!r} have no {LABEL}; leave such rows out, "
+            "or the column"
+        )
+    found = None if labels is None else labels.to_numpy()
+    return read_inputs(table, program.signature), found
+
+
+TENSORS = Family(
+    name="tensors", bounds=BOUNDS, read_calibration=_read_calibration, read_judged=_read_judged
+)

@@ -1,0 +1,250 @@
+"""Programs that take token ids of texts and give one embedding of length 1 a text."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tasks.contracts.conversion import BATCH_AXIS, ConversionRows, PreparedRows
+from tasks.contracts.release import RegisteredProgram
+from tasks.conversion.config import ConversionConfig, QualityBound
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Scores, Wording
+from tasks.conversion.kinds.neighbours import OVERLAP_NAME, overlap_change
+from tasks.conversion.triton.config import TritonConfig
+from tasks.conversion.triton.model import BACKENDS, TEXT_TYPE, Tensor, TritonModel, tensors_of
+from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
+from tasks.kernel.settings import ArtifactStore
+
+IDS, MASK = "input_ids", "attention_mask"
+SEQUENCE_AXIS = "seq"
+SCORED_TEXTS = 32  # a call
+CALIBRATION_TEXTS = 8  # a call, so that a range is not that of a single text
+REPEATS = 40
+EDGE_SHAPES = ((1, 1), (1, 2), (2, 7), (7, 33), (32, 16))
+FEWEST_JUDGED = 8
+Tokens = list[NDArray[np.int64]]
+
+WORDING = Wording(
+    one="an embedding",
+    many="embeddings",
+    unit=" (1 - cosine, or of its length)",
+    metric=OVERLAP_NAME,
+)
+BOUNDS = {
+    "fp32": QualityBound(max_gap=1e-5, mean_gap=1e-6, quality_drop=0.005),
+    "fp16": QualityBound(max_gap=1e-3, mean_gap=1e-4, quality_drop=0.02),
+    "bf16": QualityBound(max_gap=1e-3, mean_gap=1e-4, quality_drop=0.02),
+    "weights-int8": QualityBound(max_gap=0.005, mean_gap=0.001, edge_gap=0.02, quality_drop=0.04),
+    "int8": QualityBound(max_gap=0.02, mean_gap=0.003, edge_gap=0.1, quality_drop=0.08),
+}
+
+
+def embedding_distances(reference: Scores, converted: Scores) -> NDArray[np.float64]:
+    """1 - cosine of two embeddings of a text, or the change of its length where that is more.
+
+    Who multiplies embeddings takes them to be of length 1, and a cosine does not see that they are
+    not: a form that forgets to normalise has the direction of its source.
+    """
+    one, other = (np.linalg.norm(s.astype(np.float64), axis=1) for s in (reference, converted))
+    lengths = np.abs(other - one) / np.where(one > 0, one, 1.0)
+    distances: NDArray[np.float64] = np.maximum(cosine_distances(reference, converted), lengths)
+    return distances
+
+
+def cosine_distances(reference: Scores, converted: Scores) -> NDArray[np.float64]:
+    """1 - cosine of two embeddings of the same text; 1 where one of them has no direction."""
+    one, other = reference.astype(np.float64), converted.astype(np.float64)
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    products = np.einsum("rd,rd->r", one, other)
+    cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    distances: NDArray[np.float64] = np.maximum(1 - cosines, 0.0)
+    return distances
+
+
+def padded(texts: Tokens, length: int | None = None) -> ModelInputs:
+    """Texts beside each other, filled up with zeros that the mask hides.
+
+    Args:
+        texts: token ids of each.
+        length: of every row; None for that of the longest text.
+    """
+    width = length or max(len(text) for text in texts)
+    ids = np.zeros((len(texts), width), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = text
+        mask[row, : len(text)] = 1
+    return ModelInputs({IDS: ids, MASK: mask})
+
+
+def edge_texts(texts: Tokens, longest: int, seed: int) -> Batches:
+    """Texts that a corpus rarely holds: one token, random ones, far more padding than text.
+
+    Args:
+        texts: ordinary ones, whose tokens are mixed.
+        longest: most tokens that the program takes; such a text is among them.
+        seed: of the mixture.
+    """
+    rng = np.random.default_rng(seed)
+    tokens = np.unique(np.concatenate(texts))
+    batches = []
+    for rows, width in (*EDGE_SHAPES, (1, longest), (2, longest)):
+        width = min(width, longest)
+        lengths = rng.integers(1, width + 1, rows)
+        lengths[0] = width
+        batches.append(padded([rng.choice(tokens, count) for count in lengths], width))
+    batches.append(padded([tokens[:1], np.repeat(tokens[-1:], longest)]))
+    return tuple(batches)
+
+
+def timing_texts(texts: Tokens, rows: int, seed: int) -> ModelInputs:
+    """So many texts of a typical call: one of median length alone, else a seeded draw."""
+    by_length = sorted(texts, key=len)
+    if rows == 1:
+        return padded([by_length[len(texts) // 2]])
+    chosen = np.random.default_rng(seed).choice(len(texts), rows, replace=rows > len(texts))
+    return padded([texts[position] for position in chosen])
+
+
+def _read_calibration(
+    program: RegisteredProgram,
+    rows: ConversionRows,
+    config: ConversionConfig,
+    store: ArtifactStore,
+) -> Batches:
+    texts = _read(program, rows, "calibration", store)
+    if not texts:
+        raise ConversionError(
+            "there is nothing to calibrate INT8 on: the prepared rows have no calibration part"
+        )
+    rng = np.random.default_rng(config.seed)
+    count = min(config.calibration_rows, len(texts))
+    chosen = [texts[p] for p in np.sort(rng.choice(len(texts), count, replace=False))]
+    return tuple(
+        padded([*part, *_degenerate(part, _longest(program, texts), rng)])
+        for start in range(0, count, CALIBRATION_TEXTS)
+        if (part := chosen[start : start + CALIBRATION_TEXTS])
+    )
+
+
+def _degenerate(texts: Tokens, longest: int, rng: np.random.Generator) -> Tokens:
+    """An empty text, one of one word, and one word over and over.
+
+    In each calibrating call, because a quantiser averages the ranges of calls. All-MiniLM-L6 in
+    INT8 then kept 1 - cosine of an empty text to 0.02 instead of 0.1, of a repeated word to 0.03
+    instead of 0.12, and that of ordinary texts at 0.0017 on average instead of 0.0018.
+    """
+    first, last = texts[0][0], texts[0][-1]
+    words = rng.choice(np.concatenate(texts), 2)
+    return [
+        np.array([first, last])[:longest],
+        np.array([first, words[0], last])[:longest],
+        np.repeat(words[1], min(REPEATS, longest)),
+    ]
+
+
+def _read_judged(
+    program: RegisteredProgram,
+    rows: ConversionRows,
+    config: ConversionConfig,
+    store: ArtifactStore,
+) -> JudgedRows:
+    texts = sorted(_read(program, rows, "judged", store), key=len)  # little padding: faster
+    if len(texts) < FEWEST_JUDGED:
+        raise DataContractError(
+            f"the prepared rows have {len(texts)} texts to judge on, expected at least "
+            f"{FEWEST_JUDGED} with neighbours; prepare more"
+        )
+    return JudgedRows(
+        batches=tuple(
+            padded(texts[start : start + SCORED_TEXTS])
+            for start in range(0, len(texts), SCORED_TEXTS)
+        ),
+        edges=edge_texts(texts, _longest(program, texts), config.seed),
+        distances=embedding_distances,
+        change=partial(overlap_change, replicates=config.auc_replicates, seed=config.seed),
+        timing_batch=partial(timing_texts, texts, seed=config.seed),
+        wording=WORDING,
+    )
+
+
+def _front(
+    program: RegisteredProgram, rows: ConversionRows, config: TritonConfig, store: ArtifactStore
+) -> TritonModel | None:
+    """The tokenizer that made the rows; None for rows that came as token ids, without one."""
+    if not isinstance(rows, PreparedRows) or rows.tokenizer is None:
+        return None
+    most = program.signature.largest.get(SEQUENCE_AXIS)
+    if most is None:
+        raise ConversionError(
+            f"nothing says how many tokens {program.version.name} takes, so no tokenizer can cut "
+            f"texts for it; say so in the signature's `largest`, as {SEQUENCE_AXIS}"
+        )
+    return TritonModel(
+        name=f"{program.version.name}-tokenizer",
+        backend="python",
+        inputs=(Tensor("text", TEXT_TYPE, (1,)),),
+        outputs=tensors_of(program.signature)[0],
+        max_batch_rows=program.signature.largest.get(BATCH_AXIS, config.max_batch_rows),
+        files={
+            "model.py": BACKENDS / "tokenizer_model.py",
+            "tokenizer.json": store.path(rows.tokenizer),
+        },
+        parameters={"max_tokens": str(most), "length_step": str(config.length_step)},
+    )
+
+
+def _longest(program: RegisteredProgram, texts: Tokens) -> int:
+    return program.signature.largest.get(SEQUENCE_AXIS, max(len(text) for text in texts))
+
+
+def _read(
+    program: RegisteredProgram, rows: ConversionRows, part: str, store: ArtifactStore
+) -> Tokens:
+    if not isinstance(rows, PreparedRows):
+        raise ConfigurationError(
+            "a program that embeds texts is converted with prepared token ids, and got rows of a "
+            f"{rows.kind}; hand it what the preparation of its corpus returned"
+        )
+    names = [spec.name for spec in program.signature.inputs]
+    if names != [IDS, MASK]:
+        raise DataContractError(
+            f"the program takes {names}, a program of the family text-embedding takes "
+            f"{[IDS, MASK]}; export it with these argument names"
+        )
+    path = store.path(rows.data)
+    if IDS not in (columns := pq.read_schema(path).names):
+        raise DataContractError(
+            f"the prepared rows have the columns {', '.join(columns)}, expected {IDS!r} with the "
+            "token ids of each text; prepare them for this family"
+        )
+    table = pq.read_table(path, columns=[IDS], filters=[("part", "==", part)])
+    listed = table[IDS].to_pylist()
+    if nulls := sum(ids is None or None in ids for ids in listed):
+        raise DataContractError(
+            f"{nulls} of {len(listed)} texts of the part {part!r} are null or hold a null, "
+            "expected token ids alone. Prepare the corpus again"
+        )
+    texts = [np.asarray(ids, dtype=np.int64) for ids in listed]
+    longest = program.signature.largest.get(SEQUENCE_AXIS)
+    long = [len(text) for text in texts if not text.size or (longest and len(text) > longest)]
+    if long:
+        raise DataContractError(
+            f"{len(long)} texts of the part {part!r} have no token or more than the program takes "
+            f"({longest}): {long[:5]} tokens. Prepare the corpus for this program"
+        )
+    return texts
+
+
+TEXT_EMBEDDING = Family(
+    name="text-embedding",
+    bounds=BOUNDS,
+    read_calibration=_read_calibration,
+    read_judged=_read_judged,
+    front=_front,
+    is_transformer=True,
+)

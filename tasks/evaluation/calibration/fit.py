@@ -1,0 +1,210 @@
+"""Fitting a rising map of a model's scores to labels.
+
+Of a classification Platt scaling: P(label = 1) = sigmoid(slope * logit + intercept), with targets
+a little inside 0 and 1 that stand for a prior on each side (Platt, "Probabilistic outputs for
+support vector machines", 1999), by Newton's method with a halved step where it would not descend
+(Lin, Lin and Weng, "A note on Platt's probabilistic outputs", 2007). Of a regression a straight
+line by least squares. Standard errors take all rows of a day as one observation (sandwich
+estimator: Liang and Zeger, "Longitudinal data analysis using generalized linear models", 1986).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.calibration import FitOutcome, MapFit, ScoreMap
+from tasks.evaluation.calibration.config import RecalibrationConfig
+
+Float64Array = NDArray[np.float64]
+LOWEST_PROBABILITY = 1e-7  # a 32-bit score of exactly 0 or 1 has a finite logit
+MAX_STEPS, MAX_HALVINGS = 100, 60
+ENOUGH = 1e-10
+SURELY = 1.96  # standard errors on either side of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Line:
+    """A fitted line and the standard errors of its two numbers."""
+
+    slope: float
+    intercept: float
+    slope_error: float
+    intercept_error: float
+
+
+def fit_map(
+    labels: NDArray[Any],
+    scores: NDArray[np.floating[Any]],
+    days: NDArray[np.intp],
+    window: TimeWindow,
+    config: RecalibrationConfig,
+    *,
+    is_number: bool,
+) -> FitOutcome:
+    """Fit a map to the labelled rows of a window; a sentence instead where none should be used.
+
+    Args:
+        labels: 0 or 1, or numbers, shape (rows,).
+        scores: the model's probabilities, or predictions, shape (rows,).
+        days: number of each row's day, shape (rows,).
+        window: of the rows, for the record.
+        config: the fewest rows.
+        is_number: of a regression.
+    """
+    truth = labels.astype(np.float64)
+    refusal = _why_not_fitted(truth, scores, window, config, is_number=is_number)
+    if refusal is not None:
+        return FitOutcome(fit=None, refusal=refusal)
+    line = fit_line(truth, scores, days) if is_number else fit_platt(truth, logits(scores), days)
+    lowest = line.slope - SURELY * line.slope_error
+    if not lowest > 0:
+        return FitOutcome(
+            fit=None,
+            refusal=f"the fitted slope is {line.slope:.3f} with a standard error of "
+            f"{line.slope_error:.3f} in {window}, not surely above 0: higher scores do not mean "
+            "higher labels any more, and no map mends a ranking. Retrain instead",
+        )
+    fit = MapFit(
+        map=ScoreMap(slope=line.slope, intercept=line.intercept),
+        slope_error=line.slope_error,
+        intercept_error=line.intercept_error,
+        window=window,
+        num_rows=len(truth),
+        num_positives=None if is_number else int(truth.sum()),
+    )
+    return FitOutcome(fit=fit)
+
+
+def logits(scores: NDArray[np.floating[Any]]) -> Float64Array:
+    """Log odds of probabilities, which are kept a little off 0 and 1."""
+    p = np.clip(scores.astype(np.float64), LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
+    odds: Float64Array = np.log(p) - np.log1p(-p)
+    return odds
+
+
+def fit_platt(labels: Float64Array, logit: Float64Array, days: NDArray[np.intp]) -> Line:
+    """Platt scaling.
+
+    Args:
+        labels: 0 or 1, both present, shape (rows,).
+        logit: of the scores, not all equal, shape (rows,).
+        days: number of each row's day, shape (rows,).
+    """
+    positives = labels.sum()
+    high = (positives + 1) / (positives + 2)
+    low = 1 / (len(labels) - positives + 2)
+    targets = np.where(labels > 0, high, low)
+    middle, spread = logit.mean(), logit.std()  # Newton's steps are well conditioned on this scale
+    inputs = np.column_stack([(logit - middle) / spread, np.ones_like(logit)])
+    weights = np.array([spread, middle])  # the identity
+    loss = _cross_entropy(inputs @ weights, targets)
+    for _ in range(MAX_STEPS):
+        p = _sigmoid(inputs @ weights)
+        gradient = inputs.T @ (p - targets)
+        if np.abs(gradient).max() <= ENOUGH * len(labels):
+            break
+        step = np.linalg.solve(_curvature(inputs, p), gradient)
+        weights, loss, moved = _descend(weights, step, loss, inputs, targets)
+        if not moved:
+            break
+    p = _sigmoid(inputs @ weights)
+    bread = np.linalg.inv(_curvature(inputs, p))
+    return _unscaled(
+        weights, _sandwich(inputs * (p - targets)[:, None], bread, days), middle, spread
+    )
+
+
+def fit_line(labels: Float64Array, scores: NDArray[Any], days: NDArray[np.intp]) -> Line:
+    """A straight line by least squares: label = slope * score + intercept.
+
+    Args:
+        labels: numbers, shape (rows,).
+        scores: predictions, not all equal, shape (rows,).
+        days: number of each row's day, shape (rows,).
+    """
+    x = scores.astype(np.float64)
+    middle, spread = x.mean(), x.std()
+    inputs = np.column_stack([(x - middle) / spread, np.ones_like(x)])
+    bread = np.linalg.inv(inputs.T @ inputs)
+    weights = bread @ (inputs.T @ labels)
+    residuals = (inputs @ weights - labels)[:, None]
+    return _unscaled(weights, _sandwich(inputs * residuals, bread, days), middle, spread)
+
+
+def _why_not_fitted(
+    labels: Float64Array,
+    scores: NDArray[Any],
+    window: TimeWindow,
+    config: RecalibrationConfig,
+    *,
+    is_number: bool,
+) -> str | None:
+    rows, what = len(labels), f"{window} has {len(labels):,} labelled rows"
+    if rows < config.min_rows:
+        return (
+            f"{what}, expected at least {config.min_rows:,} to fit a map of the scores to. Nothing "
+            "was fitted; wait for more labels, or retrain"
+        )
+    positives = int(np.count_nonzero(labels))
+    fewest = min(positives, rows - positives)
+    if not is_number and fewest < config.min_positives:
+        return (
+            f"{what}, {positives:,} of them with label 1; expected at least "
+            f"{config.min_positives:,} of either label. Nothing was fitted; wait for more labels"
+        )
+    if np.ptp(labels) == 0 or np.ptp(scores) == 0:
+        kind = "labels" if np.ptp(labels) == 0 else "scores"
+        return f"{what}, whose {kind} are all the same. Nothing was fitted; retrain instead"
+    return None
+
+
+def _descend(
+    weights: Float64Array,
+    step: Float64Array,
+    loss: float,
+    inputs: Float64Array,
+    targets: Float64Array,
+) -> tuple[Float64Array, float, bool]:
+    """Go a step, or the largest of its halves that descends; False where none does."""
+    for halving in range(MAX_HALVINGS):
+        tried = weights - step / 2**halving
+        reached = _cross_entropy(inputs @ tried, targets)
+        if reached < loss:
+            return tried, reached, True
+    return weights, loss, False
+
+
+def _unscaled(
+    weights: Float64Array, covariance: Float64Array, middle: float, spread: float
+) -> Line:
+    """The line over the inputs as they were, from that over the standardised ones."""
+    back = np.array([[1 / spread, 0.0], [-middle / spread, 1.0]])
+    slope, intercept = back @ weights
+    errors = np.sqrt(np.diag(back @ covariance @ back.T))
+    return Line(float(slope), float(intercept), float(errors[0]), float(errors[1]))
+
+
+def _sandwich(scores: NDArray[Any], bread: NDArray[Any], days: NDArray[np.intp]) -> Float64Array:
+    """Covariance of two weights from each row's gradient, shape (rows, 2), summed by day."""
+    by_day = np.column_stack([np.bincount(days, scores[:, k]) for k in range(scores.shape[1])])
+    covariance: Float64Array = bread @ (by_day.T @ by_day) @ bread
+    return covariance
+
+
+def _curvature(inputs: Float64Array, p: Float64Array) -> Float64Array:
+    curvature: Float64Array = inputs.T @ (inputs * (p * (1 - p))[:, None])
+    return curvature
+
+
+def _sigmoid(logit: Float64Array) -> Float64Array:
+    probabilities: Float64Array = 0.5 * (1 + np.tanh(0.5 * logit))  # does not overflow
+    return probabilities
+
+
+def _cross_entropy(logit: Float64Array, targets: Float64Array) -> float:
+    return float(np.sum(np.logaddexp(0, logit) - targets * logit))

@@ -1,0 +1,97 @@
+"""Prefect tasks of the calibration room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.contracts.calibration import FitOutcome
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.evaluation import EvaluationReport, ScoredWindow
+from tasks.contracts.training import RecalibratedModel
+from tasks.evaluation.calibration.config import RecalibrationConfig
+from tasks.kernel.retry_policy import (
+    NUM_RETRIES,
+    RETRY_DELAYS_S,
+    RETRY_JITTER,
+    ByContent,
+    only_transient,
+)
+from tasks.kernel.settings import Settings
+
+_POLICY: dict[str, Any] = {
+    "retries": NUM_RETRIES,
+    "retry_delay_seconds": RETRY_DELAYS_S,
+    "retry_jitter_factor": RETRY_JITTER,
+    "retry_condition_fn": only_transient,
+    "timeout_seconds": 300,
+    "persist_result": True,
+    "result_serializer": "json",
+}
+
+
+@task(
+    name="fit-score-map",
+    task_run_name="fit-map-{scored.window.slug}",
+    cache_policy=ByContent(task_file=__file__),
+    **_POLICY,
+)
+def fit_score_map(
+    scored: ScoredWindow, columns: DatasetSchema, config: RecalibrationConfig
+) -> FitOutcome:
+    """Fit a rising map of the scores to the labelled rows of a window, or say why none is fitted.
+
+    Safe to retry: it only reads scores.
+
+    Raises:
+        ArtifactError: the scores are absent or damaged. Not retried.
+    """
+    from tasks.evaluation.calibration.scored import fit_scored
+
+    outcome = fit_scored(scored, columns, config, Settings.from_environment().store)
+    if outcome.refusal:
+        get_run_logger().warning("not recalibrated: %s", outcome.refusal)
+    return outcome
+
+
+@task(
+    name="weigh-recalibration",
+    task_run_name="weigh-{model.splits.test.slug}",
+    cache_policy=NO_CACHE,
+    **_POLICY,
+)
+def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) -> str | None:
+    """Why the new map is not worth a version, as a sentence; None where it is. Shows both models.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        ArtifactError: the predictions are absent or damaged. Not retried.
+    """
+    import pandas as pd
+
+    from tasks.evaluation.calibration.announcement import announcement
+    from tasks.evaluation.calibration.gain import why_no_gain
+    from tasks.evaluation.calibration.picture import draw_reliability
+
+    calibration, columns = model.calibration, model.columns
+    refusal = why_no_gain(evaluation, calibration.source.version)
+    rows = pd.read_parquet(Settings.from_environment().store.path(evaluation.predictions))
+    before = "champion_score" if rows["champion_score"].notna().all() else "score"
+    against = f"champion:{calibration.source.version}"
+    found = [c for c in evaluation.comparisons if c.against == against]
+    whole = f"{calibration.whole_map.slope:.4f} x {calibration.whole_map.intercept:+.4f}"
+    unit = columns.unit or "label" if columns.task == "regression" else ""
+    picture = draw_reliability(rows, columns.label, before, "score", unit)
+    create_markdown_artifact(
+        announcement(calibration.fit, whole, found[0] if found else None, refusal, picture),
+        key="recalibration",
+        description=f"A new map of the scores of version {calibration.source.version}: "
+        f"{'not kept' if refusal else 'kept'}",
+    )
+    if refusal:
+        get_run_logger().warning("not recalibrated: %s", refusal)
+    return refusal

@@ -1,0 +1,251 @@
+"""Comparison of a current window with the reference a model was trained on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import numpy as np
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.drift import DriftReport, FeatureDrift
+from tasks.contracts.evaluation import Metric, ScoredWindow
+from tasks.evaluation.drift.columns import Windows, examine_categories, examine_numbers
+from tasks.evaluation.drift.config import DriftConfig
+from tasks.evaluation.drift.faults import judge_guesses
+from tasks.evaluation.drift.histograms import Histogram, count_numbers
+from tasks.evaluation.drift.performance import (
+    ClassificationChange,
+    PerformanceChange,
+    RegressionChange,
+    performance_change,
+)
+from tasks.evaluation.drift.statistics import BlockDraws, Change, draw_blocks, measure_changes
+from tasks.evaluation.drift.verdict import decide, explain
+from tasks.evaluation.drift.window import WindowColumns
+from tasks.kernel.errors import DataContractError, WindowError
+from tasks.kernel.settings import ArtifactStore
+
+logger = logging.getLogger(__name__)
+
+PREDICTION = "prediction"
+SCORE = "score"
+
+
+def compare_windows(
+    reference: ValidatedDataset,
+    reference_window: TimeWindow,
+    current: ValidatedDataset,
+    current_window: TimeWindow,
+    scored_reference: ScoredWindow,
+    scored_current: ScoredWindow,
+    config: DriftConfig,
+    store: ArtifactStore,
+    with_unit: Collection[str] = (),
+) -> DriftReport:
+    """Compare features, predictions and performance of a current window with the reference.
+
+    Args:
+        reference: snapshot the model was trained on.
+        reference_window: rows to compare features with, usually the training window.
+        current: snapshot with the current rows; may be the same.
+        current_window: rows in question.
+        scored_reference: the model's scores on rows it was not trained on, such as the validation
+            window: the reference of predictions and performance.
+        scored_current: the same model's scores on the current window.
+        config: limits.
+        store: holds the snapshots and scores.
+        with_unit: numeric columns that are declared to have a unit.
+
+    Raises:
+        DataContractError: the scores are not of one model and of these rows, or a column is absent.
+        WindowError: a window has too few days to judge.
+        ArtifactError: an artifact is absent or damaged.
+    """
+    _check_same_origin(current, current_window, scored_reference, scored_current)
+    columns = reference.snapshot.columns
+    windows = _open_windows(reference, reference_window, current, current_window, config, store)
+    features, faults, remarks = _compare_features(columns, windows, config, with_unit)
+    prediction = _prediction(columns.event_time, scored_reference, scored_current, config, store)
+    performance = performance_change(scored_reference, scored_current)
+    verdict = decide(features, prediction, performance, faults, config)
+    logger.info("drift of %s: %s", current_window, verdict)
+    return DriftReport(
+        reference=reference_window,
+        current=current_window,
+        num_reference_rows=windows.reference.num_rows,
+        num_current_rows=windows.current.num_rows,
+        features=features,
+        prediction=prediction,
+        reference_performance=scored_reference.metrics,
+        current_performance=scored_current.metrics,
+        **_changes(performance),
+        performance_reference=scored_reference.window,
+        effect_threshold=config.min_effect,
+        verdict=verdict,
+        evidence=(
+            *explain(
+                features,
+                prediction,
+                performance,
+                faults,
+                (scored_reference, scored_current),
+                config,
+            ),
+            *(f"Look at {remark}." for remark in remarks),
+        ),
+        compared=(
+            reference.snapshot.data,
+            current.snapshot.data,
+            scored_reference.scores,
+            scored_current.scores,
+        ),
+    )
+
+
+def _changes(performance: PerformanceChange | None) -> dict[str, Metric | None]:
+    """Changes of performance, by field of the report."""
+    if isinstance(performance, ClassificationChange):
+        return {
+            "auc_change": performance.auc,
+            "excess_brier_change": performance.excess_brier,
+        }
+    if isinstance(performance, RegressionChange):
+        return {
+            "auc_change": None,
+            "r2_change": performance.r2,
+            "skill_change": performance.skill,
+        }
+    return {"auc_change": None}
+
+
+def _check_same_origin(
+    current: ValidatedDataset,
+    window: TimeWindow,
+    scored_reference: ScoredWindow,
+    scored_current: ScoredWindow,
+) -> None:
+    if scored_reference.program_sha256 != scored_current.program_sha256:
+        raise DataContractError(
+            f"the reference was scored by program {scored_reference.program_sha256[:12]}, the "
+            f"current window by {scored_current.program_sha256[:12]}; expected the same model"
+        )
+    seen = (scored_current.snapshot_sha256, scored_current.window)
+    if seen != (current.snapshot.data.sha256, window):
+        raise DataContractError(
+            f"the scores are of {seen[1]} in snapshot {seen[0][:12]}, the rows in question of "
+            f"{window} in snapshot {current.snapshot.data.sha256[:12]}; score these rows first"
+        )
+
+
+def _open_windows(
+    reference: ValidatedDataset,
+    reference_window: TimeWindow,
+    current: ValidatedDataset,
+    current_window: TimeWindow,
+    config: DriftConfig,
+    store: ArtifactStore,
+) -> Windows:
+    event_time = reference.snapshot.columns.event_time
+    before, now = (
+        WindowColumns(store.path(dataset.snapshot.data), event_time, window)
+        for dataset, window in ((reference, reference_window), (current, current_window))
+    )
+    _check_days(before, reference_window, "reference", config)
+    _check_days(now, current_window, "current", config)
+    length = current_window.end - current_window.start
+    just_before = TimeWindow(start=current_window.start - length, end=current_window.start)
+    for dataset in (current, reference):  # either may hold the rows between the two windows
+        lead_in = WindowColumns(store.path(dataset.snapshot.data), event_time, just_before)
+        if lead_in.num_rows:
+            return Windows(before, now, lead_in)
+    return Windows(before, now, None)
+
+
+def _check_days(rows: WindowColumns, window: TimeWindow, name: str, config: DriftConfig) -> None:
+    if rows.num_days < config.min_days:
+        raise WindowError(
+            f"the {name} window {window} has {rows.num_rows:,} rows on {rows.num_days} UTC days, "
+            f"expected at least {config.min_days} days: rows of one day resemble each other, so "
+            "fewer days look like drift where there is none. Choose a longer window"
+        )
+
+
+def _compare_features(
+    columns: DatasetSchema, windows: Windows, config: DriftConfig, with_unit: Collection[str]
+) -> tuple[tuple[FeatureDrift, ...], list[str], list[str]]:
+    """Change of each feature, numbers first, the signs of faults, and what only looks like one."""
+    examined = [
+        *(examine_numbers(name, windows, config) for name in columns.numeric),
+        *(examine_categories(name, windows, config) for name in columns.categorical),
+    ]
+    changes = measure_changes(
+        [column.histogram for column in examined],
+        *_draws(windows.reference, windows.current, config),
+        config.confidence,
+    )
+    features = tuple(
+        _feature(column.name, column.histogram, change, config)
+        for column, change in zip(examined, changes, strict=True)
+    )
+    guesses = {column.name: column.guess for column in examined if column.guess is not None}
+    converted, remarks = judge_guesses(guesses, with_unit)
+    faults = [f"{column.name}: {fault}" for column in examined for fault in column.faults]
+    return features, [*converted, *faults], remarks
+
+
+def _prediction(
+    event_time: str,
+    scored_reference: ScoredWindow,
+    scored_current: ScoredWindow,
+    config: DriftConfig,
+    store: ArtifactStore,
+) -> FeatureDrift:
+    before, now = (
+        WindowColumns(store.path(scored.scores), event_time, scored.window)
+        for scored in (scored_reference, scored_current)
+    )
+    _check_days(before, scored_reference.window, "performance reference", config)
+    histogram = count_numbers(
+        (before, before.numbers(SCORE)),
+        (now, now.numbers(SCORE)),
+        config.num_bins,
+        config.psi_bins,
+    )
+    draws = _draws(before, now, config)
+    change = measure_changes([histogram], *draws, config.confidence)[0]
+    return _feature(PREDICTION, histogram, change, config)
+
+
+def _draws(
+    reference: WindowColumns, current: WindowColumns, config: DriftConfig
+) -> tuple[BlockDraws, BlockDraws]:
+    generator = np.random.default_rng(config.seed)
+    before, now = (
+        draw_blocks(rows.num_days, config.block_days, config.replicates, generator)
+        for rows in (reference, current)
+    )
+    return before, now
+
+
+def _feature(name: str, histogram: Histogram, change: Change, config: DriftConfig) -> FeatureDrift:
+    drifted = change.effect_low > config.min_effect
+    distance = "KS" if histogram.ordered else "total variation"
+    verb = "drifted" if drifted else "no drift for certain"
+    return FeatureDrift(
+        feature=name,
+        kind="numeric" if histogram.ordered else "categorical",
+        psi=change.psi,
+        psi_noise=change.psi_noise,
+        effect=change.effect,
+        effect_low=change.effect_low,
+        missing_reference=change.missing_reference,
+        missing_current=change.missing_current,
+        drifted=drifted,
+        evidence=(
+            f"{verb}: {distance} distance {change.effect:.3f}, surely at least "
+            f"{change.effect_low:.3f} (limit {config.min_effect}); PSI {change.psi:.3f}, "
+            f"{change.psi_noise:.3f} by sampling alone"
+        ),
+    )

@@ -1,0 +1,271 @@
+"""Signs that a feed is broken: a reason to mend the data, never to retrain on it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+
+import numpy as np
+from scipy.special import bdtrc
+
+from tasks.evaluation.drift.config import DriftConfig, UnitChange
+from tasks.evaluation.drift.histograms import MISSING_BIN, Histogram
+from tasks.evaluation.drift.window import SECONDS_PER_DAY, Float64Array, WindowColumns
+
+LEVELS = np.linspace(0.05, 0.95, 19)
+ALL_MISSING = 0.999
+MIN_DAY_ROWS = 20
+WHOLE_DAY_SHARE = 0.25  # of the median day's rows
+MIN_STEP_DAYS = 4
+SIDE_DAYS = 7  # of a step that are compared: a season moves little in so few
+MIN_ABRUPTNESS = 1.5
+MIN_FIT_RATIO = 3.0
+MAX_NAMED = 3
+MAX_USUAL_SHARE = 0.5
+MAX_CHANCE = 1e-6
+MAX_LUCK = 1e-3
+MIN_GUESS_ROWS = 200  # known rows on either side of a change of unit
+MIN_AGREEING = 3  # columns that change alike on one day, where none is declared to have a unit
+
+
+@dataclass(frozen=True)
+class FrozenRun:
+    """Days in a row in which all known values are one and the same."""
+
+    num_days: int = 0
+    num_rows: int = 0
+    value: float = np.nan
+    first: date | None = None
+    last: date | None = None
+
+
+@dataclass(frozen=True)
+class UnitGuess:
+    """A column whose values look as if they came in another unit from one day on.
+
+    Args:
+        names: maps that fit, the best first.
+        day: first day of the new unit.
+        num_rows: known rows on the side that has fewer of them.
+        told: the guess in words.
+    """
+
+    names: tuple[str, ...]
+    day: date
+    num_rows: int
+    told: str
+
+
+@dataclass(frozen=True)
+class DayStep:
+    """The largest step of a column's median from one day to the next, and the values around it."""
+
+    size: float
+    day: date
+    before: Float64Array
+    after: Float64Array
+
+
+def find_missing(histogram: Histogram, config: DriftConfig) -> str | None:
+    """The missing rate jumped above what it was in any equally long stretch of the reference.
+
+    Not only above its mean: a column such as a gust of wind is missing when there is none, so its
+    rate comes and goes with the weather.
+    """
+    rows = int(histogram.current.sum())
+    missing = int(histogram.current[:, MISSING_BIN].sum())
+    current = missing / rows
+    usual = _highest_missing_rate(histogram.reference, len(histogram.current))
+    limit = usual + config.max_missing_rise
+    rose = current > limit and _chance(missing, rows, limit) <= MAX_LUCK
+    all_gone = current >= ALL_MISSING > usual and _chance(missing, rows, usual) <= MAX_CHANCE
+    if not rose and not all_gone:
+        return None
+    return (
+        f"missing in {current:.1%} of the {rows:,} current rows; at most in {usual:.1%} in equally "
+        f"many days of the reference (allowed rise {config.max_missing_rise:.0%})"
+    )
+
+
+def find_unseen(histogram: Histogram, config: DriftConfig) -> str | None:
+    """Many rows have a category that the reference does not know."""
+    rows = int(histogram.current.sum())
+    share = config.max_unseen_share
+    if histogram.unseen <= share or _chance(round(histogram.unseen * rows), rows, share) > MAX_LUCK:
+        return None
+    return (
+        f"{histogram.unseen:.1%} of the {rows:,} current rows have categories that the reference "
+        f"never has; allowed {share:.0%}"
+    )
+
+
+def _chance(hits: int, rows: int, share: float) -> float:
+    """That at least so many of some rows are hit where a share of all is: few rows say little."""
+    return float(bdtrc(hits - 1, rows, share)) if hits else 1.0
+
+
+def _highest_missing_rate(counts: Float64Array, num_days: int) -> float:
+    """Highest share of missing rows in `num_days` days in a row; in all, where there are fewer."""
+    length = min(num_days, len(counts))
+    missing, rows = (
+        np.convolve(by_day, np.ones(length), "valid")
+        for by_day in (counts[:, MISSING_BIN], counts.sum(axis=1))
+    )
+    return float((missing / rows).max())
+
+
+def longest_frozen_run(window: WindowColumns, values: Float64Array) -> FrozenRun:
+    """The longest run of neighbouring days with one value; NaN is left out, a day of NaN ends it.
+
+    Args:
+        window: days of the rows.
+        values: numbers, or positions of categories with NaN for missing, shape (rows,).
+    """
+    low, high = (ufunc.reduceat(values, window.starts) for ufunc in (np.fmin, np.fmax))
+    same = low == high
+    goes_on = same[1:] & same[:-1] & (low[1:] == low[:-1]) & (np.diff(window.dates) == 1)
+    best, start = FrozenRun(), 0
+    ends = np.append(window.starts[1:], window.num_rows)
+    for day in range(window.num_days):
+        if day == 0 or not goes_on[day - 1]:
+            start = day
+        length = day - start + 1
+        if same[day] and length > best.num_days:
+            rows = values[window.starts[start] : ends[day]]
+            best = FrozenRun(
+                num_days=length,
+                num_rows=int(np.count_nonzero(~np.isnan(rows))),
+                value=float(low[day]),
+                first=_as_date(window.dates[start]),
+                last=_as_date(window.dates[day]),
+            )
+    return best
+
+
+def find_frozen(
+    reference: FrozenRun, current: FrozenRun, usual_share: float, config: DriftConfig
+) -> str | None:
+    """The feed repeats one value for days.
+
+    Args:
+        reference: longest run of the reference: dry days are no fault of a rain gauge.
+        current: longest run of the current window.
+        usual_share: share of the reference's known rows with the repeated value. A value that most
+            rows have, such as no rain, is no sign of anything, however long it stays.
+        config: least length.
+    """
+    if current.num_days < max(config.min_frozen_days, 2 * reference.num_days + 1):
+        return None
+    if usual_share > MAX_USUAL_SHARE or usual_share**current.num_rows > MAX_CHANCE:
+        return None
+    return (
+        f"one value in all {current.num_rows:,} known rows of {current.num_days} days "
+        f"({current.first} to {current.last}); the reference has at most {reference.num_days} such "
+        "days in a row"
+    )
+
+
+def largest_day_step(*parts: tuple[WindowColumns, Float64Array]) -> DayStep | None:
+    """The largest change of the median from one day to the next, of days with enough known rows.
+
+    Args:
+        parts: windows, one after the other, and the column's values in them.
+    """
+    every = [day for window, values in parts for day in window.known_by_day(values)]
+    if not every:
+        return None
+    # A window's first and last day may hold a few hours, whose rows are of another kind.
+    enough = max(MIN_DAY_ROWS, WHOLE_DAY_SHARE * np.median([len(known) for _, known in every]))
+    days = [(date, known) for date, known in every if len(known) >= enough]
+    if len(days) < MIN_STEP_DAYS:
+        return None
+    steps = np.abs(np.diff([np.median(known) for _, known in days]))
+    first_after = int(np.argmax(steps)) + 1
+    return DayStep(
+        size=float(steps.max()),
+        day=_as_date(days[first_after][0]),
+        before=np.concatenate([known for _, known in days[:first_after][-SIDE_DAYS:]]),
+        after=np.concatenate([known for _, known in days[first_after:][:SIDE_DAYS]]),
+    )
+
+
+def find_unit_change(
+    reference: DayStep | None, current: DayStep | None, changes: Sequence[UnitChange]
+) -> UnitGuess | None:
+    """The values look as if they came in another unit from one day on.
+
+    A season moves and stretches a distribution too, but slowly. A mistake of units moves it from
+    one day to the next, and every quantile to just where a known map puts it. So both are asked:
+    the largest step between two days is `MIN_ABRUPTNESS` times the largest of the whole reference,
+    and a map takes the quantiles of the days before that step to those of the days after it, with
+    a misfit `MIN_FIT_RATIO` times smaller than no map leaves. A column that is restless from day
+    to day, such as delays, has large steps by nature, and is then left to the drift statistics.
+
+    Args:
+        reference: largest step of the reference window.
+        current: largest step of the current window and as many days before it.
+        changes: known maps.
+    """
+    if reference is None or current is None:
+        return None
+    if current.size <= MIN_ABRUPTNESS * reference.size:
+        return None
+    before, after = np.quantile(current.before, LEVELS), np.quantile(current.after, LEVELS)
+    limit = _misfit(before, after) / MIN_FIT_RATIO
+    misfits = {c.name: _misfit(c.scale * before + c.offset, after) for c in changes}
+    fitting = sorted((name for name in misfits if misfits[name] <= limit), key=misfits.__getitem__)
+    if not fitting:  # nor where a misfit is NaN: values without a spread cannot be compared
+        return None
+    middle = len(LEVELS) // 2
+    return UnitGuess(
+        names=tuple(fitting),
+        day=current.day,
+        num_rows=min(len(current.before), len(current.after)),
+        told=(
+            f"looks converted from {' or '.join(fitting[:MAX_NAMED])} on {current.day}: the median "
+            f"went from {before[middle]:.4g} to {after[middle]:.4g} and all quantiles fit, of "
+            f"{len(current.before):,} rows before and {len(current.after):,} after; the largest "
+            f"step between days is {current.size:.4g}, in the reference {reference.size:.4g}"
+        ),
+    )
+
+
+def judge_guesses(
+    guesses: Mapping[str, UnitGuess], with_unit: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Which guesses count as faults of the data, and which are only told, each in words.
+
+    A count may grow by 1.6 on a busy day, and that is no mile. So a guess counts where enough rows
+    stand behind it, and the column is declared to have a unit or several columns agree.
+
+    Args:
+        guesses: by column.
+        with_unit: columns that are declared to have a unit.
+    """
+    faults, remarks = [], []
+    sound = {name: guess for name, guess in guesses.items() if guess.num_rows >= MIN_GUESS_ROWS}
+    for name, guess in guesses.items():
+        agreeing = sum(
+            other.day == guess.day and bool(set(other.names) & set(guess.names))
+            for other in sound.values()
+        )
+        if name not in sound:
+            reason = f"{guess.num_rows:,} rows are too few to tell, expected {MIN_GUESS_ROWS}"
+        elif name in with_unit or agreeing >= MIN_AGREEING:
+            faults.append(f"{name}: {guess.told}")
+            continue
+        else:
+            reason = "no suite declares a unit for it, and no two other columns moved so that day"
+        remarks.append(f"{name}: {guess.told}. It counts as no fault: {reason}")
+    return faults, remarks
+
+
+def _misfit(expected: Float64Array, seen: Float64Array) -> float:
+    """Mean distance of quantiles in interquartile ranges of the expected; NaN without a range."""
+    spread = np.interp(0.75, LEVELS, expected) - np.interp(0.25, LEVELS, expected)
+    return float(np.abs(seen - expected).mean() / spread) if spread > 0 else np.nan
+
+
+def _as_date(days_since_1970: int) -> date:
+    return datetime.fromtimestamp(int(days_since_1970) * SECONDS_PER_DAY, UTC).date()

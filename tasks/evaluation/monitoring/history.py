@@ -1,0 +1,105 @@
+"""Statistics kept over time: one SQLite file under the state folder, one row a statistic's place.
+
+A row is named by view, feature, day and version of the tables, so that monitoring the same window
+again replaces what it wrote, and a version's numbers stay beside those of the next.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import astuple, fields
+from datetime import datetime
+from pathlib import Path
+
+from tasks.contracts.base import TimeWindow
+from tasks.evaluation.monitoring.statistics import FeatureDay, ViewDay
+from tasks.kernel.disk import shows_damage
+from tasks.kernel.errors import StorageError, refused_writes_explained
+from tasks.kernel.settings import make_folder
+
+FILE = Path("monitoring") / "features.db"
+_TIMEOUT_S = 60
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS view_days (
+    view TEXT, start TEXT, version TEXT, num_rows INTEGER, num_entities INTEGER,
+    age_hours REAL, lag_minutes REAL, PRIMARY KEY (view, start, version)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS feature_days (
+    view TEXT, feature TEXT, start TEXT, version TEXT, num_rows INTEGER, null_rate REAL, mean REAL,
+    std REAL, low REAL, q05 REAL, median REAL, q95 REAL, high REAL, "distinct" INTEGER,
+    top_share REAL, PRIMARY KEY (view, feature, start, version)
+) WITHOUT ROWID;
+"""
+
+
+@contextmanager
+def _database(home: Path) -> Iterator[sqlite3.Connection]:
+    path = home / FILE
+    with refused_writes_explained(path):
+        make_folder(path.parent)
+    try:
+        with closing(sqlite3.connect(path, timeout=_TIMEOUT_S)) as con:
+            con.execute("PRAGMA journal_mode = WAL")
+            con.executescript(_SCHEMA)
+            with con:
+                yield con
+    except sqlite3.DatabaseError as exc:
+        cure = "remove the file" if shows_damage(exc) else "free some space or mend its permissions"
+        raise StorageError(
+            f"{path}: the history of features could not be read or written ({exc}); expected a "
+            f"SQLite file and free space. Nothing half written is kept; {cure}, and run again"
+        ) from exc
+
+
+def keep(
+    home: Path,
+    view: str,
+    version: str,
+    days: Sequence[ViewDay],
+    features: Sequence[FeatureDay],
+) -> int:
+    """Write the statistics of one view, in one transaction; returns how many rows."""
+    with _database(home) as con:
+        con.executemany(
+            "INSERT OR REPLACE INTO view_days VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (view, d.start.isoformat(), version, d.num_rows, d.num_entities,
+                 _finite(d.age_hours), _finite(d.lag_minutes))
+                for d in days
+            ],
+        )  # fmt: skip
+        marks = ", ".join("?" for _ in range(len(fields(FeatureDay)) + 2))
+        con.executemany(
+            f"INSERT OR REPLACE INTO feature_days VALUES ({marks})",
+            [(view, f.feature, f.start.isoformat(), version, *astuple(f)[2:]) for f in features],
+        )
+    return len(days) + len(features)
+
+
+def read_feature(home: Path, view: str, feature: str, version: str) -> list[FeatureDay]:
+    """What is kept of one feature, in order of time."""
+    with _database(home) as con:
+        rows = con.execute(
+            "SELECT feature, start, num_rows, null_rate, mean, std, low, q05, median, q95, high, "
+            '"distinct", top_share FROM feature_days WHERE view = ? AND feature = ? AND '
+            "version = ? ORDER BY start",
+            (view, feature, version),
+        ).fetchall()
+    return [FeatureDay(row[0], datetime.fromisoformat(row[1]), *row[2:]) for row in rows]
+
+
+def days_kept(home: Path, view: str, window: TimeWindow) -> int:
+    """Days of a window of which a view has statistics, of any version."""
+    with _database(home) as con:
+        rows = con.execute(
+            "SELECT count(DISTINCT start) FROM view_days "
+            "WHERE view = ? AND start >= ? AND start < ?",
+            (view, window.start.isoformat(), window.end.isoformat()),
+        ).fetchall()
+    return int(rows[0][0])
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

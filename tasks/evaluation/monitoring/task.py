@@ -1,0 +1,73 @@
+"""Prefect task of the monitoring room."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureMonitoring, FeatureTables
+from tasks.evaluation.monitoring.config import MonitoringConfig
+from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.settings import Settings
+
+
+@task(
+    name="monitor-features",
+    task_run_name="monitor-features-{window.slug}",
+    retries=NUM_RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_jitter_factor=RETRY_JITTER,
+    retry_condition_fn=only_transient,
+    timeout_seconds=600,
+    cache_policy=NO_CACHE,
+)
+def monitor_features(
+    tables: FeatureTables,
+    window: TimeWindow,
+    view_keys: dict[str, tuple[str, ...]],
+    config: MonitoringConfig,
+) -> FeatureMonitoring:
+    """Keep statistics of the published features, and tell what left the baseline.
+
+    Safe to retry: statistics replace those of the same version, an alert is told once. Never
+    cached as a task: history and alerts are there again after somebody removed them. What was
+    measured of a version and window is kept, so a repetition only reads it.
+
+    Raises:
+        DataContractError: a table lacks its keys or times. Not retried.
+        StorageError: the history could not be written. Not retried.
+    """
+    from tasks.evaluation.monitoring.kept import monitor_once
+
+    settings = Settings.from_environment()
+    seen = monitor_once(tables, window, view_keys, config, settings.features_home, settings.store)
+    create_table_artifact(
+        key="feature-monitoring",
+        table=[
+            {
+                "view": view.view,
+                "rows": view.num_rows,
+                "age at the end, h": view.age_hours,
+                "lag, min": view.lag_minutes,
+                "nulls": round(view.null_rate, 4),
+                "highest PSI": view.highest_psi,
+                "PSI bound": view.psi_bound,
+                "alerts": view.num_alerts,
+            }
+            for view in seen.views
+        ],
+        description=f"Features of {window}, tables {tables.version[:12]}",
+    )
+    create_markdown_artifact(key="feature-alerts", markdown=_told(seen))
+    return seen
+
+
+def _told(seen: FeatureMonitoring) -> str:
+    lines = [f"- {sentence}" for sentence in seen.alerts] or ["Nothing to tell."]
+    return (
+        f"## {seen.num_alerts} alerts of {seen.window}, {seen.num_new_alerts} new\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )

@@ -1,0 +1,447 @@
+"""Where things are: state folder and services, from the environment; and the artifact store.
+
+Nothing here says what to do; that is a `Config`. Importing this module reads nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tasks.contracts.base import Artifact
+from tasks.kernel.code_digest import statements_digest
+from tasks.kernel.disk import require_space
+from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
+from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.strict_yaml import read_yaml
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+URI_SCHEME = "artifact:"
+STAGING = ".staging"
+"""Beginning of the names of folders that are being built, beside those that are finished."""
+DEFAULT_PROFILE = "local"
+DEFAULT_FEATURE_REPO = Path("feature_repo") / "flights"
+USE_CASE_FILE = "use_case.yaml"
+USE_CASE_NAME = r"^[a-z][a-z0-9-]*$"
+Value = TypeVar("Value", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Folders and addresses of one installation."""
+
+    home: Path
+    feature_repo: Path
+    profile: str = DEFAULT_PROFILE
+    database_url: str | None = field(default=None, repr=False)  # may hold a password
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read `FALAJ_HOME` (default `.falaj` beside the code) and `FALAJ_FEATURE_REPO`.
+
+        `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
+        `FALAJ_DATABASE_URL` is the database of operation where several hosts share one.
+        """
+        env = os.environ if environment is None else environment
+        home = Path(env.get("FALAJ_HOME") or PROJECT_ROOT / ".falaj")
+        repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / DEFAULT_FEATURE_REPO)
+        return cls(
+            home=home.expanduser().resolve(),
+            feature_repo=repo.expanduser().resolve(),
+            profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
+            database_url=env.get("FALAJ_DATABASE_URL") or None,
+        )
+
+    @property
+    def use_case(self) -> str:
+        """Name of the use case that the feature repository describes.
+
+        Raises:
+            ConfigurationError: the repository does not say.
+        """
+        file = self.feature_repo / USE_CASE_FILE
+        try:
+            described = read_yaml(file, str(file))
+        except FileNotFoundError as exc:
+            raise ConfigurationError(
+                f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
+            ) from exc
+        name = described.get("name")
+        if not isinstance(name, str) or not re.fullmatch(USE_CASE_NAME, name):
+            raise ConfigurationError(
+                f"{file} names the use case {name!r}; expected `name:` with small letters, digits "
+                "and dashes, for it names a folder too. Nothing was touched"
+            )
+        return name
+
+    @property
+    def features_home(self) -> Path:
+        """Folder of the state that is the use case's alone.
+
+        Feature registry, online store, published tables, monitoring, the feature store's audit
+        trail, reports. The default use case has the state folder itself, any other one
+        `use_cases/<name>` in it, wherever its repository lies.
+        """
+        name = self.use_case
+        return self.home if name == DEFAULT_FEATURE_REPO.name else self.home / "use_cases" / name
+
+    @property
+    def store(self) -> ArtifactStore:
+        """The artifact store of this installation."""
+        return ArtifactStore(self.home / "artifacts")
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Tracking and registry address."""
+        return f"sqlite:///{self.home / 'mlflow' / 'mlflow.db'}"
+
+    @property
+    def mlflow_artifacts(self) -> Path:
+        """Folder in which MLflow keeps the files of its runs."""
+        return self.home / "mlflow" / "artifacts"
+
+    @property
+    def operation_url(self) -> str:
+        """SQLAlchemy address of the database of operation: decisions, leases."""
+        return self.database_url or f"sqlite:///{self.operation_file}"
+
+    @property
+    def operation_file(self) -> Path:
+        """SQLite file of the database of operation, where no other one is named."""
+        return self.home / "operation" / "operation.db"
+
+    @property
+    def reports(self) -> Path:
+        """Folder of the use case's run reports."""
+        return self.features_home / "reports"
+
+
+@dataclass(frozen=True)
+class ArtifactStore:
+    """Content-addressed folders, written aside and renamed into place: whole or absent.
+
+    A folder is `<root>/<kind>/<key>/`; the key is a digest of everything that decides its content,
+    so what exists under a key never changes and a finished build is never repeated.
+    """
+
+    root: Path
+
+    def build_once(
+        self, kind: str, key: str, value_type: type[Value], build: Callable[[StagedFolder], Value]
+    ) -> Value:
+        """Return the value built earlier under this key, or build it now.
+
+        Args:
+            kind: sort of thing, such as `snapshots`.
+            key: digest from `content_key`.
+            value_type: contract that `build` returns.
+            build: writes files into the staged folder and returns the value that names them.
+
+        Raises:
+            StorageError: the disk is full, or refused a write; the staged folder was removed.
+        """
+        final = self.root / kind / key
+        finished = self._read_value(final, value_type)
+        if finished is not None:
+            return finished
+        started = time.monotonic()
+        with self._staging(final) as folder:
+            value = build(StagedFolder(self, kind, key, folder))
+            (folder / "value.json").write_text(value.model_dump_json(indent=1, by_alias=True))
+            self._publish(folder, final)
+            self._note_build(kind, key, time.monotonic() - started)
+        return value
+
+    def find(self, kind: str, key: str, value_type: type[Value]) -> Value | None:
+        """The value built earlier under this key, if it and all it holds are whole."""
+        return self._read_value(self.root / kind / key, value_type)
+
+    @property
+    def num_builds(self) -> int:
+        """How many builds this store has ever finished, by whomever."""
+        return len(self._journal_lines())
+
+    def built_since(self, num_builds: int) -> Callable[[Artifact], bool]:
+        """Tells of an artifact whether it was built after the first `num_builds` of all builds."""
+        folders = set()
+        for line in self._journal_lines()[num_builds:]:
+            try:
+                build = json.loads(line)
+                folders.add((build["kind"], build["key"]))
+            except (ValueError, KeyError):  # cut off by a full disk
+                continue
+        return lambda artifact: self._folder_of(artifact) in folders
+
+    def _journal_lines(self) -> list[str]:
+        try:
+            return self._journal.read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    @staticmethod
+    def _folder_of(artifact: Artifact) -> tuple[str, ...]:
+        return tuple(artifact.uri.removeprefix(URI_SCHEME).split("/")[:2])
+
+    def path(self, artifact: Artifact, *, verify: bool = True) -> Path:
+        """Local path of an artifact, its content checked against its digest.
+
+        Raises:
+            ArtifactError: it is absent, or its content is not what the digest says.
+        """
+        path = self._locate(artifact.uri)
+        if not path.exists():
+            raise ArtifactError(
+                f"{artifact.uri} is named by a result but absent from {self.root}; "
+                "run the stage that makes it again"
+            )
+        if verify and (seen := digest_of(path)) != artifact.sha256:
+            raise ArtifactError(
+                f"{artifact.uri} has SHA-256 {seen[:12]}, expected {artifact.sha256[:12]}: it "
+                f"was changed or damaged. Remove {path.parent} and run again to rebuild it"
+            )
+        return path
+
+    def holds(self, artifact: Artifact) -> bool:
+        """True where the artifact is present and whole."""
+        try:
+            self.path(artifact)
+        except ArtifactError:
+            return False
+        return True
+
+    @property
+    def _journal(self) -> Path:
+        return self.root / "builds.jsonl"
+
+    def _note_build(self, kind: str, key: str, seconds: float) -> None:
+        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"kind": kind, "key": key, "seconds": round(seconds, 3), "finished": finished}
+        with self._journal.open("a") as journal:  # one short write: whole, also from two processes
+            journal.write(json.dumps(line) + "\n")
+
+    def _locate(self, uri: str) -> Path:
+        relative = uri.removeprefix(URI_SCHEME)
+        path = (self.root / relative).resolve()
+        if not uri.startswith(URI_SCHEME) or not path.is_relative_to(self.root.resolve()):
+            raise ArtifactError(
+                f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<path>"
+            )
+        return path
+
+    def _read_value(self, folder: Path, value_type: type[Value]) -> Value | None:
+        try:
+            value = value_type.model_validate_json((folder / "value.json").read_text())
+        except (FileNotFoundError, NotADirectoryError, ValidationError):
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        if all(self.holds(a) for a in named_artifacts(value) if self._is_inside(a, folder)):
+            return value
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+    def _is_inside(self, artifact: Artifact, folder: Path) -> bool:
+        return self._locate(artifact.uri).is_relative_to(folder.resolve())
+
+    @contextmanager
+    def _staging(self, final: Path) -> Iterator[Path]:
+        require_space(self.root)
+        with refused_writes_explained(final):
+            make_folder(final.parent)
+            with scratch_folder(STAGING, final.parent) as folder:
+                yield folder
+
+    @staticmethod
+    def _publish(folder: Path, final: Path) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                flush_to_disk(path)
+        try:
+            folder.rename(final)
+        except OSError:
+            if not (final / "value.json").exists():  # else another process was first: same content
+                raise
+        flush_to_disk(final.parent)
+
+
+@dataclass(frozen=True)
+class StagedFolder:
+    """A folder being written; its files get the URIs that they will have once published."""
+
+    store: ArtifactStore
+    kind: str
+    key: str
+    path: Path
+
+    def artifact(self, name: str) -> Artifact:
+        """Name the file or folder `name` inside the staged folder, with its digest."""
+        path = self.path / name
+        return Artifact(
+            uri=f"{URI_SCHEME}{self.kind}/{self.key}/{name}",
+            sha256=digest_of(path),
+            num_bytes=size_of(path),
+        )
+
+
+def named_artifacts(value: object) -> Iterator[Artifact]:
+    """All artifacts that a value names, at any depth."""
+    if isinstance(value, Artifact):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from named_artifacts(getattr(value, name))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from named_artifacts(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from named_artifacts(item)
+
+
+def content_key(*parts: object) -> str:
+    """SHA-256 over the canonical JSON of `parts`: pydantic values, paths to code, plain data."""
+    plain = json.dumps([_plain(part) for part in parts], sort_keys=True, default=str)
+    return hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+def _plain(part: object) -> object:
+    if isinstance(part, BaseModel):
+        return part.model_dump(mode="json")
+    if isinstance(part, Path):
+        return digest_of(part)
+    if isinstance(part, tuple | list):
+        return [_plain(item) for item in part]
+    return part
+
+
+def code_digest(module_file: str, *also: str, without: Collection[str] = ()) -> str:
+    """Digest of the statements that decide what the module `module_file` (`__file__`) makes.
+
+    Part of every content key, so that a stage runs again when its code changes, or the code of its
+    room and of the contracts that it imports; see `tasks.kernel.code_digest`.
+
+    Args:
+        module_file: the module that does the work.
+        also: dotted names of modules that it reaches otherwise than by import.
+        without: dotted names of modules and packages that change no result.
+    """
+    return statements_digest(Path(module_file), PROJECT_ROOT, also, without)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file; of a folder, over its files' relative names and digests."""
+    if path.is_dir():
+        listing = "".join(
+            f"{digest_of(child)}  {child.relative_to(path).as_posix()}\n"
+            for child in sorted(path.rglob("*"))
+            if child.is_file()
+        )
+        return hashlib.sha256(listing.encode()).hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if path.is_dir():
+        return sum(child.stat().st_size for child in path.rglob("*") if child.is_file())
+    return path.stat().st_size
+
+
+def flush_to_disk(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file aside and rename it into place."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Write a small file aside and rename it into place."""
+    with refused_writes_explained(path):
+        make_folder(path.parent)
+        aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            with aside.open("xb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def tool_python(name: str, environment: Mapping[str, str] | None = None) -> Path | None:
+    """Interpreter of an environment that one tool has to itself; None where there is none.
+
+    A tool whose packages cannot be beside the project's runs there, as a process of its own.
+
+    Args:
+        name: such as `triton`. `FALAJ_TRITON_PYTHON` names the interpreter; else it is that of
+            `.venv-triton` beside the code, where `make` puts it.
+        environment: variables; those of this process where None.
+    """
+    env = os.environ if environment is None else environment
+    variable = f"FALAJ_{name.upper().replace('-', '_')}_PYTHON"
+    python = Path(env.get(variable) or PROJECT_ROOT / f".venv-{name}" / "bin" / "python")
+    return python if python.is_file() else None
+
+
+def platform_address(home: Path, name: str) -> str | None:
+    """An address of the platform that runs, or ran last, on a state folder; None where none did.
+
+    Args:
+        home: the state folder.
+        name: such as `mlflow_url`; see `infra.platform.state.Endpoint`.
+    """
+    try:
+        told = json.loads((home / "platform" / "endpoint.json").read_text(encoding="utf-8"))[name]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return str(told).rstrip("/") or None
+
+
+PRIVATE_MODE = 0o700
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder and those above it; only their owner may enter the new ones.
+
+    `Path.mkdir` with `parents` gives the mode to the last one alone. Those that exist stay as they
+    are.
+    """
+    for missing in [each for each in reversed(folder.parents) if not each.exists()]:
+        missing.mkdir(exist_ok=True, mode=PRIVATE_MODE)
+    folder.mkdir(exist_ok=True, mode=PRIVATE_MODE)
+    return folder
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only its owner may enter; one that others may enter is closed to them.
+
+    Raises:
+        StorageError: it cannot be made, or belongs to somebody else and is open to others.
+    """
+    with refused_writes_explained(folder):
+        make_folder(folder)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(PRIVATE_MODE)
+    return folder

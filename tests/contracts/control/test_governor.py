@@ -1,0 +1,162 @@
+"""The governor on real databases: several processes, storms of events, kills between the steps."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from flows.__main__ import main
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.retraining.records import ClaimState, Outcome
+from tasks.kernel.errors import TransientError
+from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tests.support.control import builders
+from tests.support.control.builders import FREE, MODEL, USE_CASE
+from tests.support.control.episodes import Governor
+from tests.support.services.servers import free_port, postgres_server
+from tests.support.suite.promises import Promise, proves
+
+PROCESS_LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database without tables: of its own in SQLite, a schema of its own in PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'operation.db'}"
+    import psycopg
+
+    server: str = request.getfixturevalue("postgres")
+    schema = f"s{abs(hash(str(tmp_path))):x}"
+    with psycopg.connect(server) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+    return f"{server}&options=-csearch_path%3D{schema}"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+def process(url: str, runs: Path, *arguments: str) -> subprocess.Popen[str]:
+    module = "tests.support.control.governor_process"
+    return subprocess.Popen(
+        [sys.executable, "-m", module, url, str(runs), *arguments],
+        cwd=PROJECT_ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(*processes: subprocess.Popen[str]) -> list[int]:
+    for one in processes:
+        said = one.communicate(timeout=PROCESS_LIMIT_S)[1]
+        assert one.returncode in (0, -signal.SIGKILL), said
+    return [one.returncode for one in processes]
+
+
+@pytest.mark.slow
+@proves(Promise.TWO_PLATFORMS, "one claim, one run")
+def test_a_storm_from_two_platforms_on_one_database_gives_one_run(url: str, runs: Path) -> None:
+    verdict = Ledger(url).store_verdict(MODEL, USE_CASE, builders.stale(0), FREE)
+    storms = [process(url, runs, "storm", verdict.verdict_id, "40") for _ in range(3)]
+    assert end(*storms) == [0, 0, 0]
+    ledger = Ledger(url)
+    assert len(list(runs.iterdir())) == 1
+    assert len(ledger.decisions(Wanted())) == 1
+    assert ledger.verdict(verdict.verdict_id).num_asked == 3 * 40 - 1
+
+
+@pytest.mark.slow
+@proves(Promise.ONE_RETRAINING, "the sweep finds the claim: one run")
+@pytest.mark.parametrize("moment", ["die-before", "die-after"])
+def test_a_process_killed_at_the_start_of_a_run_leaves_one_run(
+    url: str, runs: Path, moment: str
+) -> None:
+    verdict = Ledger(url).store_verdict(MODEL, USE_CASE, builders.stale(0), FREE)
+    assert end(process(url, runs, moment, verdict.verdict_id)) == [-signal.SIGKILL]
+    assert len(Ledger(url).claims(ClaimState.CLAIMED)) == 1
+    assert end(process(url, runs, "sweep"), process(url, runs, "sweep")) == [0, 0]
+    assert len(list(runs.iterdir())) == 1
+    (claim,) = Ledger(url).claims(ClaimState.STARTED)
+    assert claim.num_starts == 1
+
+
+@proves(Promise.ONE_RETRAINING, "two episodes: two runs; in a cool-down: none")
+def test_two_episodes_give_two_runs_and_a_cool_down_gives_one(url: str) -> None:
+    free = Governor(url)
+    for seen in (builders.stale(0), builders.stable(1), builders.stale(2)):
+        free.see(seen)
+    assert len(free.runs.by_key) == 2
+    cautious = Governor(url, GovernorConfig(cool_down_hours=6))
+    assert cautious.see(builders.stable(3)) == [Outcome.NOTHING_TO_DO]
+    assert cautious.see(builders.stale(4)) == [Outcome.COOL_DOWN]
+    assert Governor(url).sweep() == []  # deployed again: the cool-down holds
+    assert cautious.runs.by_key == {}
+
+
+def test_verdicts_stored_at_once_are_all_answered(url: str) -> None:
+    governor = Governor(url)
+    with ThreadPoolExecutor(4) as pool:
+        names = list(pool.map(lambda n: governor.judge(builders.stale(n)), range(12)))
+    assert len(set(names)) == 12
+    governor.sweep()
+    assert len(governor.runs.by_key) == 1
+    assert all(governor.ledger.verdict(name).answered_at for name in names)
+
+
+def test_tables_made_by_two_processes_at_once_are_whole(url: str, runs: Path) -> None:
+    assert end(*(process(url, runs, "sweep") for _ in range(3))) == [0, 0, 0]
+    assert Ledger(url).decisions(Wanted()) == []
+
+
+def test_a_database_that_is_away_is_no_decision_and_names_no_password() -> None:
+    address = f"postgresql://falaj:hunter2@127.0.0.1:{free_port()}/falaj"
+    with pytest.raises(TransientError, match=r"falaj:\*\*\*@127.0.0.1") as refused:
+        Ledger(address)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_database_that_went_away_leaves_what_was_recorded(tmp_path: Path) -> None:
+    governor = Governor(f"sqlite:///{tmp_path / 'operation.db'}")
+    governor.see(builders.stale(0))
+    (tmp_path / "operation.db").chmod(0o400)
+    assert len(governor.ledger.decisions(Wanted())) == 1
+
+
+def test_the_command_lists_decisions_and_prints_them_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    assert main(["decisions"]) == 0
+    assert capsys.readouterr().out.startswith("No such decision is recorded")
+    governor = Governor(Settings.from_environment().operation_url)
+    governor.see(builders.stale(0))
+    governor.see(builders.faulty(1))
+
+    assert main(["decisions"]) == 0
+    said = capsys.readouterr().out
+    assert "retrain, acts, run run-0: started" in said
+    assert said.index("nothing, alerts") < said.index("retrain, acts")
+    assert main(["decisions", "--json", "--action", "retrain", "--since", "2020-01-01"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["outcome"], made["evidence"]["auc_change"]["value"]) == ("acts", -0.1)
+    assert main(["decisions", "--since", "yesterday"]) == 2
+    assert main(["decisions", "--limit", "0"]) == 2
+    assert "expected 1 to 10,000" in capsys.readouterr().err

@@ -1,0 +1,248 @@
+"""The governor's flows on a real Prefect server: what they start, once, and what they record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import Flow, flow, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterIdempotencyKey,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelled
+
+from flows import decision, pipeline, starting
+from flows.config import PipelineConfig, read_pipeline_config
+from flows.decision import advise_on_drift, decision_flow
+from flows.embedded import send_what_is_left
+from flows.governor_sweep import governor_sweep_flow
+from flows.pipeline import pipeline_flow
+from flows.recalibration import recalibration_flow
+from tasks.contracts.base import TimeWindow
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.decision import Action
+from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.retraining.records import ClaimState, Outcome
+from tasks.control.retraining.task import store_verdict
+from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.process import ProcessName
+from tasks.kernel.settings import Settings
+from tests.support.control import builders
+from tests.support.control.builders import FREE, MODEL, metric
+from tests.support.services.prefect_platform import PrefectApi
+
+pytestmark = pytest.mark.slow
+
+POOL, DEPLOYMENT = "governed", "coordinator-governed"
+
+
+@pytest.fixture(scope="module")
+def config() -> PipelineConfig:
+    """A use case that no other test deploys."""
+    used = read_pipeline_config(Settings.from_environment({}).feature_repo)
+    return used.model_copy(update={"name": "governed"})
+
+
+@pytest.fixture(scope="module")
+def deployment(prefect_api: PrefectApi, config: PipelineConfig) -> Iterator[UUID]:
+    """The loop, deployed to a pool without a worker: what is started there stays scheduled."""
+    with prefect_api.in_process():
+        with get_client(sync_client=True) as client:
+            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+            flow_id = client.create_flow(pipeline_flow)
+        parameters = {"config": config.model_dump(mode="json")}
+        yield asyncio.run(_deploy(flow_id, parameters, DEPLOYMENT, pipeline_flow))
+        send_what_is_left()
+
+
+async def _deploy(
+    flow_id: UUID,
+    parameters: dict[str, object],
+    name: str = DEPLOYMENT,
+    deployed: Flow[..., Any] = pipeline_flow,
+) -> UUID:
+    async with get_client() as client:
+        return await client.create_deployment(
+            flow_id,
+            name,
+            work_pool_name=POOL,
+            entrypoint=f"{deployed.fn.__module__}.{deployed.fn.__name__}",
+            pull_steps=[],
+            parameters=parameters,
+        )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    return Ledger(Settings.from_environment().operation_url)
+
+
+def runs_of(ledger: Ledger) -> list[FlowRun]:
+    """Runs of the platform that this test's episodes are the keys of."""
+    states = (ClaimState.CLAIMED, ClaimState.STARTED, ClaimState.ENDED)
+    keys = [claim.order.episode_id for state in states for claim in ledger.claims(state)]
+    with get_client(sync_client=True) as client:
+        return client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
+        )
+
+
+@pytest.mark.timeout(600)
+def test_a_verdict_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
+    deployment: UUID, ledger: Ledger, config: PipelineConfig
+) -> None:
+    verdict = ledger.store_verdict(MODEL, config.name, builders.stale(0), FREE)
+    first = decision_flow(verdict.verdict_id)
+    again = decision_flow(verdict.verdict_id)
+
+    (run,) = runs_of(ledger)
+    assert [d.outcome for d in first.decisions] == [Outcome.ACTS]
+    assert [d.run_id for d in again.decisions] == [str(run.id)]
+    assert (run.deployment_id, run.work_queue_name) == (deployment, "retrain")
+    assert "falaj:governor" in run.tags
+    rolled = PipelineConfig.model_validate(run.parameters["config"])
+    assert rolled.window.end > rolled.splits.train.end
+    assert rolled.window != config.window
+
+    assert governor_sweep_flow() == []
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Cancelled(), force=True)
+    governor_sweep_flow()
+    (claim,) = ledger.claims(ClaimState.ENDED)
+    assert claim.end is not None
+    assert claim.end.state == "cancelled"
+
+    ledger.store_verdict(MODEL, config.name, builders.stable(1), FREE)
+    ledger.store_verdict(MODEL, config.name, builders.stale(2), FREE)  # its event is lost
+    (answered,) = governor_sweep_flow()
+    assert [d.outcome for d in answered.decisions] == [Outcome.NOTHING_TO_DO, Outcome.ACTS]
+    assert len(runs_of(ledger)) == 2
+
+
+@pytest.mark.timeout(600)
+def test_wrong_scores_start_a_recalibration_where_one_is_deployed_and_else_a_retraining(
+    deployment: UUID, prefect_api: PrefectApi, ledger: Ledger, config: PipelineConfig
+) -> None:
+    verdict = ledger.store_verdict(MODEL, config.name, builders.shifted(0), FREE)
+    (made,) = decision_flow(verdict.verdict_id).decisions
+    assert (made.action, made.carried_out_as) == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "no deployment of the flow recalibration has this use case" in made.reason
+    (run,) = runs_of(ledger)
+    assert run.deployment_id == deployment
+
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow(recalibration_flow)
+    parameters = {"window": None, "config": config.model_dump(mode="json")}
+    deployed = asyncio.run(_deploy(flow_id, parameters, "cpu-governed", recalibration_flow))
+    seen = builders.shifted(1, version=5)
+    verdict = ledger.store_verdict("other", config.name, seen, FREE)
+    (made,) = decision_flow(verdict.verdict_id).decisions
+    assert (made.action, made.carried_out_as) == (Action.RECALIBRATE, Action.RECALIBRATE)
+    (run,) = (found for found in runs_of(ledger) if found.deployment_id == deployed)
+    assert (run.work_queue_name, made.run_id) == ("retrain", None)
+    assert TimeWindow.model_validate(run.parameters["window"]) == seen.window
+    assert PipelineConfig.model_validate(run.parameters["config"]) == config
+    with get_client(sync_client=True) as client:
+        client.delete_deployment(deployed)
+
+
+@pytest.mark.timeout(300)
+def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
+    deployment: UUID, ledger: Ledger, config: PipelineConfig
+) -> None:
+    beside = config.model_copy(update={"name": "neighbour"}).model_dump(mode="json")
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow(pipeline_flow)
+    other = asyncio.run(_deploy(flow_id, {"config": beside}, "coordinator-neighbour"))
+    stale, never = builders.stale(0), GovernorConfig(max_runs_per_week=0)
+    held = decision_flow(ledger.store_verdict(MODEL, config.name, stale, never).verdict_id)
+    acted = decision_flow(ledger.store_verdict("other", "neighbour", stale, FREE).verdict_id)
+    assert [d.outcome for d in held.decisions] == [Outcome.BUDGET]
+    assert [d.outcome for d in acted.decisions] == [Outcome.ACTS]
+    governor_sweep_flow()
+    (run,) = runs_of(ledger)
+    assert run.deployment_id == other
+    assert run.parameters["config"]["name"] == "neighbour"
+
+
+@pytest.mark.timeout(300)
+def test_a_use_case_that_nothing_retrains_keeps_its_claim_and_says_what_to_do(
+    deployment: UUID, ledger: Ledger
+) -> None:
+    verdict = ledger.store_verdict(MODEL, "unheard-of", builders.stale(0), FREE)
+    with pytest.raises(ConfigurationError, match=r"coordinator-governed \(governed\)"):
+        decision_flow(verdict.verdict_id)
+    (claim,) = ledger.claims(ClaimState.CLAIMED)
+    assert claim.trouble is not None
+    assert "python -m infra.deploying" in claim.trouble
+
+
+@pytest.mark.timeout(300)
+def test_a_drift_check_stores_its_verdict_and_the_loop_ends_with_advice(
+    prefect_api: PrefectApi, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = builders.report(auc=metric(-0.1))
+
+    @flow
+    def check_and_advise() -> list[Outcome] | None:
+        for _ in range(2):
+            store_verdict(report, builders.reference(1), None, None, "journeys", FREE)
+        advice = advise_on_drift(MODEL, "journeys")
+        return [made.outcome for made in advice.decisions] if advice else None
+
+    with prefect_api.in_process():
+        with monkeypatch.context() as patch:  # the governor is deployed: the answer is its own
+            patch.setattr(decision, "deployments_of", lambda name: [name])
+            assert check_and_advise() is None
+        monkeypatch.setattr(decision, "deployments_of", lambda name: [])
+        assert check_and_advise() == [Outcome.DECIDE_ONLY]
+        with pytest.raises(DataContractError, match="no verdict"):
+            decision_flow("0" * 32)
+    (made,) = ledger.decisions(Wanted())
+    assert made.actor.startswith("flow check-and-advise, run ")
+    assert ledger.claims(ClaimState.CLAIMED) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
+    prefect_api: PrefectApi, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = []
+
+    @flow(name="no-deployment-has-this-name")
+    def loop(config: PipelineConfig) -> None:
+        windows.append(config.window)
+        if len(windows) == 1:
+            raise KilledError
+
+    class KilledError(BaseException):
+        """The process is gone: nothing that follows in it is done."""
+
+    monkeypatch.setattr(starting, "PIPELINE", loop.name)
+    monkeypatch.setattr(pipeline, "pipeline_flow", loop)
+    use_case = read_pipeline_config(Settings.from_environment().feature_repo).name
+    verdict = ledger.store_verdict(MODEL, use_case, builders.stale(0), FREE)
+    with prefect_api.in_process():
+        with pytest.raises(KilledError):
+            decision_flow(verdict.verdict_id)
+        (claim,) = ledger.claims(ClaimState.STARTED)
+        assert claim.started is not None
+        assert claim.started.kind == "in_process"
+        governor_sweep_flow()  # the process that runs it lives
+        assert len(ledger.claims(ClaimState.STARTED)) == 1
+        later = ProcessName.of_this().model_copy(update={"boot": "the next boot"})
+        monkeypatch.setattr(ProcessName, "of_this", lambda: later)
+        governor_sweep_flow()
+    (claim,) = ledger.claims(ClaimState.ENDED)
+    assert claim.end is not None
+    assert (claim.end.state, claim.num_starts, len(windows)) == ("completed", 2, 2)

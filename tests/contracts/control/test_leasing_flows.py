@@ -1,0 +1,154 @@
+"""Leases inside flows, on a real Prefect server: seen while they wait, fatal when they are lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect import flow, task
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+
+from flows.leasing import lease_facts, leased, training_request
+from tasks.control.leases.book import LeaseBook, LeaseFacts
+from tasks.control.leases.config import LeaseConfig, LeaseRequest, StageLease
+from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.leases import acquire
+from tasks.kernel.errors import LeaseError, LeaseLostError
+from tasks.kernel.retry_policy import only_transient
+from tasks.kernel.settings import Settings
+from tasks.training.config import TrainingConfig
+from tests.support.host.processes import wait_until
+from tests.support.services.prefect_platform import PrefectApi
+
+pytestmark = pytest.mark.timeout(600)
+
+ALL = LeaseRequest(cores=len(os.sched_getaffinity(0)))
+
+
+@pytest.fixture
+def home(
+    prefect_api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Settings]:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    with prefect_api.in_process():
+        yield Settings.from_environment()
+
+
+@flow(name="leased-work")
+def leased_work(policy: StageLease) -> dict[str, str]:
+    with leased(ALL, policy) as lease:
+        program = "import os; print(os.environ['OMP_NUM_THREADS'])"
+        threads = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        assert lease is not None
+        return {"grant": str(lease.grant), "threads": threads}
+
+
+def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(home: Settings) -> None:
+    other = acquire(LeaseBook(home.operation_url), LeaseRequest(cores=1), "somebody else")
+    seen: list[LeaseFacts] = []
+
+    def look_and_release() -> None:
+        try:
+            wait_until(lambda: len(lease_facts(home)) == 2, "the flow in line", 120)
+            seen.extend(lease_facts(home))
+        finally:
+            other.release()
+
+    thread = threading.Thread(target=look_and_release)
+    thread.start()
+    result = leased_work(StageLease())
+    thread.join()
+    assert result == {"grant": f"core(s) {cores()}", "threads": str(ALL.cores)}
+    held, waiting = seen
+    assert (held.holder, held.state, waiting.state) == ("somebody else", "held", "waiting")
+    name, _, run_id = waiting.holder.removesuffix(")").partition(" (")
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(UUID(run_id)).name == name
+        shown = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["devices"])),
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id)])),
+        )
+    assert {str(each.data).split()[0] for each in shown} == {"Waits", "Holds"}
+    assert lease_facts(home) == []
+    wait_until(lambda: has_logged(run_id, "0 before this run; held by somebody else"), "a line", 60)
+
+
+def cores() -> str:
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
+
+
+def has_logged(run_id: str, text: str) -> bool:
+    with get_client(sync_client=True) as client:
+        lines = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run_id])))
+    return any(text in line.message for line in lines)
+
+
+def test_a_flow_that_waits_in_vain_says_who_holds_the_devices(home: Settings) -> None:
+    book = LeaseBook(home.operation_url)
+    with (
+        acquire(book, LeaseRequest(cores=1), "somebody else"),
+        pytest.raises(LeaseError, match="held by somebody else"),
+    ):
+        leased_work(StageLease(wait_s=0.3))
+    assert lease_facts(home) == []
+
+
+def test_a_lost_lease_ends_the_work_and_is_not_retried(home: Settings, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    @task(retries=2, retry_condition_fn=only_transient)
+    def work() -> None:
+        with begun.open("a") as stream:
+            stream.write("x")
+        book = LeaseBook(home.operation_url)
+        book.give_back(lease_facts(home)[0].ticket)
+        for _ in range(6000):
+            time.sleep(0.05)
+        raise AssertionError("went on working on devices that were lost")
+
+    @flow(name="loses-its-lease")
+    def losing() -> None:
+        with leased(ALL, StageLease(terms=LeaseConfig(ttl_s=4))):
+            work()
+
+    with pytest.raises(LeaseLostError, match="devices have been given to others"):
+        losing()
+    assert begun.read_text() == "x"
+    assert os.sched_getaffinity(0) == set(map(int, cores().split(",")))
+
+
+def test_a_policy_may_say_that_no_lease_is_needed(home: Settings) -> None:
+    @flow(name="needs-no-lease")
+    def free() -> bool:
+        with leased(ALL, StageLease(enabled=False)) as lease:
+            return lease is None
+
+    assert free()
+    assert not (home.home / "operation").exists()
+
+
+def test_a_training_asks_for_all_it_may_use_unless_told_otherwise() -> None:
+    some = LeaseRequest(cores=1, gpus=1, gpu_share=0.5)
+    on_gpus = TrainingConfig(device="cuda")
+    assert training_request(StageLease(request=some), on_gpus) == some
+    everything = training_request(StageLease(), TrainingConfig())
+    assert everything == LeaseRequest(cores=HostDevices.of_this_process().num_cores)
+    assert training_request(StageLease(), on_gpus).gpus == 1

@@ -1,0 +1,300 @@
+"""Workers and engines that are killed: the sweep puts right what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import task
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled, Suspended
+
+import infra.platform.api as api_module
+from flows.recovery_sweep import recovery_sweep_flow, sweep_once
+from flows.retry_command import find_run
+from flows.whereabouts import BOOT, HOST, NOT_RETRIED, PID, SPACE, STARTED, own_labels
+from infra.platform.api import WORKER_LABEL
+from infra.platform.cut_off import end_cut_off
+from infra.platform.status import given_up, waiting_for_workers
+from tasks.control.recovery.config import RecoveryConfig
+from tasks.kernel.errors import ConfigurationError
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.platform.deployed import deploy, is_final, wait_for_run
+from tests.support.platform.routed_flows import (
+    LoopConfig,
+    first_flow,
+    journal,
+    loop_flow,
+    second_flow,
+    start,
+)
+from tests.support.services.prefect_platform import PrefectApi
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+COORDINATOR_POOL, STAGE_POOL = "lost-coordinator", "lost-stages"
+AT_ONCE = RecoveryConfig(dead_process_s=1, second_look_s=1, task_grace_s=1)
+
+
+@pytest.fixture(scope="module")
+def deployed(prefect_api: PrefectApi) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(prefect_api.in_process())
+        client = stack.enter_context(get_client(sync_client=True))
+        entry = "tests.support.platform.routed_flows."
+        deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", COORDINATOR_POOL)
+        deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
+        deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)
+        yield
+
+
+@pytest.fixture
+def client(deployed: None) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_stage_up(
+    client: SyncPrefectClient,
+    prefect_api: PrefectApi,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "slow").touch()
+    with prefect_api.worker(STAGE_POOL):
+        with prefect_api.worker(COORDINATOR_POOL) as coordinator:
+            run = start(client, LoopConfig(folder=str(tmp_path)))
+            wait_until(lambda: pids_whose_command_holds(str(tmp_path)), "the second stage", 300)
+            coordinator.kill()  # the guard, and with it the worker: the engine lives on
+            coordinator.wait(60)
+            os.kill(int(client.read_flow_run(run).labels[PID]), signal.SIGKILL)
+        left = client.read_flow_run(run)
+        assert left.state is not None
+        assert left.state.is_running(), "nobody said that it is gone"
+
+        with get_client(sync_client=True) as second:
+            wait_until(
+                lambda: any(
+                    done.repair.run == str(run) and done.repair.action == "retry"
+                    for done in recovery_sweep_flow(AT_ONCE).done
+                ),
+                "the sweep has started it again",
+                60,
+            )
+            assert second.read_flow_run(run).state_name == "AwaitingRetry"
+
+        with prefect_api.worker(COORDINATOR_POOL):
+            wait_until(lambda: journal(tmp_path).count("loop") == 2, "the second attempt", 300)
+            (tmp_path / "enough").touch()
+            done = wait_for_run(client, run, is_final, "the loop has ended", 500)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert journal(tmp_path) == ["loop", "first", "second", "loop"]
+    assert not pids_whose_command_holds(str(tmp_path))
+    table = client.read_latest_artifacts()
+    repaired = [json.loads(str(a.data)) for a in table if a.key == "recovery"]
+    assert any(row["outcome"] == "is AwaitingRetry" for rows in repaired for row in rows)
+
+
+def running_run(client: SyncPrefectClient, labels: dict[str, object]) -> str:
+    """A run that is Running by the API's account, its process described by labels."""
+    run = client.create_flow_run(loop_flow, parameters={}, state=Running())
+    client.update_flow_run_labels(run.id, labels)  # type: ignore[arg-type]
+    return str(run.id)
+
+
+def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_hosts_are_not(
+    client: SyncPrefectClient,
+) -> None:
+    own: dict[str, object] = {**own_labels()}
+    alive = running_run(client, own)
+    restarted = running_run(client, {**own, BOOT: str(uuid4())})
+    reused = running_run(client, {**own, STARTED: 1})
+    elsewhere = running_run(client, {**own, HOST: "another"})
+    contained = running_run(client, {**own, SPACE: "pid:[1]", STARTED: 1})
+    lost: set[str] = set()
+
+    def both_are_found() -> bool:
+        found = sweep_once(client, AT_ONCE).done
+        lost.update(done.repair.run for done in found if done.repair.action == "crash")
+        return {restarted, reused} <= lost
+
+    wait_until(both_are_found, "the sweep has found them", 60)
+    assert not {alive, elsewhere, contained} & lost
+    states = {run: client.read_flow_run(run).state_name for run in (alive, restarted, elsewhere)}
+    assert states == {alive: "Running", restarted: "Crashed", elsewhere: "Running"}
+    for run in (alive, elsewhere, contained):
+        client.delete_flow_run(run)  # type: ignore[arg-type]
+
+
+def deployed_run(
+    client: SyncPrefectClient, labels: dict[str, str], num_begun: int, pool: str = COORDINATOR_POOL
+) -> UUID:
+    """A run of a deployment that was cut off after it had begun so often."""
+    deployment = client.create_deployment(
+        flow_id=client.create_flow(loop_flow), name=f"lost-{uuid4()}", work_pool_name=pool
+    )
+    run = client.create_flow_run_from_deployment(deployment)
+    client.update_flow_run_labels(run.id, {**labels})
+    for _ in range(num_begun):
+        client.set_flow_run_state(run.id, Running(), force=True)
+    client.set_flow_run_state(run.id, Crashed(), force=True)
+    return run.id
+
+
+def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
+    client: SyncPrefectClient, prefect_api: PrefectApi
+) -> None:
+    again = deployed_run(client, {HOST: "here"}, 1)
+    once = deployed_run(client, {HOST: "here", NOT_RETRIED: "it would be done twice"}, 1)
+    foreign = deployed_run(client, {}, 1)
+    never_begun = deployed_run(client, {}, 0)
+    third = deployed_run(client, {HOST: "here"}, 3)
+    done = {each.repair.run: each.repair for each in sweep_once(client, AT_ONCE).done}
+    assert {str(again): "retry", str(never_begun): "retry", str(third): "report"} == {
+        run: repair.action
+        for run, repair in done.items()
+        if run in map(str, (again, once, foreign, never_begun, third))
+    }
+    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
+    name = client.read_flow_run(third).name
+    assert [said for said in given_up(api) if f"run {name} was cut off 3 times" in said]
+
+    for _ in range(AT_ONCE.max_retries):  # the server does not count what never begins
+        client.set_flow_run_state(never_begun, Crashed(), force=True)
+        found = {each.repair.run: each.repair for each in sweep_once(client, AT_ONCE).done}
+    assert found[str(never_begun)].action == "report"
+
+
+def test_a_run_that_is_started_again_has_its_slot_though_a_second_one_would_be_dropped(
+    client: SyncPrefectClient,
+) -> None:
+    deployment = client.create_deployment(
+        flow_id=client.create_flow(loop_flow),
+        name="one-at-most",
+        work_pool_name=COORDINATOR_POOL,
+        concurrency_limit=1,
+        concurrency_options=ConcurrencyOptions(
+            collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
+        ),
+    )
+    run = client.create_flow_run_from_deployment(deployment).id
+    client.update_flow_run_labels(run, {HOST: "another"})
+    for state in (Pending(), Running()):
+        assert client.set_flow_run_state(run, state).status == SetStateStatus.ACCEPT
+    client.set_flow_run_state(run, Crashed(), force=True)
+    assert str(run) in {
+        done.repair.run
+        for done in sweep_once(client, AT_ONCE).done
+        if done.repair.action == "retry"
+    }
+    assert client.set_flow_run_state(run, Pending()).status == SetStateStatus.ACCEPT
+    client.delete_flow_run(run)
+
+
+def test_steps_of_a_dead_attempt_are_ended_and_those_that_stand_for_a_living_run_are_not(
+    client: SyncPrefectClient,
+) -> None:
+    @task
+    def working() -> None:
+        """Never run here."""
+
+    def step(run: UUID, key: str) -> UUID:
+        return client.create_task_run(working, run, key, state=Running()).id
+
+    dead = client.create_flow_run(loop_flow, parameters={}, state=Running()).id
+    cancelled = client.create_flow_run(loop_flow, parameters={}, state=Running()).id
+    lost, stage, ended = step(dead, "lost"), step(dead, "stage"), step(cancelled, "ended")
+    child = client.create_flow_run(
+        first_flow, parameters={}, state=Running(), parent_task_run_id=stage
+    )
+    client.set_flow_run_state(dead, Crashed(), force=True)
+    client.set_flow_run_state(cancelled, Cancelled(), force=True)
+
+    def states() -> dict[UUID, str | None]:
+        sweep_once(client, AT_ONCE)
+        return {each: client.read_task_run(each).state_name for each in (lost, ended, stage)}
+
+    expected = {lost: "Crashed", ended: "Cancelled", stage: "Running"}
+    wait_until(lambda: states() == expected, "the steps have been ended", 60)
+    client.delete_flow_run(child.id)
+
+
+def test_what_a_run_that_was_cut_off_had_called_in_its_process_ends_with_it(
+    client: SyncPrefectClient, prefect_api: PrefectApi
+) -> None:
+    @task
+    def standing_for() -> None:
+        """Never run here."""
+
+    outer = client.create_flow_run_from_deployment(
+        client.read_deployment_by_name("routed-loop/coordinator").id,
+        parameters={"config": {"folder": "unused"}},
+    )
+    client.update_flow_run_labels(outer.id, {WORKER_LABEL: "killed-worker"})
+    client.set_flow_run_state(outer.id, Running(), force=True)
+    step = client.create_task_run(standing_for, outer.id, "0", state=Running())
+    inner = client.create_flow_run(
+        first_flow, parameters={}, state=Running(), parent_task_run_id=step.id
+    )
+    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
+    cut = end_cut_off(api, {COORDINATOR_POOL: "killed-worker"}, "a test")
+    assert {run.id for run in cut} == {str(outer.id), str(inner.id)}
+    assert client.read_flow_run(inner.id).state_name == "Crashed"
+    assert find_run(client, inner.name).id == outer.id, "a part cannot go on alone"
+
+
+def test_a_run_that_no_worker_can_take_is_told(
+    client: SyncPrefectClient, prefect_api: PrefectApi
+) -> None:
+    pool = f"empty-{uuid4()}"
+    client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    deployment = client.create_deployment(
+        flow_id=client.create_flow(loop_flow), name="waiting", work_pool_name=pool
+    )
+    due = datetime.now(UTC) - timedelta(minutes=5)
+    run = client.create_flow_run_from_deployment(deployment, state=Scheduled(scheduled_time=due))
+    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
+    [said] = waiting_for_workers(api, [pool])
+    assert run.name in said
+    assert f"prefect worker start --pool {pool}" in said
+    client.delete_flow_run(run.id)
+    assert waiting_for_workers(api, [pool]) == []
+
+
+def test_a_suspended_run_is_left_alone(client: SyncPrefectClient) -> None:
+    run = client.create_flow_run(loop_flow, parameters={}, state=Suspended())
+    client.update_flow_run_labels(run.id, {HOST: "another"})
+    assert str(run.id) not in {done.repair.run for done in sweep_once(client, AT_ONCE).done}
+    assert client.read_flow_run(run.id).state_name == "Suspended"
+
+
+def test_a_slot_that_nobody_holds_is_freed(client: SyncPrefectClient) -> None:
+    deployment = client.create_deployment(
+        flow_id=client.create_flow(second_flow), name="limited", concurrency_limit=1
+    )
+    limit = f"deployment:{deployment}"
+    client.update_global_concurrency_limit(limit, GlobalConcurrencyLimitUpdate(active_slots=1))
+    freed = sweep_once(client, AT_ONCE).slots
+    assert limit in {slot.limit for slot in freed}
+    assert client.read_global_concurrency_limit_by_name(limit).active_slots == 0
+
+
+def test_a_run_to_retry_that_is_not_there_is_refused_in_a_sentence(
+    client: SyncPrefectClient,
+) -> None:
+    with pytest.raises(ConfigurationError, match="no run 'nonsense' among"):
+        find_run(client, "nonsense")
+    crashed = client.create_flow_run(loop_flow, parameters={}, state=Crashed())
+    assert find_run(client, str(crashed.id)[:8]).id == crashed.id
+    cancelled = client.create_flow_run(loop_flow, parameters={}, state=Cancelled())
+    assert find_run(client, cancelled.name).id == cancelled.id

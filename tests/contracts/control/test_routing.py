@@ -1,0 +1,127 @@
+"""Stages on work pools with a real server and real workers: results, failures, retry, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
+
+from flows.stage_results import read_plain
+from tasks.control.routing.config import RoutingConfig, StageRouting
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.platform.deployed import deploy, is_final, wait_for_run
+from tests.support.platform.routed_flows import (
+    LoopConfig,
+    LoopResult,
+    first_flow,
+    journal,
+    loop_flow,
+    second_flow,
+    start,
+)
+from tests.support.services.prefect_platform import PrefectApi
+from tests.support.suite.promises import Promise, proves
+
+pytestmark = pytest.mark.timeout(900)
+
+COORDINATOR_POOL, STAGE_POOL = "routed-coordinator", "routed-stages"
+QUICK = StageRouting(wait_s=0)
+
+
+@pytest.fixture(scope="module")
+def workers(prefect_api: PrefectApi) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(prefect_api.in_process())
+        client = stack.enter_context(get_client(sync_client=True))
+        entry = "tests.support.platform.routed_flows."
+        deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", COORDINATOR_POOL)
+        deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
+        deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)
+        stack.enter_context(prefect_api.worker(COORDINATOR_POOL))
+        stack.enter_context(prefect_api.worker(STAGE_POOL))
+        yield
+
+
+@pytest.fixture
+def client(workers: None) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def set_state(client: SyncPrefectClient, run: UUID, **state: object) -> None:
+    """The call that the buttons of the UI make."""
+    reply = client.request(
+        "POST",
+        "/flow_runs/{id}/set_state",
+        path_params={"id": run},
+        json={"state": state, "force": False},
+    )
+    assert reply.json()["status"] == "ACCEPT", reply.text
+
+
+def ended(client: SyncPrefectClient, run: UUID) -> FlowRun:
+    return wait_for_run(client, run, is_final, "the loop has ended", 400)
+
+
+@proves(Promise.INTERRUPT, "finished stages are not repeated")
+def test_a_failed_loop_goes_on_from_the_failed_stage_and_gives_what_it_gives_in_process(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    config = LoopConfig(folder=str(tmp_path))
+    run = start(client, config)
+    failed = ended(client, run)
+    assert failed.state is not None
+    assert failed.state.name == "Failed"
+    said = failed.state.message or ""
+    assert "DataContractError: column distance has 3 nulls; nothing was trained (run " in said
+    assert journal(tmp_path) == ["loop", "first", "second"]
+
+    (tmp_path / "allowed").touch()
+    set_state(client, run, type="SCHEDULED", name="AwaitingRetry", message="Retry from the UI")
+    wait_for_run(client, run, lambda r: r.run_count == 2, "the second attempt")
+    done = ended(client, run)
+    assert done.state is not None
+    assert done.state.name == "Completed", done.state.message
+    assert journal(tmp_path) == ["loop", "first", "second", "loop", "second"]
+
+    pooled = LoopResult.model_validate(read_plain(done))
+    here = loop_flow(config)
+    assert (pooled.first, pooled.second) == (here.first, here.second)
+    routes = [stage.route for stage in pooled.stages]
+    assert [r.taken for r in routes if r] == ["routed-first/cpu", "routed-second/cpu"]
+    assert {r.rule for r in routes if r} == {"wanted class"}
+    assert {s.route.taken for s in here.stages if s.route} == {"this process"}
+
+
+@pytest.mark.slow
+@proves(Promise.NO_ORPHANS, "every process of the loop is gone")
+def test_cancelling_a_loop_ends_its_stages_processes(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    (tmp_path / "slow").touch()
+    run = start(client, LoopConfig(folder=str(tmp_path)))
+    wait_until(lambda: pids_whose_command_holds(str(tmp_path)), "the stage's processes", 300)
+
+    set_state(client, run, type="CANCELLING", name="Cancelling")
+
+    wait_until(lambda: not pids_whose_command_holds(str(tmp_path)), "none of them is left", 60)
+    cancelled = ended(client, run)
+    assert cancelled.state is not None
+    assert cancelled.state.is_cancelled()
+
+
+@proves(Promise.NO_FALLBACK, "a failure with what to do, not another class")
+def test_a_stage_that_nobody_can_take_fails_the_loop_with_what_to_do(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    gpu = StageRouting(hardware_class="gpu", wait_s=0)
+    routing = RoutingConfig(mode="deployments", training=gpu)
+    config = LoopConfig(folder=str(tmp_path), name=f"routed-{uuid4().hex[:6]}", routing=routing)
+    with pytest.raises(Exception, match="routed-first/gpu: there is no such deployment") as caught:
+        loop_flow(config)
+    assert "routing.<stage>.fall_back" in str(caught.value)

@@ -1,0 +1,168 @@
+"""The conversion tasks under a real Prefect API: cached by content, damaged files are rebuilt."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+
+from tasks.contracts.conversion import SnapshotRows
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
+from tasks.conversion.triton.config import TritonConfig
+from tasks.kernel.errors import StorageError
+from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tests.support.conversion.programs import SmallNetwork, exported, kept, registered
+from tests.support.data.builders import dataset, splits
+from tests.support.suite.promises import Promise, proves
+
+QUICK = ConversionConfig(batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(tmp_path / "results")}):
+        yield Settings.from_environment()
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What the judge logs. Not `caplog`: the first flow of a process takes its handler away."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("tasks.conversion.judge")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+@flow(name="conversion-under-test")
+def convert(
+    program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
+) -> tuple[ModelVariant, ...]:
+    source = SnapshotRows(dataset=rows, splits=windows)
+    built = build_variants(program, source, QUICK)
+    return judge_variants(program, built, source, QUICK)
+
+
+def _table(key: str) -> list[dict[str, str]]:
+    with get_client(sync_client=True) as client:
+        (artifact,) = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+        )
+    rows: list[dict[str, str]] = json.loads(str(artifact.data))
+    return rows
+
+
+@proves(Promise.CONVERSION, "measured once; damage is found and mended")
+@pytest.mark.usefixtures("on_prefect")
+def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
+    settings: Settings, told: list[str]
+) -> None:
+    rows = dataset(settings.store)
+    program = registered(settings.store, rows, exported(SmallNetwork()))
+
+    first = convert(program, rows, splits())
+    assert sum("Speed as a multiple" in line for line in told) == 3
+    assert [variant.name for variant in first] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
+    assert all(settings.store.holds(v.files) for v in first if v.files)
+    table = _table("model-variants")
+    assert [row["verdict"] for row in table] == ["kept" if v.kept else "dropped" for v in first]
+    assert {"ms at batch 1 (of PyTorch's), core", "memory, MB", "serves"} <= set(table[0])
+    assert all(variant.memory_bytes is not None for variant in first)
+
+    told.clear()
+    assert list(convert(program, rows, splits())) == list(first)
+    assert told == []
+
+    assert first[0].files is not None
+    model = settings.store.path(first[0].files) / "model.onnx"
+    model.write_bytes(model.read_bytes()[:-1])
+    third = convert(program, rows, splits())
+    assert third[0].files == first[0].files
+    assert settings.store.holds(first[0].files)
+
+
+@flow(name="building-under-test")
+def build(
+    program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
+) -> tuple[BuiltVariant, ...]:
+    return build_variants(program, SnapshotRows(dataset=rows, splits=windows), QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_prefect")
+def test_a_full_disk_for_one_target_fails_the_stage_and_leaves_the_others_standing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("the disk refused a write (No space left on device)")
+
+    rows = dataset(settings.store)
+    program = registered(settings.store, rows, exported(SmallNetwork(seed=3)))
+    # Imported while the disk is full, it would keep the full disk for all later tests.
+    importlib.import_module("tasks.conversion.quantization")
+    with monkeypatch.context() as patched:
+        patched.setattr("tasks.conversion.openvino_export.save_ir", full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            build(program, rows, splits())
+    (there,) = settings.store.root.glob("variants/*/*/model.onnx")
+    written = there.stat().st_mtime_ns
+    assert all(one.failure is None for one in build(program, rows, splits()))
+    assert there.stat().st_mtime_ns == written
+
+
+@flow(name="serving-under-test")
+def serve(
+    program: RegisteredProgram, variants: tuple[ModelVariant, ...], source: SnapshotRows
+) -> tuple[ModelVariant, ...]:
+    config = QUICK.model_copy(update={"triton": TritonConfig()})
+    return add_triton_repositories(program, variants, source, config)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_prefect")
+def test_a_kept_form_that_triton_serves_gets_a_repository_and_no_other_one(
+    settings: Settings,
+) -> None:
+    rows = dataset(settings.store)
+    program = registered(settings.store, rows, exported(SmallNetwork()))
+    onnx, openvino, _ = (kept(one, program) for one in build(program, rows, splits()))
+    dropped = onnx.model_copy(update={"kept": False})
+    source = SnapshotRows(dataset=rows, splits=splits())
+    served, *others = serve(program, (onnx, openvino, dropped), source)
+    assert served.triton is not None
+    assert settings.store.holds(served.triton.files)
+    assert served.model_copy(update={"triton": None}) == onnx
+    assert others == [openvino, dropped]
+
+
+@pytest.mark.slow
+def test_the_tasks_are_cheap_to_import() -> None:
+    program = """if True:
+        import sys, tasks.conversion.task
+        heavy = {"torch", "onnx", "onnxruntime", "openvino", "nncf", "sklearn"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)
+
+
+def test_a_serving_process_can_load_variants_without_prefect() -> None:
+    program = "import sys; sys.modules['prefect'] = None; import tasks.conversion.judge"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)

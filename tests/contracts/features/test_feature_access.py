@@ -1,0 +1,425 @@
+"""Who can read and write what through Feast's servers: real servers, real tokens."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import requests
+from feast import FeatureStore
+from feast.errors import FeastPermissionError
+from feast.repo_config import RepoConfig
+from pyarrow.flight import FlightError
+
+from flows.feature_servers import feature_servers
+from tasks.features.audit import AuditTrail
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.services.oidc import Issuer, issuer, new_key
+from tests.support.services.servers import free_port
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+WINDOW = days(0, 2)
+ONE_ROW = {
+    "origin": ["JFK"],
+    "temp": [51.0],
+    "event_timestamp": [WINDOW.end.isoformat()],
+    "created": [WINDOW.end.isoformat()],
+}
+ALLOWED, FORBIDDEN, UNKNOWN = "allowed", "forbidden", "not authenticated"
+MORE_DEFINITIONS = """
+from datetime import timedelta
+
+from definitions import floats, origin, weather_table
+from feast import FeatureView, PushSource
+
+gates = PushSource(name="gates", batch_source=weather_table)
+gate_weather = FeatureView(
+    name="gate_weather",
+    entities=[origin],
+    ttl=timedelta(hours=6),
+    schema=floats("temp"),
+    source=gates,
+)
+secret = FeatureView(
+    name="secret",
+    entities=[origin],
+    ttl=timedelta(hours=6),
+    schema=floats("temp"),
+    source=weather_table,
+)
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    """An installation with its servers up."""
+
+    installation: Installation
+    issuer: Issuer
+    ports: dict[str, int]
+
+    @property
+    def trail(self) -> AuditTrail:
+        return AuditTrail(self.installation.home / "audit")
+
+    def post(self, path: str, body: dict[str, Any], token: str | None) -> requests.Response:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = f"http://127.0.0.1:{self.ports['online']}{path}"
+        return requests.post(url, json=body, headers=headers, timeout=60)
+
+    def history(self, token: str | None, entities: pd.DataFrame | str, *refs: str) -> pd.DataFrame:
+        """A historical read by Feast's own remote client."""
+        config = RepoConfig(
+            project="flights",
+            provider="local",
+            registry={
+                "registry_type": "sql",
+                "path": f"sqlite:///{self.installation.home}/feast/registry.db",
+            },
+            offline_store={"type": "remote", "host": "127.0.0.1", "port": self.ports["offline"]},
+            online_store={"type": "sqlite", "path": str(self.installation.home / "unused.db")},
+            auth={"type": "oidc", "token": token} if token else {"type": "no_auth"},
+        )
+        client = FeatureStore(config=config)
+        frame: pd.DataFrame = client.get_historical_features(entities, list(refs)).to_df()
+        return frame
+
+
+@pytest.fixture(scope="module")
+def identity() -> Iterator[Issuer]:
+    with issuer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """Two days online and published; one view can be pushed to, one has no permission."""
+    repository = SmallRepository(tmp_path_factory.mktemp("repository"), num_days=2)
+    (repository.path / "more.py").write_text(MORE_DEFINITIONS)
+    file = repository.path / "permissions.py"
+    file.write_text(file.read_text().replace('"weather",', '"weather",\n    "gate_weather",'))
+    made = Installation(tmp_path_factory.mktemp("state") / "home", repository)
+    tables = made.refresh(WINDOW)
+    made.materialize(tables, WINDOW)
+    made.publish(tables)
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(installation: Installation, identity: Issuer) -> Iterator[Served]:
+    ports = {"online": free_port(), "offline": free_port()}
+    settings = Settings(home=installation.home, feature_repo=installation.repository.path)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in identity.environment.items():
+            patch.setenv(name, value)
+        with feature_servers(settings, ["online", "offline"], "127.0.0.1", ports):
+            yield Served(installation, identity, ports)
+
+
+def by_status(response: requests.Response) -> str:
+    return {200: ALLOWED, 401: UNKNOWN, 403: FORBIDDEN}.get(response.status_code, response.text)
+
+
+def read_online(served: Served, token: str | None) -> str:
+    body = {"features": ["weather:temp"], "entities": {"origin": ["JFK", "EWR"]}}
+    return by_status(served.post("/get-online-features", body, token))
+
+
+def read_service_online(served: Served, token: str | None) -> str:
+    keys = {"origin": ["JFK"], "dest": ["LAX"], "carrier": ["UA"], "tailnum": ["N14228"]}
+    body = {"feature_service": "flight_delay_v1", "entities": keys, "full_feature_names": True}
+    return by_status(served.post("/get-online-features", body, token))
+
+
+def read_secret_online(served: Served, token: str | None) -> str:
+    body = {"features": ["secret:temp"], "entities": {"origin": ["JFK"]}}
+    return by_status(served.post("/get-online-features", body, token))
+
+
+def push(served: Served, token: str | None) -> str:
+    return by_status(served.post("/push", {"push_source_name": "gates", "df": ONE_ROW}, token))
+
+
+def write_secret(served: Served, token: str | None) -> str:
+    body = {"feature_view_name": "secret", "df": ONE_ROW}
+    return by_status(served.post("/write-to-online-store", body, token))
+
+
+def materialize(served: Served, token: str | None) -> str:
+    body = {
+        "start_ts": WINDOW.start.isoformat(),
+        "end_ts": WINDOW.end.isoformat(),
+        "feature_views": ["weather"],
+    }
+    return by_status(served.post("/materialize", body, token))
+
+
+def by_flight(read: Callable[[], pd.DataFrame]) -> str:
+    try:
+        read()
+    except FeastPermissionError:
+        return FORBIDDEN
+    except FlightError:
+        return UNKNOWN
+    return ALLOWED
+
+
+def two_flights() -> pd.DataFrame:
+    at = pd.Timestamp(WINDOW.start) + pd.Timedelta(hours=30)
+    return pd.DataFrame({"origin": ["JFK", "EWR"], "event_timestamp": [at, at]})
+
+
+def read_history(served: Served, token: str | None) -> str:
+    return by_flight(lambda: served.history(token, two_flights(), "weather:temp"))
+
+
+def read_secret_history(served: Served, token: str | None) -> str:
+    return by_flight(lambda: served.history(token, two_flights(), "secret:temp"))
+
+
+def read_history_by_sql(served: Served, token: str | None) -> str:
+    query = "SELECT 'JFK' AS origin, TIMESTAMPTZ '2013-01-02 12:00Z' AS event_timestamp"
+    return by_flight(lambda: served.history(token, query, "weather:temp"))
+
+
+ACTS: dict[str, Callable[[Served, str | None], str]] = {
+    "online view": read_online,
+    "online service": read_service_online,
+    "online view without permission": read_secret_online,
+    "history": read_history,
+    "history without permission": read_secret_history,
+    "history by SQL": read_history_by_sql,
+    "push": push,
+    "write without permission": write_secret,
+    "materialize": materialize,
+}
+READS_ONLINE = {"online view", "online service"}
+PERMITTED = {
+    "nobody": set[str](),
+    "reader": READS_ONLINE,
+    "trainer": {*READS_ONLINE, "history"},
+    "operator": {*READS_ONLINE, "push", "materialize"},
+    "admin": ACTS.keys() - {"history by SQL"},
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("role", PERMITTED)
+def test_each_role_may_do_what_its_permissions_say_and_nothing_else(
+    served: Served, role: str, act: str
+) -> None:
+    answer = ACTS[act](served, served.issuer.token(role))
+    assert answer == (ALLOWED if act in PERMITTED[role] else FORBIDDEN)
+
+
+def spoilt_tokens(identity: Issuer) -> dict[str, str | None]:
+    """Tokens that must open nothing, though each says it is an administrator's."""
+    return {
+        "none": None,
+        "junk": "junk",
+        "expired": identity.token("admin", exp=1_600_000_000),
+        "other audience": identity.token("admin", aud="billing"),
+        "no audience": identity.token("admin", aud=None),
+        "other issuer": identity.token("admin", iss="http://127.0.0.1:1/"),
+        "other key": identity.token("admin", key=new_key()),
+        "unsigned": identity.token("admin", key="", algorithm="none"),
+        "signed with a shared secret": identity.token("admin", key="s" * 64, algorithm="HS256"),
+        "of a cluster": identity.token("admin", key=new_key(), **{"kubernetes.io": {}}),
+        "of a server": identity.token("admin", key=new_key(), preferred_username=""),
+    }
+
+
+@pytest.mark.parametrize("act", ["online view", "push", "materialize", "history"])
+@pytest.mark.parametrize("kind", spoilt_tokens(Issuer("http://127.0.0.1:1", new_key())))
+def test_a_token_that_is_not_the_issuers_for_this_service_opens_nothing(
+    served: Served, kind: str, act: str
+) -> None:
+    token = spoilt_tokens(served.issuer)[kind]
+    assert ACTS[act](served, token) == UNKNOWN
+
+
+def test_values_of_a_permitted_read_are_the_real_ones(served: Served) -> None:
+    frame = served.history(served.issuer.token("trainer"), two_flights(), "weather:temp")
+    assert frame["temp"].notna().all()
+    assert len(frame) == 2
+
+
+def test_a_remote_historical_read_never_sees_what_was_created_later(served: Served) -> None:
+    """The protocol has no word for the cut-off, so the server must not need one."""
+    rows = pd.read_parquet(served.installation.home / "feature_tables/current/weather")
+    rows = rows[rows["origin"] == "JFK"].sort_values("event_timestamp")
+    changed = rows[rows["temp"] != rows["temp"].shift()].iloc[1]
+    before = changed["event_timestamp"] + (changed["created"] - changed["event_timestamp"]) / 2
+    frame = pd.DataFrame({"origin": ["JFK"], "event_timestamp": [before]})
+    seen = served.history(served.issuer.token("trainer"), frame, "weather:temp")["temp"].iloc[0]
+    assert seen == rows[rows["created"] <= before]["temp"].iloc[-1]
+    assert seen != changed["temp"]
+
+
+def test_callers_at_the_same_time_are_never_taken_for_each_other(served: Served) -> None:
+    tokens = {role: served.issuer.token(role) for role in ("trainer", "nobody")}
+
+    def ask(number: int) -> tuple[str, str]:
+        role = ("trainer", "nobody")[number % 2]
+        act = (read_online, read_history)[number % 4 // 2]
+        return role, act(served, tokens[role])
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = set(threads.map(ask, range(64)))
+    assert answers == {("trainer", ALLOWED), ("nobody", FORBIDDEN)}
+
+
+def test_every_act_and_every_denial_is_in_the_audit_with_subject_and_roles(
+    served: Served,
+) -> None:
+    before = len(list(served.trail.lines()))
+    read_history(served, served.issuer.token("trainer", sub="ada"))
+    push(served, served.issuer.token("operator", sub="bob"))
+    materialize(served, served.issuer.token("operator", sub="cyd"))
+    read_online(served, served.issuer.token("nobody", sub="dan"))
+    acts = [line.content for line in list(served.trail.lines())[before:]]
+    told = {(a["action"], a["outcome"], a["who"]["subject"], *a["who"]["roles"]) for a in acts}
+    assert told == {
+        ("historical-read", "ok", "ada", "trainer"),
+        ("push", "begun", "bob", "operator"),
+        ("push", "ok", "bob", "operator"),
+        ("materialize", "begun", "cyd", "operator"),
+        ("materialize", "ok", "cyd", "operator"),
+        ("denied", "denied", "dan", "nobody"),
+    }
+    (read,) = [a for a in acts if a["action"] == "historical-read"]
+    assert (read["subject"], read["entity_rows"], read["rows"]) == ({"views": ["weather"]}, 2, 2)
+    assert served.trail.verify().faults == ()
+
+
+def test_refused_tokens_are_in_the_audit_and_cannot_flood_it(served: Served) -> None:
+    before = len(list(served.trail.lines()))
+    for _ in range(20):
+        read_online(served, "junk")
+    refused = [line.content for line in list(served.trail.lines())[before:]]
+    assert {a["outcome"] for a in refused} <= {"token refused"}
+    assert len(refused) < 20
+
+
+def test_a_window_in_the_future_is_refused_with_a_sentence(served: Served) -> None:
+    body = {
+        "start_ts": "2013-01-01T05:00Z",
+        "end_ts": "2113-01-01T05:00Z",
+        "feature_views": ["weather"],
+    }
+    answer = served.post("/materialize", body, served.issuer.token("operator"))
+    assert answer.status_code == 422
+    assert "ends in the future" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/chat", "/docs", "/openapi.json", "/materialize-incremental"])
+def test_paths_that_are_not_guarded_are_not_served(served: Served, path: str) -> None:
+    assert served.post(path, {}, served.issuer.token("admin")).status_code == 404
+
+
+def test_a_body_behind_an_upgrade_is_no_request(served: Served) -> None:
+    hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    received = b""
+    with socket.create_connection(("127.0.0.1", served.ports["online"]), timeout=60) as line:
+        line.sendall(head + b"Content-Length: %d\r\n\r\n" % len(hidden))
+        line.sendall(hidden + last)
+        while piece := line.recv(65_536):
+            received += piece
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", received) == [b"404", b"200"]
+
+
+def test_nothing_of_the_servers_is_written_outside_the_state_folder(served: Served) -> None:
+    folder = served.installation.home / "feast" / "servers"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "online.log").exists()
+
+
+def test_no_token_or_password_stands_on_a_command_line(served: Served) -> None:
+    (pid,) = [
+        pid
+        for pid in pids_whose_command_holds(f"online\x00127.0.0.1\x00{served.ports['online']}")
+        if b"guard.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    assert words[1:-1] == [b"-m", b"tasks.features.servers", b"online", b"127.0.0.1", words[-2]]
+
+
+@pytest.mark.parametrize(
+    ("host", "missing", "said"),
+    [
+        ("127.0.0.1", "FALAJ_OIDC_AUDIENCE", "needs FALAJ_OIDC_AUDIENCE"),
+        ("0.0.0.0", None, "unencrypted; expected a loopback address"),
+        ("::", None, "unencrypted; expected a loopback address"),
+    ],
+)
+def test_serving_is_refused_without_an_issuer_or_in_the_clear(
+    installation: Installation,
+    identity: Issuer,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    missing: str | None,
+    said: str,
+) -> None:
+    for name, value in identity.environment.items():
+        monkeypatch.setenv(name, value)
+    if missing:
+        monkeypatch.delenv(missing)
+    settings = Settings(home=installation.home, feature_repo=installation.repository.path)
+    ports = {"online": free_port()}
+    with (
+        pytest.raises(ConfigurationError, match=said),
+        feature_servers(settings, ["online"], host, ports),
+    ):
+        pytest.fail("it was started")
+
+
+@pytest.mark.slow
+def test_no_server_outlives_the_killed_command(
+    installation: Installation, identity: Issuer
+) -> None:
+    port = str(free_port())
+    command = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "flows",
+            "serve-features",
+            "--only",
+            "online",
+            "--online-port",
+            port,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=PROJECT_ROOT,
+        env={
+            **os.environ,
+            **identity.environment,
+            "FALAJ_HOME": str(installation.home),
+            "FALAJ_FEATURE_REPO": str(installation.repository.path),
+        },
+    )
+    assert command.stdout
+    assert command.stdout.readline().split() == [b"online", f"127.0.0.1:{port}".encode()]
+    assert pids_whose_command_holds(port)
+    command.send_signal(signal.SIGKILL)
+    command.wait()
+    command.stdout.close()
+    wait_until(lambda: not pids_whose_command_holds(port), "the servers are gone")

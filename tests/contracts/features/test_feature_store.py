@@ -1,0 +1,312 @@
+"""The embedded Feast store on real rows: materialization, retrieval, what they must never do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pytest
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables
+from tasks.features.store import find_service, open_store
+from tasks.features.tables import features_folder
+from tasks.features.versions import without_pins
+from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
+from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
+from tests.support.suite.promises import Promise, proves
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
+    return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=10)
+
+
+@pytest.fixture(scope="module")
+def shared(
+    repository: SmallRepository, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Installation, FeatureTables]:
+    """Ten refreshed days that tests only read."""
+    installation = Installation(tmp_path_factory.mktemp("home"), repository)
+    return installation, installation.refresh(days(0, 10))
+
+
+@pytest.fixture
+def fresh(repository: SmallRepository, tmp_path: Path) -> Installation:
+    return Installation(tmp_path / "home", repository)
+
+
+def test_a_snapshot_holds_every_labelled_row_once_and_counts_the_others(
+    shared: tuple[Installation, FeatureTables],
+) -> None:
+    installation, tables = shared
+    snapshot = installation.snapshot(tables, days(2, 8))
+    rows = installation.rows(snapshot)
+    flights = installation.repository.read("flights")
+    landed = flights[flights["arr_delay"] != "NA"]
+    counted = {e.reason: e.num_rows for e in snapshot.excluded}
+    assert rows["flight_id"].is_unique
+    assert set(rows["is_late"]) == {0, 1}
+    assert len(rows) == snapshot.num_rows
+    assert counted["cancelled"] + counted["diverted"] + len(rows) == pytest.approx(
+        len(flights) * 0.8, rel=0.1
+    )
+    assert len(rows) <= len(landed)
+    assert set(rows) >= {*snapshot.columns.categorical, *snapshot.columns.numeric}
+
+
+@proves(Promise.NO_FUTURE, "features before the moment are unchanged")
+def test_outcomes_after_a_moment_change_no_feature_before_it(
+    shared: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    """The future is spoilt: whatever landed or was observed after T now says something else."""
+    installation, tables = shared
+    moment = days(0, 7).end
+    spoilt = SmallRepository(tmp_path, num_days=10)
+    flights = spoilt.read("flights")
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        for name in ("flights", "airports"):
+            file = spoilt.path / "raw" / f"{name}.csv"
+            con.execute(f"CREATE VIEW {name} AS SELECT * FROM read_csv('{file}', nullstr = 'NA')")
+        query = (spoilt.path / "sql" / "flight_times.sql").read_text()
+        times = con.execute(f"SELECT time_hour, carrier, flight, origin, landed_at FROM ({query})")
+        landed_at = times.df()
+    landed_at["time_hour"] = landed_at["time_hour"].dt.strftime("%Y-%m-%dT%H:%M:%SZ")
+    landed_at["flight"] = landed_at["flight"].astype(str)
+    merged = flights.merge(landed_at, on=["time_hour", "carrier", "flight", "origin"], how="left")
+    later = (merged["landed_at"] > moment).to_numpy()
+    for column in ("arr_delay", "dep_delay"):
+        flights.loc[later, column] = (flights.loc[later, column].astype(int) + 500).astype(str)
+    spoilt.write("flights", flights)
+    weather = spoilt.read("weather")
+    unseen = pd.to_datetime(weather["time_hour"], utc=True) > moment - timedelta(hours=1)
+    weather.loc[unseen, "temp"] = "-99"
+    spoilt.write("weather", weather)
+    other = Installation(tmp_path / "home", spoilt)
+    spoilt_rows = other.rows(other.snapshot(other.refresh(days(0, 10)), days(0, 10)))
+    honest_rows = installation.rows(installation.snapshot(tables, days(0, 10)))
+
+    def known(rows: pd.DataFrame) -> pd.DataFrame:
+        return rows[rows["event_timestamp"] <= moment].drop(columns="is_late")
+
+    assert later.sum() > 1000
+    assert (~later).sum() > 1000
+    pd.testing.assert_frame_equal(known(spoilt_rows), known(honest_rows))
+    assert not spoilt_rows["weather__temp"].equals(honest_rows["weather__temp"])
+
+
+@proves(Promise.NO_FUTURE, "shifted times show in the features")
+def test_a_feature_changes_when_its_event_times_are_shifted(
+    shared: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    installation, tables = shared
+    shifted = SmallRepository(tmp_path, num_days=10)
+    for name in ("carrier_stats", "weather"):
+        file = shifted.path / "sql" / f"{name}.sql"
+        asked = file.read_text()
+        for bound in ("getvariable('window_start')", "getvariable('window_end')"):
+            asked = asked.replace(bound, f"({bound} - INTERVAL 3 HOURS)")
+        file.write_text(
+            "SELECT * REPLACE (event_timestamp + INTERVAL 3 HOURS AS event_timestamp, "
+            f"created + INTERVAL 3 HOURS AS created) FROM ({asked})"
+        )
+    use_case = shifted.path / "use_case.yaml"
+    declared = use_case.read_text()
+    for name, hours in (("carrier_stats", 216), ("weather", 0)):
+        line = f"lookback_hours: {hours}, suite: feature_{name}"
+        assert line in declared
+        declared = declared.replace(line, line.replace(str(hours), str(hours + 3), 1))
+    use_case.write_text(declared)
+    other = Installation(tmp_path / "home", shifted)
+    late = other.rows(other.snapshot(other.refresh(days(0, 10)), days(2, 6)))
+    honest = installation.rows(installation.snapshot(tables, days(2, 6)))
+    for column in ("carrier_stats__arr_delay_3h", "weather__temp"):
+        assert (late[column] != honest[column]).mean() > 0.5
+    assert late["origin_stats__arr_delay_3h"].equals(honest["origin_stats__arr_delay_3h"])
+
+
+def test_online_and_offline_give_the_same_values_at_the_same_moment(
+    shared: tuple[Installation, FeatureTables],
+) -> None:
+    installation, tables = shared
+    window = days(0, 10)
+    installation.materialize(tables, window)
+    feast = open_store(
+        installation.home, installation.repository.path, features_folder(tables, installation.store)
+    )
+    service = find_service(feast, "flight_delay_v1")
+    flights = installation.repository.read("flights").tail(40)
+    keys = flights[["carrier", "origin", "dest", "tailnum"]].drop_duplicates()
+    keys = keys[keys["tailnum"] != "NA"]
+    at = window.end - timedelta(microseconds=1)
+    offline = feast.get_historical_features(
+        entity_df=keys.assign(event_timestamp=pd.Timestamp(at), asked=range(len(keys))),
+        features=service,
+        full_feature_names=True,
+    ).to_df()
+    online = feast.get_online_features(
+        features=service, entity_rows=keys.to_dict("records"), full_feature_names=True
+    ).to_df()
+    online = online.rename(columns=without_pins)
+    names = [c for c in online if "__" in c and not c.startswith("plane_history")]
+    left = offline.sort_values("asked")[names].reset_index(drop=True)
+    # Expired values are null offline; online they stay until something newer comes.
+    fresh = left.notna()
+    right = online[names].where(fresh)
+    pd.testing.assert_frame_equal(left.where(fresh), right, check_dtype=False)
+    assert fresh.to_numpy().mean() > 0.8
+
+
+def test_an_older_value_never_replaces_a_newer_one_online(fresh: Installation) -> None:
+    tables = fresh.refresh(days(0, 10))
+    fresh.materialize(tables, days(0, 10))
+    before = online_rows(fresh)
+    (fresh.home / "feast" / "materialized.json").unlink()
+    fresh.materialize(tables, days(0, 3))
+    assert online_rows(fresh) == before
+
+
+@pytest.mark.slow
+def test_materializing_twice_does_nothing_the_second_time(fresh: Installation) -> None:
+    tables = fresh.refresh(days(0, 3))
+    once = fresh.materialize(tables, days(0, 3))
+    written = (fresh.home / "feast" / "online.db").stat().st_mtime_ns
+    assert fresh.materialize(tables, days(0, 3)) == once
+    assert (fresh.home / "feast" / "online.db").stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+def test_a_removed_online_store_is_filled_again_with_all_of_history(fresh: Installation) -> None:
+    tables = fresh.refresh(days(0, 10))
+    once = fresh.materialize(tables, days(0, 10))
+    for file in (fresh.home / "feast").glob("online.db*"):
+        file.unlink()
+    assert fresh.materialize(tables, days(9, 1)) == once
+
+
+@proves(Promise.BAD_DATE, "a sentence; nothing touched")
+def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
+    fresh: Installation,
+) -> None:
+    tables = fresh.refresh(days(0, 2))
+    now = datetime.now(UTC)
+    with pytest.raises(WindowError, match="ends in the future"):
+        fresh.materialize(tables, TimeWindow(start=now, end=now + timedelta(days=1)))
+    assert not (fresh.home / "feast").exists()
+
+
+def test_an_unknown_feature_service_is_named_with_those_there_are(
+    shared: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    _, tables = shared
+    other = SmallRepository(tmp_path, num_days=1)
+    file = other.path / "use_case.yaml"
+    file.write_text(file.read_text().replace("flight_delay_v1", "flight_delay_v9"))
+    installation = Installation(shared[0].home, other)
+    with pytest.raises(
+        ConfigurationError, match=r"'flight_delay_v9' is not defined.* it defines flight_delay_v1"
+    ):
+        installation.snapshot(tables, days(0, 2))
+
+
+def test_a_window_that_was_not_refreshed_is_refused(
+    shared: tuple[Installation, FeatureTables],
+) -> None:
+    installation, tables = shared
+    with pytest.raises(
+        DataContractError, match=r"not covered .* run `python -m flows refresh 2013-01-11"
+    ):
+        installation.snapshot(tables, days(5, 10))
+
+
+@pytest.mark.parametrize("kind", ["dask", "file", None])
+def test_a_store_that_loses_rows_is_refused(tmp_path: Path, kind: str | None) -> None:
+    repository = SmallRepository(tmp_path, num_days=1)
+    file = repository.path / "feature_store.yaml"
+    ours = "type: tasks.features.asof_store.AsofDuckDBOfflineStore"
+    file.write_text(file.read_text().replace(ours, f"type: {kind}" if kind else "threads: 2"))
+    with pytest.raises(ConfigurationError, match="drops entity rows"):
+        open_store(tmp_path / "home", repository.path)
+
+
+MATERIALIZE = """
+import sys
+from pathlib import Path
+from tasks.features.materialization import materialize
+from tasks.features.tables import FeatureTables
+from tasks.kernel.settings import ArtifactStore
+from tests.support.data.repository import days
+home, repo = Path(sys.argv[1]), Path(sys.argv[2])
+tables = FeatureTables.model_validate_json(sys.stdin.read())
+materialize(tables, days(0, 10), home, repo, ArtifactStore(home / "artifacts"))
+"""
+
+
+@pytest.mark.slow
+def test_a_materialization_killed_midway_is_completed_by_the_next_run(
+    fresh: Installation, shared: tuple[Installation, FeatureTables]
+) -> None:
+    """Killed with SIGKILL once some views are online; readers go on, the next run completes."""
+    tables = fresh.refresh(days(0, 10))
+    process = subprocess.Popen(
+        [sys.executable, "-c", MATERIALIZE, str(fresh.home), str(fresh.repository.path)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=PROJECT_ROOT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+    )
+    assert process.stdin
+    process.stdin.write(tables.model_dump_json().encode())
+    process.stdin.close()
+    deadline = time.monotonic() + 60
+    while len(views_online(fresh)) < 3 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (fresh.home / "feast" / "materialized.json").exists()
+    feast = open_store(fresh.home, fresh.repository.path)
+    feast.get_online_features(
+        features=["weather:temp"], entity_rows=[{"origin": "JFK"}]
+    )  # not refused while the view is half written
+    completed = fresh.materialize(tables, days(0, 10))
+    whole, whole_tables = shared
+    assert completed == whole.materialize(whole_tables, days(0, 10))
+    assert online_rows(fresh) == online_rows(whole)
+
+
+def online_rows(installation: Installation) -> dict[str, list[tuple[object, ...]]]:
+    """Everything in the online store, by table."""
+    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
+        tables = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall()
+        return {
+            name: connection.execute(
+                f'SELECT entity_key, feature_name, value, event_ts FROM "{name}" ORDER BY 1, 2'
+            ).fetchall()
+            for (name,) in tables
+        }
+
+
+def views_online(installation: Installation) -> list[str]:
+    """Views that have at least one row online."""
+    if not (installation.home / "feast" / "online.db").exists():
+        return []
+    try:
+        return [name for name, rows in online_rows(installation).items() if rows]
+    except sqlite3.OperationalError:
+        return []

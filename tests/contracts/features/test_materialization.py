@@ -1,0 +1,294 @@
+"""What a materialization reaches, what it refuses, and when it believes that it is done."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, MaterializedView
+from tasks.features.config import MaterializationConfig
+from tasks.features.ledger import online_views, read_ledger, write_ledger
+from tasks.features.materialization import materialize
+from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.features.parity import check_parity
+from tasks.features.store import apply_definitions, open_store
+from tasks.features.store_mark import read_mark, write_mark
+from tasks.kernel.errors import FeatureStoreError, WindowError
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
+from tests.support.suite.promises import Promise, proves
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
+    return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=3)
+
+
+@pytest.fixture(scope="module")
+def refreshed(
+    repository: SmallRepository, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Installation, FeatureTables]:
+    installation = Installation(tmp_path_factory.mktemp("home"), repository)
+    return installation, installation.refresh(days(0, 3))
+
+
+def run(
+    installation: Installation,
+    tables: FeatureTables,
+    window: TimeWindow,
+    lateness_hours: float = 24,
+) -> dict[str, MaterializedView]:
+    views = materialize(
+        tables,
+        window,
+        installation.home,
+        installation.repository.path,
+        installation.store,
+        MaterializationConfig(lateness_hours=lateness_hours),
+    )
+    return {view.name: view for view in views}
+
+
+def weather_online(installation: Installation) -> float:
+    feast = open_store(installation.home, installation.repository.path)
+    answer = feast.get_online_features(
+        features=["weather:temp"], entity_rows=[{"origin": "JFK"}]
+    ).to_dict()
+    return float(answer["temp"][0])
+
+
+@pytest.mark.parametrize("lateness_hours", [24, 0])
+def test_rows_that_arrive_late_are_written_within_the_overlap(
+    tmp_path: Path, lateness_hours: float
+) -> None:
+    """The weather of the second day comes after that day was materialized; the third has none.
+
+    It came with a window that was never materialized, so without an overlap it arrives too.
+    """
+    installation = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=3))
+    weather = installation.repository.read("weather")
+    times = pd.to_datetime(weather["time_hour"], utc=True)
+    installation.repository.write("weather", weather[times < days(1, 1).start])
+    tables = installation.refresh(days(0, 2))
+    run(installation, tables, days(0, 2))
+    before = weather_online(installation)
+    installation.repository.write("weather", weather[times < days(2, 1).start])
+    tables = installation.refresh(days(1, 2), tables)
+    run(installation, tables, days(2, 1), lateness_hours)
+    late = weather[(times < days(2, 1).start) & (weather["origin"] == "JFK")]
+    newest = float(late.iloc[-1]["temp"])
+    assert newest != pytest.approx(before)
+    assert weather_online(installation) == pytest.approx(newest, rel=1e-6)
+
+
+def test_a_corrected_table_takes_back_what_its_earlier_version_put_online(tmp_path: Path) -> None:
+    """The second day of one station was wrong and is gone; the others keep theirs."""
+    installation = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=2))
+    weather = installation.repository.read("weather")
+    times = pd.to_datetime(weather["time_hour"], utc=True)
+    wrong = (times >= days(1, 1).start) & (weather["origin"] == "JFK")
+    tables = installation.refresh(days(0, 2))
+    run(installation, tables, days(0, 2))
+    installation.repository.write("weather", weather[~wrong])
+    tables = installation.refresh(days(1, 1), tables)
+    views = run(installation, tables, days(1, 1), lateness_hours=0)
+    right = weather[(times < days(1, 1).start) & (weather["origin"] == "JFK")]
+    expected = float(right.iloc[-1]["temp"])
+    assert weather_online(installation) == pytest.approx(expected, rel=1e-6)
+    assert views["weather"].num_taken_back == 1
+    assert views["carrier_stats"].num_taken_back == 0
+    repository = installation.repository
+    installation.publish(tables)
+    report = check_parity(
+        tables, repository.config, installation.home, repository.path, installation.store
+    )
+    assert report.verdict == "equal"
+
+
+@proves(Promise.BAD_DATE, "a sentence; nothing touched")
+def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    installation = Installation(tmp_path / "home", refreshed[0].repository)
+    start = days(0, 1).start
+    for end in (start, start - timedelta(days=1)):
+        unchecked = TimeWindow.model_construct(start=start, end=end)
+        with pytest.raises(WindowError, match="empty or reversed; expected its start before"):
+            run(installation, refreshed[1], unchecked)
+    assert not installation.home.exists()
+
+
+def test_a_view_says_how_many_entities_were_written_and_how(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    source, tables = refreshed
+    installation = Installation(tmp_path / "home", source.repository)
+    (installation.home).mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    views = run(installation, tables, days(0, 3))
+    assert all(view.num_written == view.num_entities > 0 for view in views.values())
+    assert all(view.num_kept == view.num_converted_by_feast == 0 for view in views.values())
+    (installation.home / "feast" / "materialized.json").unlink()
+    write_mark(installation.home, installation.repository.path, 0)  # as if it was never filled
+    again = run(installation, tables, days(0, 1))
+    assert sum(view.num_kept for view in again.values()) > 0
+    assert again.keys() == views.keys()
+    known = {n: v.num_entities for n, v in views.items()}
+    assert {n: v.num_entities for n, v in again.items()} == known
+
+
+@pytest.mark.slow
+def test_a_store_without_the_mark_is_filled_again_although_its_tables_are_there(
+    refreshed: tuple[Installation, FeatureTables],
+) -> None:
+    """Somebody removed the file, and an apply made its tables anew."""
+    installation, tables = refreshed
+    home, repo = installation.home, installation.repository.path
+    once = installation.materialize(tables, days(0, 3))
+    mark = read_mark(home, repo)
+    assert mark == read_ledger(home)["mark"] > 0
+    for file in (home / "feast").glob("online.db*"):
+        file.unlink()
+    apply_definitions(open_store(home, repo), home, repo, again=True)
+    assert read_mark(home, repo) is None
+    assert online_views(tables, days(2, 1), home, repo) is None
+    assert installation.materialize(tables, days(2, 1)) == once
+    assert read_mark(home, repo) not in (None, mark)
+
+
+def test_the_watermark_stays_where_entities_are_missing_after_the_write(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, tables = refreshed
+    installation = Installation(tmp_path / "home", source.repository)
+    installation.home.mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    monkeypatch.setattr(NewerWinsSqliteOnlineStore, "count_entities", lambda *_: 1)
+    with pytest.raises(FeatureStoreError, match=r"1 are online, expected .* watermark was not"):
+        run(installation, tables, days(0, 3))
+    assert read_ledger(installation.home) == {}
+
+
+def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    installation, tables = refreshed
+    repo = installation.repository.path
+    late, early = days(0, 3).end, days(0, 1).end
+    for watermark in (late, early):
+        view = MaterializedView(name="weather", watermark=watermark, num_entities=3)
+        write_ledger(tables, repo, (view,), tmp_path, mark=5)
+    assert read_ledger(tmp_path)["views"][0]["watermark"] == late.isoformat().replace("+00:00", "Z")
+    view = MaterializedView(name="weather", watermark=early, num_entities=3)
+    write_ledger(tables, repo, (view,), tmp_path, mark=6)
+    assert read_ledger(tmp_path)["views"][0]["watermark"].startswith(f"{early:%Y-%m-%dT%H:%M}")
+
+
+@pytest.fixture
+def online(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> tuple[Installation, FeatureTables]:
+    """Three days online, in a folder of its own."""
+    source, tables = refreshed
+    installation = Installation(tmp_path / "home", source.repository)
+    installation.home.mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    installation.materialize(tables, days(0, 3))
+    return installation, tables
+
+
+def values_online(installation: Installation) -> list[tuple[object, ...]]:
+    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return [
+            (name, *row)
+            for (name,) in sorted(names.fetchall())
+            for row in connection.execute(
+                f'SELECT entity_key, feature_name, value, event_ts FROM "{name}" ORDER BY 1, 2'
+            )
+        ]
+
+
+@pytest.mark.slow
+def test_a_lost_feast_folder_is_filled_again_with_all_of_history(
+    online: tuple[Installation, FeatureTables],
+) -> None:
+    installation, tables = online
+    before = values_online(installation)
+    shutil.rmtree(installation.home / "feast")
+    run(installation, tables, days(2, 1), lateness_hours=0)
+    assert values_online(installation) == before
+
+
+def test_a_lost_ledger_does_not_move_the_watermark_back(
+    online: tuple[Installation, FeatureTables],
+) -> None:
+    """The store bears a mark, so it was filled; it may hold all that ever landed."""
+    installation, tables = online
+    before = values_online(installation)
+    mark = read_ledger(installation.home)["mark"]
+    (installation.home / "feast" / "materialized.json").unlink()
+    views = run(installation, tables, days(0, 1))
+    assert {view.watermark for view in views.values()} == {days(0, 3).end}
+    assert values_online(installation) == before
+    assert read_ledger(installation.home)["mark"] == mark
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: b"",
+        lambda _: b"\xff\xfe",
+        lambda _: b"[1, 2]",
+        lambda whole: whole[:-9],
+        lambda whole: whole.replace(b'"views"', b'"seen"'),
+        lambda whole: whole.replace(b'Z"', b'"'),  # a moment without a time zone
+    ],
+)
+def test_a_damaged_ledger_counts_as_absent(
+    refreshed: tuple[Installation, FeatureTables],
+    tmp_path: Path,
+    damage: Callable[[bytes], bytes],
+) -> None:
+    installation, tables = refreshed
+    repo = installation.repository.path
+    view = MaterializedView(name="weather", watermark=days(0, 3).end, num_entities=3)
+    write_ledger(tables, repo, (view,), tmp_path, mark=5)
+    file = tmp_path / "feast" / "materialized.json"
+    whole = file.read_bytes()
+    assert read_ledger(tmp_path)["version"] == tables.version
+    file.write_bytes(damage(whole))
+    assert read_ledger(tmp_path) == {}
+    assert online_views(tables, days(0, 1), tmp_path, repo) is None
+    write_ledger(tables, repo, (view,), tmp_path, mark=5)
+    assert file.read_bytes() == whole
+
+
+def test_a_first_materialization_ends_with_its_window_although_more_has_landed(
+    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    source, tables = refreshed
+    installation = Installation(tmp_path / "home", source.repository)
+    installation.home.mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    views = run(installation, tables, days(1, 1))
+    assert {view.watermark for view in views.values()} == {days(1, 1).end}
+
+
+@pytest.mark.parametrize("name", ["a%41b", "what?", "no#1", "two words"])
+def test_a_store_is_found_marked_whatever_its_folder_is_called(
+    repository: SmallRepository, tmp_path: Path, name: str
+) -> None:
+    home = tmp_path / name
+    (home / "feast").mkdir(parents=True)
+    write_mark(home, repository.path, 7)
+    assert read_mark(home, repository.path) == 7

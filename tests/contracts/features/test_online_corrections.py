@@ -1,0 +1,257 @@
+"""A corrected table reaches the online store whatever was there; SQLite and Redis by one rule."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSource, ValueType
+from feast.types import FeastType, Float64, String
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.kernel.errors import WindowError
+from tests.support.data.feature_views import repo_config
+from tests.support.services.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+HOUR = timedelta(hours=1)
+ENTITY = Entity(name="k", join_keys=["k"], value_type=ValueType.INT64)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+class Shop:
+    """A project by Feast's own interfaces: one table of one key, and the views over it."""
+
+    def __init__(self, folder: Path, online: dict[str, Any]) -> None:
+        self.file = folder / "rows.parquet"
+        config = repo_config(
+            folder,
+            online,
+            batch_engine={"type": "tasks.features.vector_engine.VectorComputeEngine"},
+            materialization={"pull_latest_features": True, "online_write_batch_size": 100},
+        )
+        config.registry.enable_online_feature_view_versioning = True
+        self.store = FeatureStore(config=config)
+        self.source = FileSource(
+            name="rows",
+            path=str(self.file),
+            timestamp_field="at",
+            created_timestamp_column="created",
+        )
+
+    def define(self, **types: FeastType) -> FeatureView:
+        view = FeatureView(
+            name="fv",
+            entities=[ENTITY],
+            ttl=timedelta(days=9),
+            schema=[Field(name=name, dtype=kind) for name, kind in types.items()],
+            source=PushSource(name="pushes", batch_source=self.source),
+        )
+        self.store.apply([ENTITY, view])
+        return view
+
+    def write(self, *rows: dict[str, Any]) -> None:
+        frame = pd.DataFrame(rows)
+        for name in ("at", "created"):
+            frame[name] = frame[name].astype("datetime64[us, UTC]")
+        frame.to_parquet(self.file)
+
+    def materialize(self, hours: float = 6) -> Any:
+        self.store.materialize(NOW - hours * HOUR, NOW)
+        return self.store._get_provider().batch_engine.writes["fv"]
+
+    def push(self, **row: Any) -> None:
+        self.store.push("pushes", pd.DataFrame([{"k": 1, **row}]))
+
+    def read(self, key: int = 1, name: str = "v") -> Any:
+        answer = self.store.get_online_features([f"fv:{name}"], [{"k": key}])
+        return answer.to_dict()[name][0]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def shop(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> Iterator[Shop]:
+    if request.param == "sqlite":
+        kind = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+        made = Shop(tmp_path, {"type": kind, "path": str(tmp_path / "online.db")})
+        yield made
+        made.store._get_provider().online_store._get_conn(made.store.config).close()
+        return
+    with server.connect() as client:
+        client.flushall()
+    kind = "tasks.features.redis_store.NewerWinsRedisOnlineStore"
+    made = Shop(tmp_path, {"type": kind, "connection_string": server.connection_string})
+    yield made
+    made.store._get_provider().online_store._get_client(made.store.config.online_store).close()
+
+
+def row(hours: float, value: Any, created: float | None = None, key: int = 1) -> dict[str, Any]:
+    """A row of so many hours ago."""
+    made = hours if created is None else created
+    return {"k": key, "at": NOW - hours * HOUR, "created": NOW - made * HOUR, "v": value}
+
+
+def test_an_event_time_corrected_to_an_earlier_one_reaches_readers(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.write(row(1, 666.0))
+    shop.materialize()
+    shop.write(row(2, 1.0))
+    shop.materialize()
+    assert shop.read() == 1.0
+
+
+@pytest.mark.parametrize("created", [2, 4])
+def test_a_value_corrected_at_its_own_moment_reaches_readers(shop: Shop, created: int) -> None:
+    shop.define(v=Float64)
+    shop.write(row(3, 666.0, created=3))
+    shop.materialize()
+    shop.write(row(3, 1.0, created=created))
+    shop.materialize()
+    assert shop.read() == 1.0
+
+
+def test_a_row_that_is_gone_is_taken_back_and_the_one_before_the_window_returns(
+    shop: Shop,
+) -> None:
+    shop.define(v=Float64)
+    old, other = row(30, 5.0), row(1, 7.0, key=2)
+    shop.write(old, row(1, 666.0), row(1, 667.0, key=3), other)
+    shop.materialize()
+    shop.write(old, other)
+    write = shop.materialize()
+    assert (shop.read(1), shop.read(2), shop.read(3)) == (5.0, 7.0, None)
+    assert write.num_taken_back == 2
+
+
+def test_a_table_without_a_row_in_the_window_takes_nothing_back(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.write(row(1, 7.0))
+    shop.materialize()
+    shop.write(row(30, 5.0))
+    shop.materialize()
+    assert shop.read() == 7.0
+
+
+def test_values_newer_than_the_window_and_older_than_it_stay(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.write(row(1, 7.0), row(30, 5.0, key=2), row(10, 3.0, key=3))
+    shop.materialize(hours=40)
+    shop.store.materialize(NOW - 20 * HOUR, NOW - 5 * HOUR)
+    assert (shop.read(1), shop.read(2), shop.read(3)) == (7.0, 5.0, 3.0)
+
+
+def test_what_was_pushed_stays_until_something_newer_comes(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.write(row(3, 1.0))
+    shop.materialize()
+    shop.push(**row(2, 42.0))
+    shop.write(row(3, 2.0, created=1))
+    shop.materialize()
+    assert shop.read() == 42.0
+    shop.write(row(1, 3.0))
+    shop.materialize()
+    assert shop.read() == 3.0
+
+
+def test_a_push_of_one_moment_wins_by_its_created_time(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.push(**row(3, 1.0, created=2))
+    shop.push(**row(3, 2.0, created=3))
+    assert shop.read() == 1.0
+    shop.push(**row(3, 3.0, created=1))
+    assert shop.read() == 3.0
+
+
+def test_values_of_an_earlier_version_stay_like_pushed_ones_until_they_are_removed(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """Nothing is known of what wrote them."""
+    shop.define(v=Float64)
+    shop.write(row(1, 666.0))
+    shop.materialize()
+    config, store = shop.store.config, shop.store._get_provider().online_store
+    if isinstance(store, NewerWinsSqliteOnlineStore):
+        with closing(sqlite3.connect(tmp_path / "online.db")) as connection:
+            connection.execute("ALTER TABLE tests_fv DROP COLUMN origin_us")
+    else:
+        (key,) = store._get_client(config.online_store).keys("*tests")
+        stored = store._get_client(config.online_store).hget(key, "_ts:fv")
+        plain = Timestamp(seconds=Timestamp.FromString(stored).seconds).SerializeToString()
+        store._get_client(config.online_store).hset(key, "_ts:fv", plain)
+    shop.write(row(2, 1.0))
+    shop.materialize()
+    assert shop.read() == 666.0
+    view = shop.store.get_feature_view("fv")
+    assert store.remove_values(config, view, extent="unknown") == 1
+    shop.materialize()
+    assert shop.read() == 1.0
+    assert store.remove_values(config, view, extent="unknown") == 0
+    assert store.remove_values(config, view, extent="not of the table") == 0
+    shop.push(**row(0, 2.0))
+    assert store.remove_values(config, view, extent="not of the table") == 1
+
+
+def test_a_type_that_changed_without_a_version_reaches_readers(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.write(row(1, 666.0))
+    shop.materialize()
+    shop.define(v=String)
+    shop.write(row(2, "text"))
+    shop.materialize()
+    assert shop.read() == "text"
+
+
+def test_a_view_that_is_deleted_and_made_again_remembers_nothing(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.write(row(1, 666.0))
+    shop.materialize()
+    second = shop.define(v=Float64, w=Float64)
+    shop.store.apply([], objects_to_delete=[second], partial=False)
+    shop.define(v=Float64)
+    assert shop.read() is None
+    shop.write(row(2, 42.0))
+    shop.materialize()
+    assert shop.read() == 42.0
+
+
+@pytest.mark.parametrize(("name", "hours"), [("at", 1), ("created", 48)])
+def test_a_time_in_the_future_is_refused_in_every_way_in(
+    shop: Shop, name: str, hours: float
+) -> None:
+    """Without the audited provider too: only the stores are in every way."""
+    shop.define(v=Float64)
+    late = {**row(1, 666.0), name: datetime.now(UTC) + hours * HOUR}
+    shop.write(late)
+    with pytest.raises(WindowError, match="fv"):
+        shop.store.materialize(NOW - 6 * HOUR, NOW + 6 * HOUR)
+    with pytest.raises(WindowError, match="fv"):
+        shop.push(**late)
+    with pytest.raises(WindowError, match="fv"):
+        shop.store.write_to_online_store("fv", pd.DataFrame([late]))
+    assert shop.read() is None
+
+
+def test_a_store_that_was_torn_down_and_applied_elsewhere_is_followed(
+    shop: Shop, tmp_path: Path
+) -> None:
+    view = shop.define(v=Float64)
+    shop.push(**row(2, 1.0))
+    assert shop.read() == 1.0
+    elsewhere = FeatureStore(config=shop.store.config)
+    elsewhere.teardown()
+    elsewhere.apply([ENTITY, view])
+    shop.push(**row(3, 9.0))
+    assert shop.read() == 9.0

@@ -1,0 +1,472 @@
+"""Online reads by every back-end, against Feast's own: values, ages, policies, failures."""
+
+from __future__ import annotations
+
+import copy
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.features import online_reader, online_redis
+from tasks.features.config import OnlineConfig, ViewPolicy
+from tasks.features.online_access import FeastBackend
+from tasks.features.online_reader import OnlineReader
+from tasks.kernel.errors import (
+    ConfigurationError,
+    DataContractError,
+    FeatureStoreError,
+    StaleFeaturesError,
+    TransientError,
+)
+from tests.support.data.typed_store import NOON, TypedStore, typed_store
+from tests.support.services.servers import RedisServer, redis_server
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+SERVE = OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
+FULL = {
+    "float": 1.1,
+    "double": 2.2,
+    "int": -3,
+    "long": 2**40,
+    "text": "naïve",
+    "raw": b"\x00\xff",
+    "flag": True,
+    "moment": datetime(2012, 5, 1, 3, 4, 5, tzinfo=UTC),
+    "uuid": uuid.UUID(int=7),
+    "json": '{"a": [1, null]}',
+    "mapping": {"a": "b"},
+    "floats": [1.5, 2.5],
+    "texts": ["x", ""],
+    "longs": {3, 4},
+}
+
+
+@dataclass
+class Online:
+    """A typed store and how its values are read."""
+
+    kind: str
+    store: TypedStore
+    server: RedisServer | None
+
+    def reader(self, config: OnlineConfig = SERVE, service: str = "all") -> OnlineReader:
+        feast = self.store.feast
+        with pytest.MonkeyPatch.context() as patch:
+            if self.kind == "feast":  # as for any store that has no reader of its own
+                patch.setattr(online_reader, "open_backend", lambda s, p, _: FeastBackend(s, p))
+            return OnlineReader(feast, feast.get_feature_service(service), config)
+
+
+@pytest.fixture(scope="module", params=["redis", "sqlite", "feast"])
+def online(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Online]:
+    folder = tmp_path_factory.mktemp(request.param)
+    with ExitStack() as stack:
+        server = None
+        if request.param == "redis":
+            server = stack.enter_context(redis_server(folder))
+            described = {"type": "redis", "connection_string": server.connection_string}
+        else:
+            described = sqlite_at(folder / "online.db")
+        store = typed_store(folder / "store", described)
+        fill(store)
+        yield Online(request.param, store, server)
+
+
+def sqlite_at(file: Path) -> dict[str, Any]:
+    kind = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+    return {"type": kind, "path": str(file)}
+
+
+def fill(store: TypedStore) -> None:
+    """Entities with all values, with nulls, with single features, and none."""
+    nothing: dict[str, Any] = dict.fromkeys(FULL)
+    store.write("every", {"place": "full"}, FULL)
+    store.write("every", {"place": "null"}, nothing, NOON - timedelta(hours=1))
+    store.write("every", {"place": "zero"}, {**nothing, "float": 0.0, "text": "", "flag": False})
+    store.write("every", {"place": "part"}, {"float": -0.0}, NOON - timedelta(hours=6))
+    store.write("every", {"place": ""}, {"text": "empty key"}, NOON - timedelta(hours=7))
+    store.write("same_key", {"place": "full"}, {"text": "x" * 300, "wide": 1e300})
+    store.write("same_key", {"place": "null"}, {"text": None, "wide": None})
+    store.write("pair", {"user_id": 1, "place": "full"}, {"score": 0.5, "count": 2**60})
+    store.write("pair", {"user_id": -1, "place": "zero"}, {"score": None, "count": None})
+    store.write("single", {"small": -7}, {"level": 3.25})
+    store.write("world", {"__dummy_id": ""}, {"mood": 0.75})
+
+
+PLACES = ["full", "null", "zero", "part", "", "unknown"]
+ROW = st.fixed_dictionaries(
+    {
+        "user_id": st.sampled_from([1, -1, 2, 2**62]),
+        "place": st.sampled_from(PLACES),
+        "destination": st.sampled_from(PLACES),
+        "small": st.sampled_from([-7, 0, 2**31 - 1]),
+    }
+)
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(rows=st.lists(ROW, min_size=1, max_size=12))
+def test_values_are_those_that_feast_gives(online: Online, rows: list[dict[str, Any]]) -> None:
+    answer = online.reader().read(rows, NOON)
+    theirs = online.store.feast.get_online_features(
+        online.store.service, rows, full_feature_names=True
+    ).to_dict()
+    # Asked with both columns, Feast takes for a renamed key whichever of them comes last.
+    abroad = online.store.feast.get_online_features(
+        online.store.feast.get_feature_service("abroad"),
+        [{"destination": row["destination"]} for row in rows],
+        full_feature_names=True,
+    ).to_dict()
+    ours = answer.rows()
+    for name, values in {**theirs, **abroad}.items():
+        if name not in rows[0]:
+            assert [row[name] for row in ours] == values, name
+    assert set(answer.columns) == set(theirs) - set(rows[0])
+
+
+def test_every_value_type_is_given_as_feast_gives_it(online: Online) -> None:
+    rows = [{"place": place} for place in PLACES]
+    feast = online.store.feast
+    ours = online.reader(service="whole").read(rows, NOON).rows()
+    theirs = feast.get_online_features(
+        feast.get_feature_service("whole"), rows, full_feature_names=True
+    ).to_dict()
+    for name in FULL:
+        assert [row[f"every__{name}"] for row in ours] == theirs[f"every__{name}"], name
+    assert ours[0]["every__json"] == {"a": [1, None]}
+    assert ours[0]["every__longs"] == {3, 4}
+
+
+def test_columns_and_rows_are_two_ways_to_ask_the_same(online: Online) -> None:
+    rows = [{"user_id": 1, "place": p, "destination": p, "small": -7, "ignored": 0} for p in PLACES]
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    reader = online.reader()
+    by_row, by_column = reader.read(rows, NOON), reader.read(columns, NOON)
+    assert by_row.rows() == by_column.rows()
+    assert by_row.to_arrow().equals(by_column.to_arrow())
+    assert by_row.columns["every__float"].dtype == np.float32
+
+
+def test_a_null_key_is_missing_and_disturbs_no_other_row(online: Online) -> None:
+    columns = {
+        "user_id": [1, None, float("nan"), 1],
+        "place": ["full", "full", None, "full"],
+        "destination": [None] * 4,
+        "small": [-7, None, -7, -7],
+    }
+    answer = online.reader().read(columns, NOON)
+    assert answer.views["pair"].labels == ["fresh", "missing", "missing", "fresh"]
+    assert answer.views["elsewhere"].labels == ["missing"] * 4
+    assert answer.views["every"].labels == ["fresh", "fresh", "missing", "fresh"]
+    assert answer.rows()[0] == answer.rows()[3]
+    assert answer.columns["pair__count"] == [2**60, None, None, 2**60]
+    assert np.isnan(answer.views["pair"].age_s[1])
+    assert np.isnat(answer.views["pair"].event_time[1])
+
+
+def test_an_empty_request_has_an_empty_answer(online: Online) -> None:
+    columns: dict[str, list[Any]] = {n: [] for n in ("user_id", "place", "destination", "small")}
+    answer = online.reader().read(columns, NOON)
+    assert answer.num_rows == 0
+    assert answer.rows() == []
+
+
+def ask(place: str) -> dict[str, list[Any]]:
+    return {"place": [place], "user_id": [1], "destination": ["full"], "small": [-7]}
+
+
+def test_the_ttl_is_enforced_and_its_edge_is_inside(online: Online) -> None:
+    reader = online.reader(OnlineConfig(timeout_s=5))
+    at_edge = reader.read(ask("full"), NOON + timedelta(hours=6))
+    beyond = reader.read(ask("full"), NOON + timedelta(hours=6, microseconds=1))
+    assert at_edge.views["every"].labels == ["fresh"]
+    assert at_edge.views["every"].age_s.tolist() == [6 * 3600]
+    assert at_edge.rows()[0]["every__text"] == "naïve"
+    assert beyond.views["every"].labels == ["stale"]
+    assert beyond.rows()[0]["every__text"] is None
+    assert beyond.rows()[0]["every__float"] is None
+    assert beyond.rows()[0]["here__wide"] == 1e300, "a view without a TTL never expires"
+    assert beyond.views["here"].event_time[0] == np.datetime64("2013-03-01T12:00:00")
+
+
+def test_each_row_may_be_asked_at_its_own_moment(online: Online) -> None:
+    columns = {name: values * 3 for name, values in ask("full").items()}
+    moments = [NOON, NOON + timedelta(hours=7), NOON - timedelta(hours=1)]
+    answer = online.reader(OnlineConfig(timeout_s=5)).read(columns, moments)
+    assert answer.views["every"].labels == ["fresh", "stale", "ahead"]
+    assert answer.columns["every__text"] == ["naïve", None, None]
+    assert answer.views["every"].age_s.tolist() == [0, 7 * 3600, -3600]
+
+
+def test_policies_serve_or_refuse_what_is_stale_or_missing(online: Online) -> None:
+    late = NOON + timedelta(hours=7)
+    serving = OnlineConfig(view_policies={"every": ViewPolicy(stale="serve")}, timeout_s=5)
+    answer = online.reader(serving).read(ask("full"), late)
+    assert answer.views["every"].labels == ["stale"]
+    assert answer.columns["every__text"] == ["naïve"]
+    refusing = online.reader(
+        OnlineConfig(view_policies={"every": ViewPolicy(stale="refuse")}, timeout_s=5)
+    )
+    with pytest.raises(StaleFeaturesError, match=r"1 of 1 rows .* feature view every, .* row 0"):
+        refusing.read(ask("full"), late)
+    assert refusing.read(ask("full"), NOON).num_rows == 1
+    strict = online.reader(OnlineConfig(policy=ViewPolicy(missing="refuse"), timeout_s=5))
+    with pytest.raises(StaleFeaturesError, match="have no values of feature view every"):
+        strict.read(ask("unknown"), NOON)
+    assert refusing.statistics().num_refusals == 1
+
+
+def test_the_keys_of_a_view_can_be_listed(online: Online) -> None:
+    reader = online.reader()
+    names = [view.name for view in reader.plan.views]
+    pairs = reader.stored_keys(names.index("pair"), 10)
+    places = reader.stored_keys(names.index("elsewhere"), 10)
+    if online.kind == "feast":  # its interface cannot
+        assert pairs == places == []
+        return
+    known = [{"user_id": 1, "place": "full"}, {"user_id": -1, "place": "zero"}]
+    assert all(pair in pairs for pair in known)
+    assert sorted(place["destination"] for place in places) == ["full", "null"]
+    assert len(reader.stored_keys(names.index("every"), 2)) == 2
+
+
+def test_what_was_met_is_counted_by_view_and_age(online: Online) -> None:
+    reader = online.reader(OnlineConfig(age_bounds_s=(60, 7200), timeout_s=5))
+    reader.read(ask("full"), NOON)
+    reader.read(ask("null"), NOON)
+    reader.read(ask("unknown"), NOON + timedelta(hours=7))
+    reader.read(ask("full"), NOON + timedelta(hours=7))
+    counted = reader.statistics()
+    every = next(view for view in counted.views if view.view == "every")
+    assert (counted.num_reads, counted.num_rows, counted.num_failures) == (4, 4, 0)
+    assert every.num_rows_by_state == {"fresh": 2, "stale": 1, "missing": 1, "ahead": 0}
+    assert every.num_rows_by_age_s == {60: 1, 7200: 2}
+    assert every.age_sum_s == 8 * 3600
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        ({"place": ["full"]}, "no key column destination, user_id, small"),
+        ([{"place": "full"}], "no key column"),
+        ({**ask("full"), "place": ["full", "null"]}, "differ in length"),
+        ({**ask("full"), "place": "full"}, "place of the request is one str, expected a list"),
+        ({**ask("full"), "user_id": ["one"]}, "entity key 'one' is a str, expected whole number"),
+        ({**ask("full"), "user_id": [1.5]}, "entity key 1.5 is a float"),
+        ({**ask("full"), "small": [2**31]}, "whole number of 4 bytes"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_a_sentence(
+    online: Online, request_: Any, sentence: str
+) -> None:
+    with pytest.raises(DataContractError, match=sentence):
+        online.reader().read(request_, NOON)
+
+
+@pytest.mark.parametrize(
+    "request_", [None, 5, [None], ["full"], "full", [{"place": "full"}, 7], iter([{}])]
+)
+def test_what_is_no_request_is_refused_with_a_sentence(online: Online, request_: Any) -> None:
+    with pytest.raises(DataContractError, match=r"expected key columns by|no key column"):
+        online.reader().read(request_, NOON)
+
+
+@pytest.mark.parametrize("column", [None, 7, np.array("full"), {"full": 1}])
+def test_a_key_column_that_is_one_value_is_refused(online: Online, column: Any) -> None:
+    with pytest.raises(DataContractError, match=r"place of the request is one .*, expected a list"):
+        online.reader().read({**ask("full"), "place": column}, NOON)
+
+
+def test_a_data_frame_is_read_like_its_columns(online: Online) -> None:
+    """Its index plays no part; a column that holds nulls may have become float."""
+    columns = {name: values * 2 for name, values in ask("full").items()} | {"user_id": [1, None]}
+    frame = pd.DataFrame(columns, index=[7, 5])
+    reader = online.reader()
+    assert reader.read(frame, NOON).rows() == reader.read(columns, NOON).rows()
+    with pytest.raises(DataContractError, match="no key column place"):
+        reader.read(frame.drop(columns="place"), NOON)
+    with pytest.raises(DataContractError, match="more than one key column place"):
+        reader.read(pd.concat([frame, frame[["place"]]], axis=1), NOON)
+
+
+def test_a_moment_without_a_time_zone_is_refused(online: Online) -> None:
+    with pytest.raises(DataContractError, match="no time zone"):
+        online.reader().read(ask("full"), datetime(2013, 3, 1))
+    with pytest.raises(DataContractError, match="2 moments were given for 1 rows"):
+        online.reader().read(ask("full"), [NOON, NOON])
+
+
+def test_a_policy_for_a_view_that_is_not_read_is_refused(online: Online) -> None:
+    wrong = OnlineConfig(view_policies={"everi": ViewPolicy()})
+    with pytest.raises(ConfigurationError, match=r"names everi, which .* it reads every, here"):
+        online.reader(wrong)
+
+
+def test_readers_in_many_threads_never_see_a_half_written_entity(online: Online) -> None:
+    """A writer moves all features of one entity together; readers must find them equal."""
+    stop, torn = threading.Event(), []
+    reader = online.reader()
+    key = {"user_id": 99, "place": "busy"}
+    writer = copy.copy(online.store)
+    online.store.write("pair", key, {"score": 0.0, "count": 0}, NOON)
+
+    def read() -> None:
+        asked = {"place": ["busy"], "user_id": [99], "destination": ["x"], "small": [0]}
+        while not stop.is_set():
+            answer = reader.read(asked, NOON)
+            count, score = answer.columns["pair__count"][0], answer.columns["pair__score"][0]
+            second = (answer.event_us[answer.view_names.index("pair"), 0] // 10**6) % 10**6
+            base = int(NOON.timestamp()) % 10**6
+            if not count == int(score) == second - base:
+                torn.append((count, score, second - base))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 120):
+        writer.write(
+            "pair", key, {"score": float(number), "count": number}, NOON + timedelta(seconds=number)
+        )
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert torn == []
+
+
+def test_a_store_that_went_away_is_a_transient_error_and_is_asked_once(tmp_path: Path) -> None:
+    config = OnlineConfig(timeout_s=1, first_pause_s=60, longest_pause_s=60)
+    with redis_server(tmp_path) as server:
+        described = {"type": "redis", "connection_string": server.connection_string}
+        store = typed_store(tmp_path / "store", described)
+        fill(store)
+        reader = OnlineReader(store.feast, store.service, config)
+        assert reader.read(ask("full"), NOON).num_rows == 1
+    with pytest.raises(TransientError, match=r"Redis at 127\.0\.0\.1:\d+ could not be read"):
+        reader.read(ask("full"), NOON)
+    with pytest.raises(TransientError, match="It is not asked for another"):
+        reader.read(ask("full"), NOON)
+    assert reader.statistics().num_failures == 2
+
+
+def test_a_server_that_was_started_again_is_read_again(tmp_path: Path) -> None:
+    config = OnlineConfig(timeout_s=5, first_pause_s=0.001, longest_pause_s=0.001)
+    with redis_server(tmp_path) as server:
+        described = {"type": "redis", "connection_string": server.connection_string}
+        store = typed_store(tmp_path / "store", described)
+        reader = OnlineReader(store.feast, store.service, config)
+        fill(store)
+        reader.read(ask("full"), NOON)
+        server.connect().client_kill_filter(skipme=False, _type="normal")
+        assert reader.read(ask("full"), NOON).columns["every__text"] == ["naïve"]
+
+
+def test_a_request_of_many_keys_goes_in_several_trips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online_redis, "KEYS_PER_TRIP", 3)
+    with redis_server(tmp_path) as server:
+        described = {"type": "redis", "connection_string": server.connection_string}
+        store = typed_store(tmp_path / "store", described)
+        rows = [
+            ({"user_id": n, "place": "p"}, {"score": n / 2, "count": n}, NOON) for n in range(20)
+        ]
+        store.write_rows("pair", rows)
+        reader = OnlineReader(store.feast, store.service, SERVE)
+        users = [*range(19, -1, -1), 7]
+        asked = {"user_id": users, **{n: ["p"] * 21 for n in ("place", "destination")}}
+        answer = reader.read({**asked, "small": [0] * 21}, NOON)
+    assert answer.columns["pair__count"] == users
+
+
+def test_something_else_in_redis_is_named(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server:
+        described = {"type": "redis", "connection_string": server.connection_string}
+        store = typed_store(tmp_path / "store", described)
+        fill(store)
+        client = server.connect()
+        for key in client.scan_iter():
+            if client.type(key) == b"hash":
+                client.delete(key)
+                client.set(key, "not a hash")
+        reader = OnlineReader(store.feast, store.service, SERVE)
+        for _ in range(2):  # the connection of the first is not used again
+            with pytest.raises(
+                FeatureStoreError, match="Redis refuses to read features: WRONGTYPE"
+            ):
+                reader.read(ask("full"), NOON)
+        with pytest.raises(FeatureStoreError, match="Redis refuses to read features: WRONGTYPE"):
+            reader.stored_keys(0, 10)
+
+
+def test_a_sqlite_store_that_was_replaced_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "online.db"
+    store = typed_store(tmp_path / "store", sqlite_at(file))
+    reader = OnlineReader(store.feast, store.service, SERVE)
+    fill(store)
+    assert reader.read(ask("full"), NOON).columns["every__text"] == ["naïve"]
+    other = typed_store(tmp_path / "other", sqlite_at(tmp_path / "new.db"))
+    other.write("every", {"place": "full"}, {"text": "new"})
+    other.close()
+    store.close()
+    for left in tmp_path.glob("online.db-*"):
+        left.unlink()
+    (tmp_path / "new.db").replace(file)
+    assert reader.read(ask("full"), NOON).columns["every__text"] == ["new"]
+
+
+def test_a_locked_sqlite_store_is_a_transient_error(tmp_path: Path) -> None:
+    file = tmp_path / "online.db"
+    store = typed_store(tmp_path / "store", sqlite_at(file))
+    fill(store)
+    store.close()
+    reader = OnlineReader(store.feast, store.service, OnlineConfig(timeout_s=0.05))
+    with sqlite3.connect(file, isolation_level=None) as writer:
+        writer.execute("PRAGMA journal_mode = DELETE")  # as Feast's own store writes
+        writer.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(TransientError, match=r"online\.db could not be read: .*locked"):
+            reader.read(ask("full"), NOON)
+        writer.execute("ROLLBACK")
+    writer.close()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            assert reader.read(ask("full"), NOON).num_rows == 1
+            break
+        except TransientError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_sqlite_store_without_the_view_or_no_store_at_all_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "online.db"
+    store = typed_store(tmp_path / "store", sqlite_at(file))
+    with sqlite3.connect(file) as connection:
+        connection.execute('DROP TABLE "typed_single"')
+    connection.close()
+    reader = OnlineReader(store.feast, store.service, SERVE)
+    with pytest.raises(FeatureStoreError, match="no table for a view of all"):
+        reader.read(ask("full"), NOON)
+    reader.close()
+    store.close()
+    file.unlink()
+    with pytest.raises(FeatureStoreError, match=r"online\.db does not exist; run the feature"):
+        reader.read(ask("full"), NOON)
+    file.write_bytes(b"this is no database, not by a long way" * 100)
+    with pytest.raises(FeatureStoreError, match=r"online\.db is damaged or no SQLite file"):
+        OnlineReader(store.feast, store.service, SERVE).read(ask("full"), NOON)

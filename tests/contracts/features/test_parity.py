@@ -1,0 +1,359 @@
+"""Parity: what is online is what retrieval gives, and where it is not, the check finds it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from flows.parity_check import parity_check_flow
+from tasks.contracts.data import FeatureTables
+from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig, ViewPolicy
+from tasks.features.parity import check_parity
+from tasks.features.reports import ParityReport
+from tasks.features.tables import features_folder
+from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
+from tests.support.data.installation import Installation
+from tests.support.data.profiles import choose_server, servers
+from tests.support.data.repository import SmallRepository, days
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+
+Refreshed = tuple[Installation, FeatureTables]
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Refreshed:
+    """Six days in the tables, four of them online; to be copied, not used."""
+    folder = tmp_path_factory.mktemp("pristine")
+    installation = Installation(folder / "home", SmallRepository(folder, num_days=6))
+    tables = installation.refresh(days(0, 6))
+    installation.materialize(tables, days(0, 4))
+    return installation, tables
+
+
+@pytest.fixture
+def refreshed(pristine: Refreshed, tmp_path: Path) -> Refreshed:
+    """A copy to spoil."""
+    installation, tables = pristine
+    shutil.copytree(installation.home, tmp_path / "home", symlinks=True)
+    return Installation(tmp_path / "home", installation.repository), tables
+
+
+def parity(installation: Installation, tables: FeatureTables, **changed: Any) -> ParityReport:
+    config = installation.repository.config.model_copy(update=changed)
+    path = installation.repository.path
+    return check_parity(tables, config, installation.home, path, installation.store)
+
+
+def of_view(report: ParityReport, name: str) -> Any:
+    return next(view for view in report.views if view.view == name)
+
+
+@pytest.mark.slow
+def test_online_equals_offline_at_each_watermark_of_a_replay(
+    refreshed: Refreshed,
+) -> None:
+    """The tables hold rows after the watermark each time: they must not count."""
+    installation, tables = refreshed
+    compared = []
+    for last in (4, 5, 6):
+        installation.materialize(tables, days(0, last))
+        report = parity(installation, tables)
+        assert report.verdict == "equal", report.evidence
+        assert {view.watermark for view in report.views} == {days(0, last).end}
+        assert sum(view.num_overtaken for view in report.views) == 0
+        compared.append(sum(view.num_values for view in report.views))
+    assert min(compared) > 2000
+    assert of_view(report, "weather").num_entities == 3
+    assert of_view(report, "plane_history").num_entities == 500
+
+
+def test_a_spoilt_online_value_is_found_and_named(
+    refreshed: Refreshed,
+) -> None:
+    installation, tables = refreshed
+    file = installation.home / "feast" / "online.db"
+    with sqlite3.connect(file) as connection:
+        changed = connection.execute(
+            "UPDATE flights_weather SET value = x'3500000043' "
+            "WHERE feature_name = 'temp' AND instr(entity_key, CAST('JFK' AS BLOB)) > 0"
+        ).rowcount
+    connection.close()
+    report = parity(installation, tables)
+    assert changed == 1
+    assert report.verdict == "different"
+    assert sum(view.num_differing for view in report.views) == 1
+    (example,) = report.examples
+    assert (example.view, example.feature, example.entity) == ("weather", "temp", {"origin": "JFK"})
+    assert example.online == "128.0"
+    assert example.offline != "128.0"
+    assert example.online_event_time == example.offline_event_time
+    assert example.moment >= days(0, 4).end - timedelta(microseconds=1)
+    assert "1 of 27 values of 3 entities differ" in report.evidence[0]
+    assert "temp of origin JFK is 128.0 online" in report.evidence[0]
+
+
+def test_a_row_that_is_missing_online_is_found(
+    refreshed: Refreshed,
+) -> None:
+    installation, tables = refreshed
+    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
+        connection.execute(
+            "DELETE FROM flights_carrier_stats WHERE instr(entity_key, CAST('UA' AS BLOB)) > 0"
+        )
+    connection.close()
+    report = parity(installation, tables)
+    assert of_view(report, "carrier_stats").num_differing >= 10
+    assert {e.entity["carrier"] for e in report.examples} == {"UA"}
+    assert {e.online for e in report.examples} == {None}
+    assert {e.online_event_time for e in report.examples} == {None}
+
+
+def test_an_entity_that_is_online_without_a_row_is_found(refreshed: Refreshed) -> None:
+    """Its rows were taken back after they had been written online."""
+    installation, tables = refreshed
+    folder = features_folder(tables, installation.store) / "destination_stats"
+    (file,) = folder.glob("*.parquet")
+    rows = pq.read_table(file)
+    pq.write_table(rows.filter(pc.not_equal(rows["dest"], "IAH")), file)
+    report = parity(installation, tables)
+    assert of_view(report, "destination_stats").num_differing >= 10
+    assert {e.entity["dest"] for e in report.examples} == {"IAH"}
+    assert {e.offline for e in report.examples} == {None}
+    assert {e.offline_event_time for e in report.examples} == {None}
+
+
+def test_a_spoilt_offline_row_is_found(
+    refreshed: Refreshed,
+) -> None:
+    """A correction of history that was never materialized: online keeps what it had."""
+    installation, tables = refreshed
+    folder = features_folder(tables, installation.store) / "origin_stats"
+    (file,) = folder.glob("*.parquet")
+    rows = pq.read_table(file)
+    last = pc.max(pc.filter(rows["event_timestamp"], before(rows, days(0, 4).end)))
+    spoilt = pc.if_else(
+        pc.and_(pc.equal(rows["event_timestamp"], last), pc.equal(rows["origin"], "EWR")),
+        pa.scalar(-1.0, pa.float32()),
+        rows["landed_1h"],
+    )
+    at = rows.column_names.index("landed_1h")
+    pq.write_table(rows.set_column(at, "landed_1h", spoilt), file)
+    report = parity(installation, tables)
+    (example,) = report.examples
+    assert (example.view, example.feature, example.offline) == ("origin_stats", "landed_1h", "-1.0")
+    assert example.entity == {"origin": "EWR"}
+
+
+def test_values_that_expired_are_null_on_both_sides(refreshed: Refreshed) -> None:
+    """One carrier's feed ended ten hours before the watermark."""
+    installation, tables = refreshed
+    folder = features_folder(tables, installation.store) / "carrier_stats"
+    (file,) = folder.glob("*.parquet")
+    rows = pq.read_table(file)
+    ended = before(rows, days(0, 4).end - timedelta(hours=10))
+    kept = pc.or_(ended, pc.not_equal(rows["carrier"], "UA"))
+    pq.write_table(rows.filter(kept), file)
+    shutil.rmtree(installation.home / "feast")
+    installation.materialize(tables, days(0, 4))
+    report = parity(installation, tables)
+    carriers = of_view(report, "carrier_stats")
+    assert report.verdict == "equal", report.evidence
+    assert carriers.num_stale == 1
+    assert carriers.num_null >= 16
+
+
+def keep_weather(refreshed: Refreshed, age: timedelta, created_after: timedelta) -> None:
+    """Let the weather feed end `age` before the watermark, its rows known `created_after`."""
+    installation, tables = refreshed
+    folder = features_folder(tables, installation.store) / "weather"
+    (file,) = folder.glob("*.parquet")
+    rows = pq.read_table(file)
+    rows = rows.filter(before(rows, days(0, 4).end - age))
+    created = pc.add(rows["event_timestamp"], pa.scalar(created_after, pa.duration("us")))
+    at = rows.column_names.index("created")
+    rows = rows.set_column(at, "created", created.cast(rows["created"].type))
+    pq.write_table(rows, file)
+    shutil.rmtree(installation.home / "feast")
+    installation.materialize(tables, days(0, 4))
+
+
+@pytest.mark.slow
+def test_a_spoilt_value_of_a_feed_that_ended_long_ago_is_found(refreshed: Refreshed) -> None:
+    """At the watermark both sides are blank, whatever is stored."""
+    installation, tables = refreshed
+    keep_weather(refreshed, timedelta(hours=20), timedelta(hours=1))
+    sound = parity(installation, tables)
+    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
+        connection.execute(
+            "UPDATE flights_weather SET value = x'3500000043' "
+            "WHERE feature_name = 'temp' AND instr(entity_key, CAST('JFK' AS BLOB)) > 0"
+        )
+    connection.close()
+    report = parity(installation, tables)
+    weather = of_view(sound, "weather")
+    assert sound.verdict == "equal", sound.evidence
+    assert (weather.num_entities, weather.num_stale, weather.num_values) == (3, 3, 54)
+    assert 27 <= weather.num_null < 54
+    assert sound.evidence == ()
+    (example,) = report.examples
+    assert (example.feature, example.entity, example.online) == ("temp", {"origin": "JFK"}, "128.0")
+    assert example.offline_event_time is not None
+    assert example.moment == example.offline_event_time + timedelta(hours=1)
+
+
+def test_a_view_whose_rows_were_never_fresh_is_nothing_to_compare(refreshed: Refreshed) -> None:
+    """Its rows became known only after their time to live had ended."""
+    installation, tables = refreshed
+    keep_weather(refreshed, timedelta(hours=40), timedelta(hours=30))
+    report = parity(installation, tables)
+    weather = of_view(report, "weather")
+    assert report.verdict == "equal"
+    assert (weather.num_entities, weather.num_stale) == (3, 3)
+    assert weather.num_values == weather.num_null == 27
+    (sentence,) = report.evidence
+    assert "feature view weather: nothing to compare at" in sentence
+    assert "all 27 values of 3 entities are null on both sides; 3 entities were too old" in sentence
+
+
+@pytest.mark.parametrize("harm", ["random bytes", "no file"])
+def test_an_online_store_that_is_damaged_or_gone_is_named(refreshed: Refreshed, harm: str) -> None:
+    installation, tables = refreshed
+    file = installation.home / "feast" / "online.db"
+    for part in file.parent.glob("online.db*"):  # SQLite would mend it from its write-ahead log
+        part.unlink()
+    if harm == "random bytes":
+        file.write_bytes(bytes(range(1, 256)) * 99)
+    with pytest.raises(FeatureStoreError, match=r"online\.db (is damaged|does not exist)"):
+        parity(installation, tables)
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        ("gone", r"there is no file .*weather.*; expected the Parquet files of a table there"),
+        ("cut short", "the table of feature view weather is damaged: .*No magic bytes"),
+        ("values", "a feature table is damaged: "),
+    ],
+)
+def test_a_table_that_is_damaged_or_gone_is_named(
+    refreshed: Refreshed, harm: str, sentence: str
+) -> None:
+    installation, tables = refreshed
+    folder = features_folder(tables, installation.store) / "weather"
+    (file,) = folder.glob("*.parquet")
+    if harm == "gone":
+        shutil.rmtree(folder)
+    elif harm == "cut short":
+        file.write_bytes(file.read_bytes()[:5000])
+    else:
+        chunk = temperatures(file)
+        spoilt = bytearray(file.read_bytes())
+        spoilt[chunk] = b"\xff" * (chunk.stop - chunk.start)
+        file.write_bytes(spoilt)
+    with pytest.raises(ArtifactError, match=sentence) as refusal:
+        parity(installation, tables)
+    assert "SELECT" not in str(refusal.value)
+    assert "free space" not in str(refusal.value)
+
+
+def temperatures(file: Path) -> slice:
+    """Where the bytes of column temp lie in a file."""
+    group = pq.ParquetFile(file).metadata.row_group(0)
+    column = next(c for c in map(group.column, range(9)) if c.path_in_schema == "temp")
+    start = column.dictionary_page_offset or column.data_page_offset
+    return slice(start, start + column.total_compressed_size)
+
+
+def before(rows: pa.Table, moment: Any) -> Any:
+    return pc.less(rows["event_timestamp"], pa.scalar(moment, rows["event_timestamp"].type))
+
+
+def test_a_row_that_came_late_is_counted_as_overtaken_not_as_different(
+    refreshed: Refreshed,
+) -> None:
+    """The newest row before the watermark became known only after a newer one."""
+    installation, tables = refreshed
+    folder = features_folder(tables, installation.store) / "weather"
+    (file,) = folder.glob("*.parquet")
+    rows = pq.read_table(file)
+    last = pc.max(pc.filter(rows["event_timestamp"], before(rows, days(0, 4).end)))
+    late = pc.and_(pc.equal(rows["event_timestamp"], last), pc.equal(rows["origin"], "LGA"))
+    kind = rows["created"].type
+    created = pc.if_else(late, pa.scalar(days(0, 6).end, kind), rows["created"])
+    at = rows.column_names.index("created")
+    pq.write_table(rows.set_column(at, "created", created), file)
+    report = parity(installation, tables)
+    weather = of_view(report, "weather")
+    assert (weather.num_entities, weather.num_overtaken) == (2, 1)
+    assert report.verdict == "equal"
+
+
+@pytest.mark.slow
+def test_a_value_that_was_spoilt_in_redis_is_found(
+    pristine: Refreshed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server profile: Redis, and a registry in PostgreSQL."""
+    with servers(tmp_path) as started:
+        choose_server(monkeypatch, started, started.new_database())
+        installation = Installation(tmp_path / "home", pristine[0].repository)
+        tables = installation.refresh(days(0, 3))
+        installation.materialize(tables, days(0, 3))
+        before = parity(installation, tables)
+        with started.redis.connect() as client:
+            (key,) = (k for k in client.scan_iter() if b"carrier" in k and b"UA" in k)
+            field = next(f for f, v in client.hgetall(key).items() if v[:1] == b"5")
+            client.hset(key, field, b"5" + b"\0" * 4)
+        after = parity(installation, tables)
+    assert before.verdict == "equal", before.evidence
+    assert sum(view.num_values for view in before.views) > 2000
+    assert sum(view.num_differing for view in after.views) == 1
+    (example,) = after.examples
+    assert (example.view, example.entity, example.online) == (
+        "carrier_stats",
+        {"carrier": "UA"},
+        "0.0",
+    )
+
+
+def test_policies_of_servers_do_not_change_the_comparison(
+    refreshed: Refreshed,
+) -> None:
+    installation, tables = refreshed
+    serving = OnlineConfig(policy=ViewPolicy(stale="serve", missing="refuse"), timeout_s=5)
+    assert parity(installation, tables, online=serving).verdict == "equal"
+
+
+def test_the_draw_follows_its_seed_and_size(
+    refreshed: Refreshed,
+) -> None:
+    installation, tables = refreshed
+    small = parity(installation, tables, parity=ParityConfig(entities_per_view=7))
+    assert max(view.num_entities for view in small.views) == 7
+    assert small == parity(installation, tables, parity=ParityConfig(entities_per_view=7))
+
+
+def test_tables_that_are_not_the_ones_online_are_refused(
+    refreshed: Refreshed,
+) -> None:
+    installation, tables = refreshed
+    other = tables.model_copy(update={"version": "f" * 32})
+    with pytest.raises(TransientError, match=f"holds {tables.version[:12]}, .* ffffffffffff"):
+        parity(installation, other)
+    (installation.home / "feast" / "materialized.json").unlink()
+    with pytest.raises(FeatureStoreError, match="run the feature refresh"):
+        parity(installation, tables)
+
+
+def test_the_flow_takes_the_use_case_alone() -> None:
+    assert list(parity_check_flow.parameters.properties) == ["config"]
+    assert FeatureConfig.model_fields["parity"].default == ParityConfig()

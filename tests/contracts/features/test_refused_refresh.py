@@ -1,0 +1,133 @@
+"""A refresh for training that is refused leaves all that readers see as it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+
+from flows.config import PipelineConfig, read_pipeline_config
+from flows.feature_refresh import feature_refresh_flow
+from tasks.features.store import open_store
+from tasks.features.tables import current_tables
+from tasks.features.versions import published_version
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tests.support.data.repository import SmallRepository
+from tests.support.data.shop import Shop
+from tests.support.platform.loops import loop_repository
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+SERVICE = "flight_delay_v1"
+
+
+@pytest.fixture
+def repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_prefect: None
+) -> Iterator[SmallRepository]:
+    repository = loop_repository(tmp_path)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FALAJ_FEATURE_REPO", str(repository.path))
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(tmp_path / "results")}):
+        yield repository
+
+
+def config_of(repository: SmallRepository) -> PipelineConfig:
+    return read_pipeline_config(repository.path)
+
+
+def seen_by_readers(repository: SmallRepository) -> tuple[object, ...]:
+    """Published tables, every value online, the ledger, and which service readers get."""
+    home = Settings.from_environment().features_home
+    online = {}
+    with sqlite3.connect(home / "feast" / "online.db") as con:
+        for (name,) in con.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            if rows := con.execute(f'SELECT * FROM "{name}"').fetchall():
+                online[name] = sorted(rows, key=repr)
+    service = published_version(open_store(home, repository.path), SERVICE)
+    ledger = (home / "feast" / "materialized.json").read_text()
+    return current_tables(home).version, online, ledger, service
+
+
+def change(file: Path, pattern: str, replacement: str) -> str:
+    before = file.read_text()
+    after = re.sub(pattern, replacement, before)
+    assert after != before
+    file.write_text(after)
+    return before
+
+
+def drop_flights(repository: SmallRepository) -> None:
+    """Other raw rows, so that a refresh has something to publish."""
+    flights = repository.read("flights")
+    dropped = (flights["day"] == "30") & flights["flight"].str.endswith("7")
+    repository.write("flights", flights[~dropped])
+
+
+def planes_of(repository: SmallRepository) -> set[str]:
+    return set(repository.read("flights")["tailnum"].dropna())
+
+
+def test_a_refused_training_set_leaves_tables_and_online_values_as_they_were(
+    repository: SmallRepository,
+) -> None:
+    config = config_of(repository)
+    first = feature_refresh_flow(config.window, config)
+    before, planes = seen_by_readers(repository), planes_of(repository)
+    drop_flights(repository)
+    entities = repository.path / "sql" / "entities.sql"
+    definitions = repository.path / "definitions.py"
+    text = change(entities, r"\(arr_delay > 15\)::TINYINT", "NULL::TINYINT")
+    described = change(definitions, r"ttl=timedelta\(hours=6\)", "ttl=timedelta(hours=5)")
+
+    with pytest.raises(DataContractError, match="has a label"):
+        feature_refresh_flow(config.window, config)
+
+    assert seen_by_readers(repository) == before
+    entities.write_text(text)
+    definitions.write_text(described)
+    mended = feature_refresh_flow(config.window, config)
+    assert mended.tables.version != first.tables.version
+    written = {view.name: view.num_entities for view in mended.views}
+    expected = {view.name: view.num_entities for view in first.views}
+    expected["plane_history"] -= len(planes - planes_of(repository))
+    assert written == expected
+
+
+def test_hours_that_follow_no_training_are_published_without_a_training_set(
+    repository: SmallRepository,
+) -> None:
+    config = config_of(repository)
+    change(
+        repository.path / "sql" / "entities.sql", r"\(arr_delay > 15\)::TINYINT", "NULL::TINYINT"
+    )
+    part = config.splits.train
+    feature_refresh_flow(part, config)
+    assert current_tables(Settings.from_environment().features_home).sources
+
+
+def test_a_refused_run_ends_with_its_sentence(tmp_path: Path) -> None:
+    """An error that Prefect keeps held a DuckDB connection, listed as leaked below the sentence."""
+    shop = Shop(tmp_path)
+    (shop.repo / "raw" / "orders.csv").write_text("")
+    ended = subprocess.run(
+        [sys.executable, "-m", "flows", "--home", tmp_path / "home", "--repo", shop.repo, "run"],
+        cwd=PROJECT_ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.rstrip().splitlines()[-1].startswith("refused: raw table orders")

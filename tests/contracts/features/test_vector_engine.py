@@ -1,0 +1,649 @@
+"""The vectorised engine on real Redis and SQLite: byte for byte what Feast writes, newer wins."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import redis
+from feast import FeatureStore, FeatureView, Field, FileSource, RepoConfig
+from feast.infra.online_stores.helpers import _mmh3
+from feast.infra.online_stores.redis import RedisOnlineStore
+from feast.infra.online_stores.sqlite import SqliteOnlineStore
+from feast.types import Float32
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from redis.cluster import RedisCluster
+
+from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.features.redis_store import NewerWinsRedisOnlineStore
+from tasks.features.redis_writer import GROUP_ROWS
+from tasks.features.value_encoding import EncodedRows, encode_entity_keys, encode_rows
+from tasks.features.vector_engine import VectorComputeEngine
+from tasks.kernel.errors import DataContractError, FeatureStoreError, TransientError
+from tests.support.data.feature_views import (
+    COLUMNS,
+    KEYS,
+    NOON,
+    PROJECT,
+    SLOW,
+    feasts_rows,
+    make_rows,
+    make_view,
+    repo_config,
+)
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import RedisServer, redis_server
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"),
+    pytest.mark.filterwarnings("ignore:Discarding nonzero nanoseconds:UserWarning"),
+]
+
+ENGINE = "tasks.features.vector_engine.VectorComputeEngine"
+OURS = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+OUR_REDIS = "tasks.features.redis_store.NewerWinsRedisOnlineStore"
+ANY_TYPE = st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, min_size=1, max_size=8)
+ANY_KEYS = st.lists(st.sampled_from(sorted(KEYS)), unique=True, min_size=1, max_size=2)
+DRILL = settings(suppress_health_check=list(HealthCheck))
+Hashes = dict[bytes, dict[bytes, bytes]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with server.connect() as connected:
+        connected.flushall()
+        yield connected
+
+
+def redis_online(
+    server: RedisServer, database: int = 0, kind: str = OUR_REDIS, **options: Any
+) -> dict[str, Any]:
+    address = f"{server.connection_string},db={database}"
+    return {"type": kind, "connection_string": address, **options}
+
+
+def hashes(client: redis.Redis) -> Hashes:
+    """All of the server, times as Feast reads them: what is behind them is ours."""
+    return {key: as_feast_reads(client.hgetall(key)) for key in client.scan_iter(count=1000)}
+
+
+def as_feast_reads(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    return {
+        name: feasts_part(value) if name.startswith(b"_ts:") else value
+        for name, value in fields.items()
+    }
+
+
+def feasts_part(moment: bytes) -> bytes:
+    read = Timestamp.FromString(moment)
+    return Timestamp(seconds=read.seconds, nanos=read.nanos).SerializeToString()
+
+
+def encoded(view: FeatureView, batch: pa.RecordBatch) -> EncodedRows:
+    source = view.batch_source
+    return encode_rows(
+        batch,
+        {c.name: c.dtype.to_value_type() for c in view.entity_columns},
+        {f.name: f.dtype.to_value_type() for f in view.features},
+        source.timestamp_field,
+        source.created_timestamp_column or None,
+    )
+
+
+def write_to_redis(config: RepoConfig, view: FeatureView, *batches: pa.RecordBatch) -> int:
+    store = NewerWinsRedisOnlineStore()
+    written = store.write_rows(config, view, (encoded(view, batch) for batch in batches))
+    store._get_client(config.online_store).close()
+    return written
+
+
+def engine_for(config: RepoConfig, store: object, **options: Any) -> VectorComputeEngine:
+    return VectorComputeEngine(
+        repo_config=config, offline_store=None, online_store=store, **options
+    )
+
+
+def write_as_feast(config: RepoConfig, view: FeatureView, *batches: pa.RecordBatch) -> None:
+    store = RedisOnlineStore()
+    for batch in batches:
+        store.online_write_batch(config, view, feasts_rows(view, batch), None)
+    store._get_client(config.online_store).close()
+
+
+# Redis
+
+
+@DRILL
+@given(
+    seed=st.integers(0, 10**6),
+    keys=ANY_KEYS,
+    features=ANY_TYPE,
+    created=st.booleans(),
+    unit=st.sampled_from(["s", "ms", "us", "ns"]),
+    zone=st.sampled_from([None, "UTC", "America/New_York"]),
+)
+def test_hashes_equal_those_of_feast(
+    server: RedisServer,
+    client: redis.Redis,
+    tmp_path: Path,
+    seed: int,
+    keys: list[str],
+    features: list[str],
+    created: bool,
+    unit: str,
+    zone: str | None,
+) -> None:
+    client.flushall()
+    view = make_view(keys, features, created=created)
+    batch = first_of_each(make_rows(seed, keys, features, 12, unit, zone), view)
+    assume(not feast_loses_bytes(batch))
+    write_as_feast(repo_config(tmp_path, redis_online(server, 0)), view, batch)
+    written = write_to_redis(repo_config(tmp_path, redis_online(server, 1)), view, batch)
+    with redis.Redis(port=server.port, db=1) as second:
+        ours = hashes(second)
+    assert ours == hashes(client)
+    assert written == len(ours) == len(batch)
+
+
+@DRILL
+@given(
+    seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+    keys=ANY_KEYS,
+    features=ANY_TYPE,
+    created=st.booleans(),
+)
+def test_in_redis_the_newer_row_stays_whatever_the_order(
+    server: RedisServer,
+    client: redis.Redis,
+    tmp_path: Path,
+    seeds: list[int],
+    keys: list[str],
+    features: list[str],
+    created: bool,
+) -> None:
+    """The rules are those of SQLite: see the test of that name."""
+    client.flushall()
+    view = make_view(keys, features, created=created)
+    batches = [make_rows(seed, keys, features, 12, "us", "UTC") for seed in seeds]
+    write_to_redis(repo_config(tmp_path, redis_online(server, 0)), view, *batches)
+    pushed, config = NewerWinsRedisOnlineStore(), repo_config(tmp_path, redis_online(server, 1))
+    for batch in batches:
+        pushed.online_write_batch(config, view, feasts_rows(view, batch), None)
+    with pushed._get_client(config.online_store) as second:
+        assert hashes(second) == hashes(client)
+    fields = {name: _mmh3(f"v:{name}") for name in features}
+    assert {
+        (key[: -len(PROJECT)], name): found[field]
+        for key, found in hashes(client).items()
+        for name, field in fields.items()
+    } == cells_that_stay(view, batches)
+
+
+def cells_that_stay(
+    view: FeatureView, batches: list[pa.RecordBatch]
+) -> dict[tuple[bytes, str], bytes]:
+    """Oracle: the newer event time, then the later `created`, then the row that came last."""
+    names = [feature.name for feature in view.features]
+    newest: dict[bytes, tuple[tuple[int, int], list[bytes]]] = {}
+    for batch in batches:
+        rows = encoded(view, batch)
+        second = [0] * len(rows) if rows.created_us is None else rows.created_us.tolist()
+        moments = zip(rows.events_us.tolist(), second, strict=True)
+        cells = zip(*(rows.features[name].cells.to_pylist() for name in names), strict=True)
+        for key, moment, values in zip(rows.keys.to_pylist(), moments, cells, strict=True):
+            if key not in newest or moment >= newest[key][0]:
+                newest[key] = (moment, list(values))
+    return {
+        (key, name): value
+        for key, (_, values) in newest.items()
+        for name, value in zip(names, values, strict=True)
+    }
+
+
+def test_before_1970_the_newer_value_wins_too(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Feast itself takes any stored moment of before 1970 for none at all."""
+    config = repo_config(tmp_path, redis_online(server))
+    view = make_view(["number"], ["int32"], created=False)
+    moments = [-(10**15), -1, -(10**6), 0, -5 * 10**14]
+    for number, moment in enumerate(moments):
+        write_to_redis(config, view, one_row(number, moment))
+    (found,) = hashes(client).values()
+    assert found[b"_ts:v"] == b""  # the epoch itself, written fourth
+    expected = encoded(view, one_row(3, 0)).features["int32"].cells.to_pylist()[0]
+    assert expected in found.values()
+
+
+def one_row(value: int, moment_us: int) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "number": pa.array([7], pa.int64()),
+            "int32": pa.array([value], pa.int32()),
+            "event": pa.array([moment_us], pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def test_a_setting_that_lets_older_values_win_is_refused(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    with pytest.raises(ValidationError, match="remove skip_dedup"):
+        repo_config(tmp_path, redis_online(server, skip_dedup=True)).online_store  # noqa: B018
+
+
+def test_a_key_lives_as_long_as_feast_lets_it(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    config = repo_config(tmp_path, redis_online(server, key_ttl_seconds=1000))
+    view = make_view(["number"], ["int32"], created=False)
+    write_to_redis(config, view, one_row(1, 10))
+    (key,) = hashes(client)
+    assert 990 < client.ttl(key) <= 1000
+
+
+def test_a_version_of_a_view_has_fields_of_its_own(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    config = repo_config(tmp_path, redis_online(server))
+    config.registry.enable_online_feature_view_versioning = True
+    view = make_view(["number"], ["int32"], created=False)
+    view.current_version_number = 3
+    write_to_redis(config, view, one_row(1, 10))
+    ours = hashes(client)
+    client.flushall()
+    write_as_feast(config, view, one_row(1, 10))
+    assert ours == hashes(client)
+    assert b"_ts:v_v3" in next(iter(ours.values()))
+
+
+def test_values_of_another_view_of_the_entity_stay(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    config = repo_config(tmp_path, redis_online(server))
+    for name in ("first", "second"):
+        view = make_view(["number"], ["int32"], created=False, name=name)
+        write_to_redis(config, view, one_row(1, 10))
+    (found,) = hashes(client).values()
+    assert {b"_ts:first", b"_ts:second"} < set(found)
+
+
+def test_many_batches_and_groups_lose_no_row(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    config = repo_config(tmp_path, redis_online(server))
+    view = make_view(["number"], ["int32"], created=False)
+    num_rows = 20 * GROUP_ROWS + 1
+    table = pa.table(
+        {
+            "number": pa.array(np.arange(num_rows), pa.int64()),
+            "int32": pa.array(np.arange(num_rows), pa.int32()),
+            "event": pa.array(np.full(num_rows, 10**15), pa.timestamp("us", "UTC")),
+        }
+    )
+    assert write_to_redis(config, view, *table.to_batches(3 * GROUP_ROWS + 1)) == num_rows
+    assert client.dbsize() == num_rows
+    older = table.set_column(2, "event", pa.array(np.full(num_rows, 10**15 - 1), "timestamp[us]"))
+    assert write_to_redis(config, view, *older.to_batches()) == 0
+
+
+def test_a_view_of_thousands_of_features_is_written_whole(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    view = make_view(["number"], ["int32"], created=False)
+    names = [f"f{i}" for i in range(5000)]
+    view.features = [Field(name=name, dtype=Float32) for name in names]
+    columns: dict[str, pa.Array] = {name: pa.array([1.0], pa.float32()) for name in names}
+    row = one_row(1, 10)
+    batch = pa.record_batch({"number": row["number"], "event": row["event"], **columns})
+    write_to_redis(repo_config(tmp_path, redis_online(server)), view, batch)
+    (found,) = hashes(client).values()
+    assert len(found) == 5001
+
+
+@pytest.mark.slow
+def test_a_lost_server_and_a_foreign_key_get_a_sentence(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    view = make_view(["number"], ["int32"], created=False)
+    config = repo_config(tmp_path, redis_online(server))
+    write_to_redis(config, view, one_row(1, 10))
+    (key,) = hashes(client)
+    client.delete(key)
+    client.set(key, "not a hash")
+    with pytest.raises(FeatureStoreError, match=r"Redis refused to write.*WRONGTYPE"):
+        write_to_redis(config, view, one_row(1, 10))
+    gone = repo_config(
+        tmp_path, {"type": OUR_REDIS, "connection_string": "127.0.0.1:1,socket_timeout=5"}
+    )
+    with pytest.raises(TransientError, match=r"Redis did not take all values.*refused"):
+        write_to_redis(gone, view, one_row(1, 10))
+
+
+@pytest.mark.slow
+def test_a_cluster_gets_every_entity_on_its_own_node(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        redis_server(folders[0], "--cluster-enabled", "yes") as one,
+        redis_server(folders[1], "--cluster-enabled", "yes") as two,
+    ):
+        join_cluster(one, two)
+        online = {
+            "type": OUR_REDIS,
+            "redis_type": "redis_cluster",
+            "connection_string": one.connection_string,
+        }
+        config = repo_config(tmp_path, online)
+        view = make_view(["name", "number"], ["text", "json"], created=False)
+        rows = make_rows(1, ["name", "number"], ["text", "json"], 60, "us", None)
+        batch = first_of_each(rows, view)
+        written = write_to_redis(config, view, batch)
+        ours: list[Hashes] = []
+        for node in (one, two):
+            with node.connect() as connected:
+                ours.append(hashes(connected))
+        assert written == len(batch) == len(ours[0]) + len(ours[1])
+        assert min(map(len, ours)) > 0
+        with RedisCluster(host="127.0.0.1", port=one.port) as cluster:
+            cluster.flushall(target_nodes=RedisCluster.PRIMARIES)
+        write_as_feast(config, view, batch)
+        for node, found in zip((one, two), ours, strict=True):
+            with node.connect() as connected:
+                assert hashes(connected) == found
+        store = NewerWinsRedisOnlineStore()
+        assert store.remove_values(config, view, keys=[encoded(view, batch).keys[0].as_py()]) == 1
+        assert store.remove_values(config, view) == len(batch) - 1
+        store._get_client(config.online_store).close()
+
+
+def join_cluster(one: RedisServer, two: RedisServer) -> None:
+    with one.connect() as first, two.connect() as second:
+        first.execute_command("CLUSTER ADDSLOTS", *range(8192))
+        second.execute_command("CLUSTER ADDSLOTS", *range(8192, 16384))
+        second.execute_command("CLUSTER SET-CONFIG-EPOCH", 2)
+        first.execute_command("CLUSTER MEET", "127.0.0.1", two.port)
+        for node in (first, second):
+            wait_until(
+                lambda n=node: (
+                    (
+                        "cluster_state:ok" in n.execute_command("CLUSTER INFO").decode()
+                        if isinstance(n.execute_command("CLUSTER INFO"), bytes)
+                        else n.execute_command("CLUSTER INFO")["cluster_state"] == "ok"
+                    )
+                    and len(n.execute_command("CLUSTER SLOTS")) == 2
+                ),
+                "the two nodes form a cluster",
+            )
+
+
+# SQLite
+
+
+def sqlite_store(folder: Path, name: str, kind: str, view: FeatureView) -> tuple[Any, RepoConfig]:
+    config = repo_config(folder, {"type": kind, "path": str(folder / f"{name}.db")})
+    store = SqliteOnlineStore() if kind == "sqlite" else NewerWinsSqliteOnlineStore()
+    store.update(config, [], [view], [], [], False)
+    return store, config
+
+
+def sqlite_rows(store: Any, config: RepoConfig) -> list[tuple[object, ...]]:
+    """Feast's columns, as they are in the file."""
+    with sqlite3.connect(config.online_store.path) as connection:
+        rows = connection.execute(
+            "SELECT entity_key, feature_name, value, value_text, vector_value, event_ts, "
+            f"created_ts FROM {PROJECT}_v ORDER BY 1, 2"
+        ).fetchall()
+    connection.close()
+    return rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "sqlite").mkdir()
+    return tmp_path / "sqlite"
+
+
+@DRILL
+@given(
+    seed=st.integers(0, 10**6),
+    keys=ANY_KEYS,
+    features=ANY_TYPE,
+    created=st.booleans(),
+    unit=st.sampled_from(["s", "ms", "us", "ns"]),
+    zone=st.sampled_from([None, "UTC", "America/New_York"]),
+)
+def test_sqlite_rows_equal_those_of_feast_and_feast_reads_them(
+    folder: Path,
+    seed: int,
+    keys: list[str],
+    features: list[str],
+    created: bool,
+    unit: str,
+    zone: str | None,
+) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    view = make_view(keys, features, created=created)
+    batch = first_of_each(make_rows(seed, keys, features, 12, unit, zone), view)
+    assume(not feast_loses_bytes(batch))
+    stock, stock_config = sqlite_store(folder, "stock", "sqlite", view)
+    ours, our_config = sqlite_store(folder, "ours", OURS, view)
+    rows = feasts_rows(view, batch)
+    stock.online_write_batch(stock_config, view, rows, None)
+    assert ours.write_rows(our_config, view, [encoded(view, batch)]) == len(batch)
+    assert sqlite_rows(ours, our_config) == sqlite_rows(stock, stock_config)
+    reader = SqliteOnlineStore()
+    read_config = repo_config(folder, {"type": "sqlite", "path": our_config.online_store.path})
+    asked = [key for key, *_ in rows]
+    found = reader.online_read(read_config, view, asked)
+    assert found == stock.online_read(stock_config, view, asked)
+    for store in (stock, ours, reader):
+        store._conn.close()
+
+
+def feast_loses_bytes(batch: pa.RecordBatch) -> bool:
+    """True where Feast writes empty bytes as nulls: in a batch that has no others in a column."""
+    columns = (batch.column(i) for i, field in enumerate(batch.schema) if field.type == pa.binary())
+    return any(set(column.to_pylist()) <= {None, b""} for column in columns)
+
+
+def first_of_each(batch: pa.RecordBatch, view: FeatureView) -> pa.RecordBatch:
+    """The first row of each entity: what the newest rows of a table look like."""
+    types = {c.name: c.dtype.to_value_type() for c in view.entity_columns}
+    _, first = np.unique(
+        np.array([key.hex() for key in encode_entity_keys(batch, types).to_pylist()]),
+        return_index=True,
+    )
+    return batch.take(pa.array(np.sort(first)))
+
+
+@DRILL
+@given(
+    seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+    keys=ANY_KEYS,
+    features=ANY_TYPE,
+    created=st.booleans(),
+)
+def test_in_sqlite_the_newer_row_stays_whatever_the_order(
+    folder: Path, seeds: list[int], keys: list[str], features: list[str], created: bool
+) -> None:
+    """Rows a microsecond apart, written as columns or pushed; of equal ones the last stays."""
+    for file in folder.iterdir():
+        file.unlink()
+    view = make_view(keys, features, created=created)
+    batches = [make_rows(seed, keys, features, 12, "us", "UTC") for seed in seeds]
+    columns, columns_config = sqlite_store(folder, "columns", OURS, view)
+    pushed, pushed_config = sqlite_store(folder, "pushed", OURS, view)
+    for batch in batches:
+        columns.write_rows(columns_config, view, [encoded(view, batch)])
+        pushed.online_write_batch(pushed_config, view, feasts_rows(view, batch), None)
+    assert sqlite_rows(columns, columns_config) == sqlite_rows(pushed, pushed_config)
+    found = {(row[0], row[1]): row[2] for row in sqlite_rows(columns, columns_config)}
+    assert found == cells_that_stay(view, batches)
+    for store in (columns, pushed):
+        store._conn.close()
+
+
+# Through Feast
+
+
+def feature_store(folder: Path, online: dict[str, Any], **options: Any) -> FeatureStore:
+    materialization = {"pull_latest_features": True, "online_write_batch_size": 7}
+    return FeatureStore(
+        config=repo_config(folder, online, materialization=materialization, **options)
+    )
+
+
+def write_table(folder: Path, name: str, batch: pa.RecordBatch) -> None:
+    (folder / "tables" / name).mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_batches([batch]), folder / "tables" / name / "rows.parquet")
+
+
+def define(store: FeatureStore, view: FeatureView, keys: list[str]) -> None:
+    store.apply([*entities(keys), view])
+
+
+def entities(keys: list[str]) -> list[Any]:
+    from feast import Entity, ValueType
+
+    types = {"number": ValueType.INT64, "name": ValueType.STRING}
+    return [Entity(name=k, join_keys=[k], value_type=types[k]) for k in keys]
+
+
+def view_of(store_name: str, features: list[str], keys: list[str], **source: Any) -> FeatureView:
+    return FeatureView(
+        name=store_name,
+        entities=entities(keys),
+        ttl=timedelta(days=1),
+        schema=[Field(name=n, dtype=COLUMNS[n][0]) for n in features],
+        source=FileSource(
+            name=f"{store_name}_rows",
+            path=store_name,
+            timestamp_field="event",
+            created_timestamp_column="created",
+            **source,
+        ),
+    )
+
+
+def test_feast_materializes_through_either_engine_to_the_same_hashes(
+    server: RedisServer, client: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, features = ["name", "number"], sorted(COLUMNS)
+    write_table(tmp_path, "v", make_rows(5, keys, features, 60, "us", "UTC"))
+    found = []
+    for engine, kind in (("local", "redis"), (ENGINE, OUR_REDIS)):
+        client.flushall()
+        online = redis_online(server, kind=kind)
+        store = feature_store(tmp_path, online, batch_engine={"type": engine})
+        define(store, view_of("v", features, keys), keys)
+        with caplog.at_level(logging.INFO, "tasks.features.vector_engine"):
+            store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
+        found.append(hashes(client))
+    assert found[0] == found[1]
+    write = store._get_provider().batch_engine.writes["v"]
+    assert write.num_rows == write.num_written == len(found[1])
+    assert write.num_feast_cells == len(SLOW) * write.num_rows
+    assert f"{write.num_feast_cells:,} cells were converted by Feast" in caplog.text
+
+
+def test_columns_renamed_by_the_source_are_found(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    batch = make_rows(1, ["number"], ["int32"], 5, "us", "UTC")
+    renamed = batch.rename_columns([{"int32": "raw"}.get(n, n) for n in batch.schema.names])
+    write_table(tmp_path, "v", renamed)
+    store = feature_store(tmp_path, redis_online(server), batch_engine={"type": ENGINE})
+    define(store, view_of("v", ["int32"], ["number"], field_mapping={"raw": "int32"}), ["number"])
+    store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
+    assert store._get_provider().batch_engine.writes["v"].num_written == client.dbsize() > 0
+
+
+def test_a_store_that_is_not_known_takes_feasts_way_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_table(tmp_path, "v", make_rows(1, ["number"], ["int32"], 20, "us", "UTC"))
+    online = {"type": "sqlite", "path": str(tmp_path / "stock.db")}
+    store = feature_store(tmp_path, online, batch_engine={"type": ENGINE})
+    define(store, view_of("v", ["int32"], ["number"]), ["number"])
+    store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
+    write = store._get_provider().batch_engine.writes["v"]
+    assert write.num_feast_rows == write.num_rows > 0
+    assert write.reason == "the online store is a SqliteOnlineStore"
+    assert "rows took Feast's slower way: the online store is a SqliteOnlineStore" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"online": False}, "not written online"),
+        ({"offline": True}, "also written offline"),
+        ({"source_views": ["other"]}, "other views are its source"),
+        ({"aggregations": [1]}, "aggregates its rows"),
+        ({"filter": "a > 1"}, "filters its rows"),
+        ({"enable_validation": True}, "validates its rows"),
+        ({}, ""),
+    ],
+)
+def test_a_view_that_needs_more_than_columns_takes_feasts_way(
+    change: dict[str, Any], reason: str
+) -> None:
+    from tasks.features.vector_engine import _reason_for_feasts_way
+
+    view = SimpleNamespace(**{"online": True, "batch_source": object(), **change})
+    task = SimpleNamespace(only_latest=True)
+    found = _reason_for_feasts_way(view, task, NewerWinsRedisOnlineStore())
+    assert reason in found
+    assert bool(reason) == bool(found)
+
+
+def test_an_error_of_a_row_reaches_the_caller_and_the_view_stays_readable(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    batch = make_rows(1, ["number"], ["int32"], 5, "us", "UTC")
+    place = batch.schema.get_field_index("number")
+    write_table(tmp_path, "v", batch.set_column(place, "number", pa.nulls(5, pa.int64())))
+    store = feature_store(tmp_path, redis_online(server), batch_engine={"type": ENGINE})
+    define(store, view_of("v", ["int32"], ["number"]), ["number"])
+    with pytest.raises(DataContractError, match="join key number is null in 1 of 1 rows"):
+        store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
+    assert client.dbsize() == 0
+    answer = store.get_online_features(features=["v:int32"], entity_rows=[{"number": 1}])
+    assert answer.to_dict()["int32"] == [None]
+
+
+def test_an_unknown_setting_of_the_engine_is_refused(tmp_path: Path) -> None:
+    config = repo_config(tmp_path, {"type": "redis", "connection_string": "127.0.0.1:1"})
+    with pytest.raises(ValidationError, match="equal_time"):
+        engine_for(config, NewerWinsRedisOnlineStore(), equal_time="keep")
+
+
+def test_all_of_the_source_is_written_where_event_times_are_disabled(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    write_table(tmp_path, "v", make_rows(1, ["number"], ["int32"], 20, "us", "UTC"))
+    store = feature_store(tmp_path, redis_online(server), batch_engine={"type": ENGINE})
+    define(store, view_of("v", ["int32"], ["number"]), ["number"])
+    far = datetime(2020, 1, 1, tzinfo=UTC)
+    store.materialize(far, far + timedelta(days=1), disable_event_timestamp=True)
+    assert client.dbsize() > 0

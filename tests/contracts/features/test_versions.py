@@ -1,0 +1,450 @@
+"""Versions of views and services in a real registry, and snapshots made again from their pins."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from feast import FeatureStore
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureSnapshot, FeatureTables
+from tasks.features.config import MaterializationConfig
+from tasks.features.earlier_versions import write_earlier_versions
+from tasks.features.materialization import materialize
+from tasks.features.snapshot import service_to_train_on
+from tasks.features.store import apply_definitions, open_store
+from tasks.features.tables import features_folder
+from tasks.features.verification import find_snapshot, verify_snapshot
+from tasks.features.versions import (
+    apply_service_versions,
+    drop_service_version,
+    newest_version,
+    published_version,
+    service_versions,
+    versioned_name,
+    view_versions,
+    without_pins,
+)
+from tasks.kernel.errors import ArtifactError, ConfigurationError, FeatureStoreError
+from tests.support.data.installation import Installation
+from tests.support.data.repository import SmallRepository, days
+from tests.support.services.servers import postgres_server
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+SERVICE = "flight_delay_v1"
+ENTITIES = [{"origin": "JFK", "tailnum": "N14228"}]
+LEFT_OUT = ("carrier_stats", "origin_stats", "destination_stats", "route_stats", "plane_history")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Installation, FeatureTables]:
+    """Three refreshed days; tests change a copy of the definitions."""
+    repository = SmallRepository(tmp_path_factory.mktemp("repository"), num_days=3)
+    installation = Installation(tmp_path_factory.mktemp("home"), repository)
+    return installation, installation.refresh(days(0, 3))
+
+
+class Bench:
+    """One registry on the shared tables, and definitions to change."""
+
+    def __init__(self, made: tuple[Installation, FeatureTables], home: Path, folder: Path) -> None:
+        shared, self.tables = made
+        self.repository = SmallRepository(folder, num_days=1)
+        self.installation = Installation(home, self.repository)
+        self._leave_two_views()
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "artifacts").symlink_to(shared.home / "artifacts")
+
+    def _leave_two_views(self) -> None:
+        """What is tested here is the same for seven views, and takes longer."""
+        file = self.repo / "definitions.py"
+        text = file.read_text()
+        for name in LEFT_OUT:
+            text = text.replace(f"        {name},\n", "")
+        file.write_text(f"{text}\ndel {', '.join(LEFT_OUT)}\n")
+
+    @property
+    def repo(self) -> Path:
+        return self.repository.path
+
+    def open(self) -> FeatureStore:
+        installation = self.installation
+        folder = features_folder(self.tables, installation.store)
+        return open_store(installation.home, self.repo, folder)
+
+    def apply(self) -> FeatureStore:
+        feast = self.open()
+        apply_definitions(feast, self.installation.home, self.repo)
+        return self.open()
+
+    def change(self, pattern: str, replacement: str) -> None:
+        """Rewrite the definition of the view `weather`, or what follows it."""
+        file = self.repo / "definitions.py"
+        head, weather = file.read_text().split("weather = FeatureView(")
+        changed, count = re.subn(pattern, replacement, weather, count=1)
+        assert count, pattern
+        file.write_text(f"{head}weather = FeatureView({changed}")
+
+    def materialize(
+        self,
+        window: TimeWindow | None = None,
+        config: MaterializationConfig | None = None,
+    ) -> None:
+        installation = self.installation
+        materialize(
+            self.tables,
+            window or days(0, 3),
+            installation.home,
+            self.repo,
+            installation.store,
+            config or MaterializationConfig(),
+        )
+
+    def snapshot(self) -> FeatureSnapshot:
+        return self.installation.snapshot(self.tables, days(1, 2))
+
+    def online(self, features: Any) -> dict[str, Any]:
+        answer = self.open().get_online_features(
+            features=features, entity_rows=ENTITIES, full_feature_names=True
+        )
+        return {without_pins(k): v[0] for k, v in answer.to_dict().items()}
+
+    def weather(self, reference: str) -> dict[str, Any]:
+        """One historical row of features of `weather`."""
+        moment = pd.Timestamp("2013-01-02T12:45:00Z")
+        frame = pd.DataFrame({"origin": ["JFK"], "event_timestamp": [moment]})
+        job = self.open().get_historical_features(entity_df=frame, features=[reference])
+        row: dict[str, Any] = job.to_df().to_dict("records")[0]
+        return row
+
+
+@pytest.fixture
+def bench(made: tuple[Installation, FeatureTables], tmp_path: Path) -> Bench:
+    return Bench(made, tmp_path / "home", tmp_path)
+
+
+def test_applying_again_unchanged_makes_no_version(bench: Bench) -> None:
+    feast = bench.apply()
+    apply_definitions(feast, bench.installation.home, bench.repo, again=True)
+    feast = bench.open()
+    assert {view.name: view_versions(feast, view.name) for view in feast.list_feature_views()} == {
+        view.name: [0] for view in feast.list_feature_views()
+    }
+    assert [v.number for v in service_versions(feast, SERVICE)] == [1]
+
+
+def test_an_old_version_stays_readable_beside_the_new_one_online_and_offline(bench: Bench) -> None:
+    bench.materialize()
+    before = bench.online(bench.open().get_feature_service(SERVICE))
+    bench.change(r'        "visib",\n', "")
+    feast = bench.apply()
+    assert view_versions(feast, "weather") == [0, 1]
+    applied = bench.online(feast.get_feature_service(SERVICE))
+    assert applied == before, "readers go on with the old version until the new one has values"
+    bench.materialize()
+    feast = bench.open()
+    old = bench.online(feast.get_feature_service(versioned_name(SERVICE, 1)))
+    new = bench.online(feast.get_feature_service(SERVICE))
+    assert old == before
+    assert "weather__visib" not in new
+    assert new == {k: v for k, v in old.items() if k != "weather__visib"}
+    assert bench.weather("weather@v0:visib")["visib"] == pytest.approx(10)
+    with pytest.raises(Exception, match="visib"):
+        bench.weather("weather@v1:visib")
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_an_earlier_version_goes_on_being_written_where_it_is_asked_for(
+    bench: Bench, kept: int
+) -> None:
+    config = MaterializationConfig(earlier_versions=kept)
+    bench.materialize(days(0, 2), config)
+    before = bench.online(bench.open().get_feature_service(SERVICE))
+    bench.change(r'        "visib",\n', "")
+    bench.materialize(days(0, 3), config)
+    feast = bench.open()
+    old = bench.online(feast.get_feature_service(versioned_name(SERVICE, 1)))
+    new = bench.online(feast.get_feature_service(SERVICE))
+    assert new["weather__temp"] != before["weather__temp"]
+    assert old["weather__temp"] == (new if kept else before)["weather__temp"]
+    assert old["weather__visib"] is not None
+    assert view_versions(feast, "weather") == [0, 1]
+    assert feast.get_feature_view("weather").current_version_number == 1
+
+
+def test_an_earlier_version_is_written_again_where_the_online_store_is_gone(bench: Bench) -> None:
+    bench.materialize()
+    before = bench.online(bench.open().get_feature_service(SERVICE))
+    bench.change(r'        "visib",\n', "")
+    bench.materialize()
+    (bench.installation.home / "feast" / "online.db").unlink()
+    bench.materialize()
+    old = bench.open().get_feature_service(versioned_name(SERVICE, 1))
+    assert bench.online(old) == before
+
+
+def test_an_earlier_version_whose_table_lost_a_column_is_left_out_with_a_warning(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.change(r'        "visib",', '        "visib",\n        "fog",')
+    installation, repo = bench.installation, bench.installation.repository.path
+    elsewhere = open_store(installation.home, repo, installation.home / "no_tables")
+    apply_definitions(elsewhere, installation.home, repo)  # as if the query gave fog once
+    bench.change(r'        "fog",\n', "")
+    feast = bench.apply()
+    moment = datetime(2013, 1, 2, tzinfo=UTC)
+    assert write_earlier_versions(feast, moment, moment + timedelta(hours=1), 1) == ()
+    assert "weather@v0 is not written any further" in caplog.text
+    assert "no column fog any more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement"),
+    [
+        (r"ttl=timedelta\(hours=\d+\)", "ttl=timedelta(minutes=30)"),
+        (r"source=weather_table", "source=FileSource(name='weather_created', path='weather', "
+         "timestamp_field='created')"),
+    ],
+)  # fmt: skip
+def test_what_feast_would_not_number_makes_a_version_too(
+    bench: Bench, pattern: str, replacement: str
+) -> None:
+    """Feast's own rule looks at fields and entities alone; a TTL decides values as well."""
+    bench.apply()
+    bench.change(pattern, replacement)
+    feast = bench.apply()
+    assert view_versions(feast, "weather") == [0, 1]
+    newest = newest_version(feast, SERVICE)
+    assert newest is not None
+    assert (newest.number, newest.views["weather"]) == (2, 1)
+
+
+def test_a_shorter_ttl_takes_effect_in_the_new_version_alone(bench: Bench) -> None:
+    bench.apply()
+    bench.change(r"ttl=timedelta\(hours=\d+\)", "ttl=timedelta(minutes=30)")
+    bench.apply()
+    assert bench.weather("weather@v0:temp")["temp"] == pytest.approx(23)
+    assert pd.isna(bench.weather("weather@v1:temp")["temp"])
+
+
+def test_another_description_is_taken_over_without_a_version(bench: Bench) -> None:
+    bench.apply()
+    bench.change(r'description="Weather', 'description="The weather')
+    for _ in range(2):
+        feast = bench.apply()
+        apply_definitions(feast, bench.installation.home, bench.repo, again=True)
+    assert bench.open().get_feature_view("weather").description.startswith("The weather")
+    assert view_versions(bench.open(), "weather") == [0]
+    assert [v.number for v in service_versions(bench.open(), SERVICE)] == [1]
+
+
+def test_going_back_to_an_old_definition_is_a_version_of_its_own(bench: Bench) -> None:
+    original = (bench.repo / "definitions.py").read_text()
+    bench.apply()
+    bench.change(r'        "visib",\n', "")
+    bench.apply()
+    (bench.repo / "definitions.py").write_text(original)
+    feast = bench.apply()
+    first, _, third = service_versions(feast, SERVICE)
+    assert view_versions(feast, "weather") == [0, 1, 2]
+    assert third.views["weather"] == 2
+    assert first.views["weather"] == 0
+
+
+def test_a_service_whose_content_changed_under_the_same_name_is_noticed(bench: Bench) -> None:
+    bench.materialize()
+    before = bench.snapshot()
+    bench.change(r"        weather,\n    \],", "    ],")  # the service no longer reads the view
+    after = bench.snapshot()
+    assert before.feature_service == after.feature_service == SERVICE
+    assert before.pins is not None
+    assert after.pins is not None
+    assert (before.pins.service_version, after.pins.service_version) == (1, 2)
+    assert before.pins.service_definition != after.pins.service_definition
+    assert "weather" in before.pins.views
+    assert "weather" not in after.pins.views
+    published = published_version(bench.open(), SERVICE)
+    assert published is not None
+    assert published.number == 1, "training on a version does not move what readers get"
+
+
+def test_a_view_that_is_no_longer_defined_stays_while_a_version_reads_it(bench: Bench) -> None:
+    bench.apply()
+    bench.change(r"        weather,\n    \],", "    ],")
+    definitions = bench.repo / "definitions.py"
+    text = definitions.read_text()
+    start = text.index("weather = FeatureView(")
+    end = text.index("# Feature services")
+    definitions.write_text(text[:start] + text[end:])
+    feast = bench.apply()
+    assert feast.get_feature_view("weather").name == "weather"
+    assert bench.weather("weather@v0:temp")["temp"] == pytest.approx(23)
+
+
+def test_a_version_is_dropped_by_hand_but_never_the_one_that_readers_get(bench: Bench) -> None:
+    bench.materialize()
+    bench.change(r'        "visib",\n', "")
+    bench.materialize()
+    feast = bench.open()
+    with pytest.raises(FeatureStoreError, match="readers get"):
+        drop_service_version(feast, SERVICE, 2)
+    with pytest.raises(FeatureStoreError, match="there are: 1, 2"):
+        drop_service_version(feast, SERVICE, 7)
+    drop_service_version(feast, SERVICE, 1)
+    assert [v.number for v in service_versions(bench.open(), SERVICE)] == [2]
+
+
+def test_a_name_that_looks_like_a_version_is_refused(bench: Bench) -> None:
+    feast = bench.apply()
+    service = feast.get_feature_service(SERVICE)
+    service.name = "late.v3"
+    with pytest.raises(ConfigurationError, match="ends like a version"):
+        apply_service_versions(feast, [service])
+    with pytest.raises(ConfigurationError, match=SERVICE):
+        service_to_train_on(feast, "another")
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
+        yield uri
+
+
+def test_versions_are_kept_in_a_registry_on_postgresql(bench: Bench, postgres: str) -> None:
+    settings = bench.repo / "feature_store.yaml"
+    address = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", postgres)
+    changed = re.sub(r"path: sqlite:.*", f"path: {json.dumps(address)}", settings.read_text())
+    settings.write_text(changed.replace("cache_ttl", "cache_mode: thread\n  cache_ttl"))
+    bench.materialize()
+    bench.change(r'        "visib",\n', "")
+    bench.materialize()
+    feast = bench.open()
+    assert view_versions(feast, "weather") == [0, 1]
+    assert [v.number for v in service_versions(feast, SERVICE)] == [1, 2]
+    old = bench.online(feast.get_feature_service(versioned_name(SERVICE, 1)))
+    assert old["weather__visib"] == pytest.approx(10)
+
+
+def test_a_snapshot_pins_all_that_it_was_made_from(bench: Bench) -> None:
+    snapshot = bench.snapshot()
+    pins = snapshot.pins
+    assert pins is not None
+    evidence = bench.installation.store.path(pins.evidence)
+    assert {v: p.definition for v, p in pins.views.items()} == snapshot.feature_views
+    assert {(t.group, t.name): t.sha256 for t in pins.tables} == {
+        (group, ref.name): ref.artifact.sha256
+        for group, refs in (("raw", bench.tables.raw), ("features", bench.tables.tables))
+        for ref in refs
+    }
+    weather = pins.views["weather"]
+    table = bench.installation.store.path(
+        next(t.artifact for t in bench.tables.tables if t.name == "weather")
+    )
+    rows = pd.concat(pd.read_parquet(file) for file in table.glob("*.parquet"))
+    assert weather.last_event == rows["event_timestamp"].max().to_pydatetime()
+    assert weather.last_created == rows["created"].max().to_pydatetime()
+    query = (evidence / "sql" / "entities.sql").read_text()
+    assert query == (bench.repo / "sql" / "entities.sql").read_text()
+    everything = "".join(f.read_text() for f in evidence.rglob("*.*"))
+    assert "weather__temp" in (evidence / "retrieval.sql").read_text()
+    assert str(bench.installation.home) not in everything
+    assert str(bench.repo) not in everything
+
+
+def test_equal_inputs_give_equal_pins_on_another_installation(
+    made: tuple[Installation, FeatureTables], tmp_path: Path
+) -> None:
+    shared, tables = made
+    other = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=3))
+    same = other.snapshot(other.refresh(days(0, 3)), days(0, 2))
+    first = shared.snapshot(tables, days(0, 2))
+    assert same.model_dump(mode="json") == first.model_dump(mode="json")
+
+
+def test_a_snapshot_comes_out_the_same_though_everything_has_moved_on(bench: Bench) -> None:
+    bench.apply()
+    snapshot = bench.snapshot()
+    store, home = bench.installation.store, bench.installation.home
+    bench.change(r'        "visib",\n', "")
+    bench.apply()
+    entities = bench.repo / "sql" / "entities.sql"
+    entities.write_text(entities.read_text().replace("INTERVAL 2 HOURS", "INTERVAL 3 HOURS"))
+    found = find_snapshot(snapshot.data.sha256[:10], store)
+    outcome = verify_snapshot(found, home, bench.repo, store)
+    assert outcome.same
+    assert outcome.differences == ()
+    assert any("version 2 now, the snapshot pins version 1" in r for r in outcome.remarks)
+    assert any("entity query" in remark for remark in outcome.remarks)
+    assert not list(store.root.glob(".verify-*"))
+
+
+def test_a_rebuild_that_differs_says_in_which_rows_and_columns(bench: Bench) -> None:
+    snapshot = bench.snapshot()
+    store, home = bench.installation.store, bench.installation.home
+    stored = store.path(snapshot.data)
+    whole = stored.read_bytes()
+    rows = pd.read_parquet(stored)
+    rows.loc[:4, "weather__temp"] = -99
+    rows.to_parquet(stored, index=False)
+    forged = snapshot.data.model_copy(update={"sha256": _sha256(stored)})
+    try:
+        outcome = verify_snapshot(
+            snapshot.model_copy(update={"data": forged}), home, bench.repo, store
+        )
+    finally:
+        stored.write_bytes(whole)
+    assert not outcome.same
+    assert "5 stored rows are not in the rebuilt file" in outcome.differences[0]
+    assert outcome.differences[1:] == ("weather__temp differs in 5 rows",)
+
+
+def test_tables_with_the_same_rows_stand_in_for_those_that_are_gone(bench: Bench) -> None:
+    snapshot = bench.snapshot()
+    assert snapshot.pins is not None
+    store, home = bench.installation.store, bench.installation.home
+    gone = snapshot.pins.tables[0].model_copy(update={"sha256": "0" * 64})
+    pins = snapshot.pins.model_copy(update={"tables": (gone, *snapshot.pins.tables[1:])})
+    outcome = verify_snapshot(snapshot.model_copy(update={"pins": pins}), home, bench.repo, store)
+    assert outcome.same
+    assert "others with the same rows took their place" in outcome.remarks[0]
+
+
+def test_what_is_lost_is_named_where_a_snapshot_cannot_be_made_again(
+    bench: Bench, tmp_path: Path
+) -> None:
+    snapshot = bench.snapshot()
+    assert snapshot.pins is not None
+    store, home = bench.installation.store, bench.installation.home
+    lost = snapshot.model_copy(update={"tables_version": "feedbeef" * 4})
+    outcome = verify_snapshot(lost, home, bench.repo, store)
+    assert outcome.rebuilt_sha256 is None
+    assert not outcome.same
+    assert outcome.differences == ("no tables of version feedbeeffeed are kept any more",)
+    evidence = snapshot.pins.evidence.model_copy(update={"uri": "artifact:snapshots/gone"})
+    pins = snapshot.pins.model_copy(update={"evidence": evidence})
+    bare = verify_snapshot(snapshot.model_copy(update={"pins": pins}), home, bench.repo, store)
+    assert "the evidence cannot be read as it was" in bare.differences[0]
+    old = snapshot.model_copy(update={"pins": None})
+    assert "pins nothing" in verify_snapshot(old, home, bench.repo, store).differences[0]
+    with pytest.raises(ArtifactError, match="names 0 snapshots"):
+        find_snapshot("feedbeef", store)
+
+
+def test_a_snapshot_of_an_earlier_release_is_still_read(bench: Bench) -> None:
+    described = json.loads(bench.snapshot().model_dump_json())
+    del described["pins"]
+    assert FeatureSnapshot.model_validate(described).pins is None
+
+
+def _sha256(path: Path) -> str:
+    from tasks.kernel.settings import digest_of
+
+    return digest_of(path)

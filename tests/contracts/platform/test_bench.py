@@ -1,0 +1,93 @@
+"""Every measurement of the bench on little data: all its figures are there, and are numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.bench.parts import MEASUREMENTS, Measurement
+from infra.bench.results import read_results
+from infra.bench.running import LoopState
+from tasks.kernel.settings import PROJECT_ROOT
+
+LIMIT_S = 800
+NUM_FIGURES = {
+    "loop/whole": 7,
+    "features/retrieval": 6,
+    "features/materialization": 4,
+    "features/online_read": 4,
+    "features/false_alarms": 3,
+    "training/strategies": 8,
+    "training/launch": 2,
+    "training/reading": 2,
+    "training/compression": 10,
+    "training/checkpoints": 3,
+    "training/elastic": 3,
+    "training/step_clock": 1,
+    "training/smaller_models": 2,
+    "training/spread": 3,
+    "conversion/tabular": 2,
+    "conversion/encoder": 4,
+    "conversion/int8": 5,
+    "serving/engine": 7,
+    "serving/http_request": 6,
+    "serving/edge": 1,
+    "serving/prediction_log": 3,
+    "serving/features": 1,
+    "serving/release": 7,
+    "serving/roll_back": 1,
+    "operation/platform": 3,
+    "operation/leases": 1,
+    "operation/governor": 4,
+    "operation/routing": 2,
+}
+"""With those that a host leaves out, and says why."""
+MAY_BE_LEFT_OUT = ("mlserver", "kserve", "bf16", "cut link", "joining host")
+MUST_BE_ZERO = ("differ", "lost or wrong", "neither logged nor counted", "contradicts")
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables that name the state folder of a finished small loop, and its use case."""
+    folder = tmp_path_factory.mktemp("bench") / "loop"
+    return LoopState(folder, None, small=True).environment(MEASUREMENTS[0])
+
+
+def test_the_number_of_figures_is_known_of_all() -> None:
+    assert list(NUM_FIGURES) == [each.title for each in MEASUREMENTS]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda each: each.title)
+def test_a_measurement_gives_all_its_figures(
+    measurement: Measurement, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    told = request.getfixturevalue("loop") if measurement.reads_loop else {}
+    options = ["--small", "--results", str(tmp_path)]
+    options += ["--home", told["FALAJ_HOME"]] if told else []
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.bench", measurement.title, *options],
+        cwd=PROJECT_ROOT,
+        env={**os.environ, **told},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    result = read_results(tmp_path, measurement.part)[measurement.name]
+    assert result.failure is None, done.stderr[-6000:]
+    assert len(result.measured) == NUM_FIGURES[measurement.title], result.measured
+    assert all(figure.value is not None for figure in result.figures), result.figures
+    for one in result.measured:
+        if one not in result.figures:
+            assert any(word in one.name for word in MAY_BE_LEFT_OUT), one
+    wrong = [f for f in result.figures if f.value and any(w in f.name for w in MUST_BE_ZERO)]
+    assert wrong == []
+    assert result.small
+    assert done.returncode == (0 if result.holds else 1)
+    assert f"| {result.figures[0].name} |" in (tmp_path / f"{measurement.part}.md").read_text()

@@ -1,0 +1,139 @@
+"""The embedded Prefect server: it serves one run, and never outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.embedded import disk_with_space, only_run
+from tasks.kernel import disk
+from tasks.kernel.errors import ConfigurationError, StorageError, TransientError, WindowError
+from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import processes_of
+
+SECRET = "marker-of-a-secret-90ce"
+RUN_A_FLOW = """
+import os, sys
+from pathlib import Path
+from flows.embedded import client_environment, free_port, prefect_server, wait_until_ready
+home, then = Path(sys.argv[1]), sys.argv[2]
+port = free_port()
+with prefect_server(home, port) as server:
+    os.environ.update(client_environment(home, port))
+    from prefect import flow, task
+    wait_until_ready(server, home, port)
+
+    @task(persist_result=True, result_serializer="json")
+    def double(number: int) -> int:
+        return 2 * number
+
+    @flow
+    def doubling() -> int:
+        return double(21)
+
+    print("result", doubling(), flush=True)
+    if then == "hang":
+        import time
+        time.sleep(120)
+"""
+
+
+def start(home: Path, then: str) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN_A_FLOW, str(home), then],
+        cwd=PROJECT_ROOT,
+        env={
+            **environment,
+            "PYTHONPATH": str(PROJECT_ROOT),
+            "FALAJ_DATABASE_PASSWORD": SECRET,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_flow_runs_on_it_and_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
+    with start(tmp_path, "end") as ended:
+        said, _ = ended.communicate(timeout=200)
+    assert said.startswith("result 42")
+    assert ended.returncode == 0
+    assert processes_of(tmp_path) == []
+
+    with start(tmp_path, "hang") as killed:
+        assert killed.stdout
+        assert killed.stdout.readline().startswith("result 42")
+        servers = [p for p in processes_of(tmp_path) if p.pid != killed.pid]
+        assert servers
+        for server in servers:
+            assert SECRET not in server.environ().values()
+            # Ctrl-C reaches a terminal's whole group: the flow needs its server to end in order.
+            assert os.getpgid(server.pid) != os.getpgid(killed.pid)
+        killed.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while processes_of(tmp_path):
+        assert time.monotonic() < deadline, processes_of(tmp_path)
+        time.sleep(0.1)
+
+
+def test_a_state_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
+    with only_run(tmp_path):
+        with (
+            pytest.raises(ConfigurationError, match=f"process {os.getpid()} is running"),
+            only_run(tmp_path),
+        ):
+            pass
+    with only_run(tmp_path):
+        assert (tmp_path / "run.lock").read_text() == str(os.getpid())
+
+
+def test_a_disk_without_space_is_what_a_run_is_told_of_whatever_failed_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_into(failure: Exception, least_free_bytes: int) -> None:
+        with monkeypatch.context() as patch, disk_with_space(tmp_path / "home"):
+            patch.setattr(disk, "LEAST_FREE_BYTES", least_free_bytes)  # what it has by now
+            raise failure
+
+    with pytest.raises(TransientError, match="no answer"):
+        run_into(TransientError("no answer"), 0)
+    with pytest.raises(StorageError, match=r"Free some space.* The run met TransientError: no ans"):
+        run_into(TransientError("no answer"), 1 << 60)
+    with pytest.raises(WindowError, match="is reversed"):  # this has nothing to do with it
+        run_into(WindowError("is reversed"), 1 << 60)
+    monkeypatch.setattr(disk, "LEAST_FREE_BYTES", 1 << 60)
+    with pytest.raises(StorageError, match="nothing was begun"):
+        run_into(AssertionError("it was begun"), 0)
+    assert not (tmp_path / "home").exists()
+
+
+LATE = """
+import atexit, runpy, sys
+atexit.register(lambda: sys.stderr.write("said late"))  # runs after what the program registers
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("flows", "decisions"), ("serving", "settings")], ids=["flows", "serving"]
+)
+def test_what_a_program_says_at_its_very_end_is_seen(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    program, command = words
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, program, "--home", str(tmp_path / "home"), command],
+        cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "said late")

@@ -1,0 +1,222 @@
+"""Online stores under writers that are killed or run at once, with readers that go on all the time.
+
+A longer drill: `FALAJ_KILLS=50 python -m pytest tests/contracts/platform/test_interrupted_writes.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feast.infra.online_stores.sqlite import SqliteOnlineStore
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.protos.feast.types.Value_pb2 import Value
+
+from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.features.redis_store import NewerWinsRedisOnlineStore
+from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.data.feature_views import repo_config
+from tests.support.data.version_writer import (
+    FEATURES,
+    NUM_KEYS,
+    versioned_config,
+    versioned_view,
+    write_version,
+)
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import redis_server
+from tests.support.suite.promises import Promise, proves
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+KILLS = int(os.environ.get("FALAJ_KILLS", "3"))
+KINDS = ("redis", "sqlite")
+
+
+@pytest.fixture(params=KINDS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A store that holds version 0 of the view: its kind and its address."""
+    if request.param == "redis":
+        with redis_server(tmp_path) as server:
+            write_version("redis", versioned_config("redis", server.connection_string), 0)
+            yield "redis", server.connection_string
+        return
+    address = str(tmp_path / "online.db")
+    store, config = NewerWinsSqliteOnlineStore(), versioned_config("sqlite", address)
+    store.update(config, [], [versioned_view()], [], [], False)
+    write_version("sqlite", config, 0)
+    yield "sqlite", address
+    store._get_conn(config).close()
+
+
+class Writer:
+    """A process that writes on command, in a child that can be killed."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.support.data.version_writer"],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self, expected: str) -> int:
+        """The number in the next line, which says `expected`."""
+        assert self._process.stdout
+        word, _, number = self._process.stdout.readline().strip().partition(" ")
+        assert word == expected
+        return int(number or 0)
+
+    def begin(self, target: tuple[str, str], first: int, last: int, times: int) -> int:
+        """Start a child; return its process id."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{' '.join(target)} {first} {last} {times}\n")
+        self._process.stdin.flush()
+        return self.hear("child")
+
+    def hear_the_end(self) -> tuple[int, int]:
+        """The latest version that was written, and how the child ended."""
+        assert self._process.stdout
+        version = 0
+        for line in self._process.stdout:
+            word, number = line.split()
+            if word == "ended":
+                return version, int(number)
+            version = int(number)
+        raise AssertionError("the writer is gone")
+
+    def close(self) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def writers() -> Iterator[tuple[Writer, Writer]]:
+    both = Writer(), Writer()
+    for writer in both:
+        writer.hear("ready")
+    yield both
+    for writer in both:
+        writer.close()
+
+
+class Readers:
+    """Threads that read random entities all the time and note what must not be."""
+
+    def __init__(self, target: tuple[str, str], *, feasts_own: bool) -> None:
+        kind, address = target
+        self.faults: list[str] = []
+        self.num_reads = 0
+        self._newest: dict[int, int] = {}
+        self._stop = threading.Event()
+        self._config = versioned_config(kind, address)
+        self._make = {"redis": NewerWinsRedisOnlineStore, "sqlite": NewerWinsSqliteOnlineStore}[
+            kind
+        ]
+        if feasts_own and kind == "sqlite":
+            self._make = SqliteOnlineStore
+            self._config = repo_config(Path(address).parent, {"type": "sqlite", "path": address})
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Readers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        draw, view, store = random.Random(1), versioned_view(), self._make()
+        while not self._stop.wait(0.002):
+            numbers = [draw.randrange(NUM_KEYS) for _ in range(5)]
+            try:
+                answers = store.online_read(self._config, view, list(map(key, numbers)))
+            except Exception as exc:  # any failure of a reader is what the test looks for
+                self.faults.append(repr(exc))
+                break
+            for number, (_, values) in zip(numbers, answers, strict=True):
+                self._check(number, values)
+            self.num_reads += 1
+        store._get_client(self._config.online_store).close() if hasattr(
+            store, "_get_client"
+        ) else store._get_conn(self._config).close()
+
+    def _check(self, number: int, values: dict[str, Value] | None) -> None:
+        found = {value.int64_val for value in (values or {}).values()}
+        if len(values or {}) < len(FEATURES) or len(found) != 1:
+            self.faults.append(f"entity {number} is torn: {values}")
+            return
+        (version,) = found
+        if version < self._newest.get(number, 0):
+            self.faults.append(f"entity {number} went from {self._newest[number]} to {version}")
+        self._newest[number] = version
+
+
+def key(number: int) -> EntityKey:
+    return EntityKey(join_keys=["number"], entity_values=[Value(int64_val=number)])
+
+
+def all_versions(target: tuple[str, str]) -> set[int]:
+    """Values of all features of all entities."""
+    kind, address = target
+    config, view = versioned_config(kind, address), versioned_view()
+    store: Any = NewerWinsRedisOnlineStore() if kind == "redis" else NewerWinsSqliteOnlineStore()
+    answers = store.online_read(config, view, [key(number) for number in range(NUM_KEYS)])
+    connection = store._get_client(config.online_store) if kind == "redis" else store._conn
+    connection.close()
+    assert all(values and len(values) == len(FEATURES) for _, values in answers)
+    return {value.int64_val for _, values in answers for value in values.values()}
+
+
+@pytest.mark.slow
+@proves(Promise.INTERRUPT, "no reader saw half an entity; the next write completes")
+def test_readers_see_whole_entities_whenever_the_writer_is_killed(
+    target: tuple[str, str], writers: tuple[Writer, Writer]
+) -> None:
+    draw, writer = random.Random(os.environ.get("FALAJ_KILLS_SEED", "0")), writers[0]
+    first = 1
+    with Readers(target, feasts_own=False) as ours, Readers(target, feasts_own=True) as feasts:
+        for _ in range(KILLS):
+            child = writer.begin(target, first, first + 10_000, 1)
+            for _ in range(draw.randrange(1, 4)):
+                version = writer.hear("wrote")
+            time.sleep(draw.uniform(0, 0.1))  # somewhere in the middle of the next one
+            os.kill(child, signal.SIGKILL)
+            later, ended = writer.hear_the_end()
+            assert ended == -signal.SIGKILL
+            first = max(version, later) + 1
+        wait_until(lambda: min(ours.num_reads, feasts.num_reads) > 10, "readers have read")
+    assert ours.faults == feasts.faults == []
+    final = 10 * first + 100_000
+    assert write_version(target[0], versioned_config(*target), final) == NUM_KEYS
+    assert all_versions(target) == {final}
+
+
+@pytest.mark.slow
+def test_two_writers_of_one_view_leave_the_newest_values(
+    target: tuple[str, str], writers: tuple[Writer, Writer]
+) -> None:
+    """One counts up, the other down, both twice; the newest version is somewhere in the middle."""
+    with Readers(target, feasts_own=True) as readers:
+        writers[0].begin(target, 1, 6, 2)
+        writers[1].begin(target, 6, 1, 2)
+        ends = [writer.hear_the_end() for writer in writers]
+    assert ends == [(6, 0), (1, 0)]
+    assert readers.faults == []
+    assert all_versions(target) == {6}
+    assert write_version(target[0], versioned_config(*target), 5) == 0

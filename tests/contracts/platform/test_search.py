@@ -1,0 +1,110 @@
+"""Searches with real trainings under a real Prefect API, and what MLflow keeps of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.search import with_best_trial
+from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.registry.connection import RegistryLocation, load_mlflow
+from tasks.training.launcher import launch_training
+from tests.support.data.builders import dataset, frame
+from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.training.searches import NUM_ROWS, search_under_test, trained_once, use_case
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    return Settings.from_environment()
+
+
+def test_trials_are_trained_kept_in_mlflow_and_drawn(on_prefect: None, settings: Settings) -> None:
+    data, config = dataset(settings.store, frame(NUM_ROWS)), use_case(parallel_trials=2)
+
+    study = search_under_test(data, config)
+
+    assert [trial.number for trial in study.trials] == [0, 1, 2]
+    complete = [trial for trial in study.trials if trial.state == "complete"]
+    assert study.best in {trial.number for trial in complete}
+    assert trained_once(settings) == len(complete)
+    assert not list((settings.home / "training" / "trials" / study.study).iterdir())
+
+    # The best trial's model is there: training its configuration trains nothing.
+    best = with_best_trial(config, study)
+    before = settings.store.num_builds
+    epochs: list[object] = []
+    work = settings.home / "training"
+    model = launch_training(data, config.splits, best.training, settings.store, work, epochs.append)
+    assert (settings.store.num_builds, epochs) == (before, [])
+    assert max(e.validation_auc for e in model.epochs) == study.trials[study.best or 0].auc
+
+    client = load_mlflow().MlflowClient(RegistryLocation.of(settings).uri)
+    experiment = client.get_experiment_by_name(config.registry.experiment)
+    runs = client.search_runs([experiment.experiment_id])
+    [parent] = [run for run in runs if run.data.tags["search_trial"] == "whole"]
+    children = {r.data.tags["search_trial"]: r for r in runs if r is not parent}
+    assert sorted(children) == ["0", "1", "2"]
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["best_trial"] == study.best
+    for trial in study.trials:
+        run = children[str(trial.number)]
+        assert run.data.tags["search_state"] == trial.state
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert float(run.data.params["learning_rate"]) == trial.point["learning_rate"]
+        history = client.get_metric_history(run.info.run_id, "epoch_validation_auc")
+        assert [(m.step, m.value) for m in sorted(history, key=lambda m: m.step)] == [
+            (epoch.epoch, epoch.validation_auc) for epoch in trial.epochs
+        ]
+
+    again = search_under_test(data, config)
+    assert again.trials == study.trials
+    assert len(client.search_runs([experiment.experiment_id])) == 4
+    page = (settings.reports / study.study / "search.html").read_text(encoding="utf-8")
+    assert page.count("<svg") >= 6
+
+
+def test_a_search_that_is_killed_goes_on_where_it_was(
+    on_prefect: None, settings: Settings, tmp_path: Path
+) -> None:
+    data = dataset(settings.store, frame(NUM_ROWS))
+    config = use_case(num_trials=2, pruner={"rule": "none"})
+    (tmp_path / "data.json").write_text(data.model_dump_json())
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    trials = settings.home / "training" / "trials"
+    command = [sys.executable, "-m", "tests.support.training.searches", str(tmp_path)]
+    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=_environment()) as search:
+        # The first trial is done and the second one has a checkpoint.
+        wait_until(
+            lambda: (
+                (settings.store.root / "models").is_dir()
+                and trained_once(settings) == 1
+                and list(trials.glob("tiny-*/*/*/epochs.jsonl"))
+            ),
+            "the second trial's first epoch",
+            300,
+        )
+        search.send_signal(signal.SIGKILL)
+    wait_until(lambda: not pids_whose_command_holds(str(trials)), "all ranks are gone", 60)
+    builds = settings.store.num_builds
+
+    study = search_under_test(data, config)
+
+    assert [trial.state for trial in study.trials] == ["complete", "complete"]
+    assert trained_once(settings) == 2
+    assert settings.store.num_builds - builds <= 1  # the first trial was not trained again
+
+
+def _environment() -> dict[str, str]:
+    """What a process of its own needs to use the test's Prefect API."""
+    from prefect.settings import PREFECT_API_URL
+
+    return {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}

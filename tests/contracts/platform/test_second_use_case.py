@@ -1,0 +1,176 @@
+"""The second use case from the command line: a regression, on real rows of some weeks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from sklearn.metrics import mean_absolute_error, r2_score
+
+from flows.config import read_pipeline_config
+from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
+from tasks.contracts.run import RunRecord
+from tasks.evaluation.slices import judge_slices
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
+from tasks.registry.gates import Evidence, judge
+from tasks.registry.records import VersionRecord
+from tests.support.data.use_cases import TRAFFIC, small_traffic
+from tests.support.host.processes import processes_of
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def command(home: Path, repository: Path) -> tuple[int, str]:
+    words = ["--home", str(home), "--repo", str(repository), "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", *words],
+        cwd=PROJECT_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def reports(home: Path) -> Path:
+    """The use case's own reports: the state folder's are the default's."""
+    return home / "use_cases" / "traffic" / "reports"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_traffic(tmp_path_factory.mktemp("second"))
+
+
+@pytest.fixture(scope="module")
+def home(repository: Path) -> Path:
+    home = repository.parent / "home"
+    code, said = command(home, repository)
+    assert code == 0, said
+    assert "R²" in said
+    return home
+
+
+@pytest.fixture
+def record(home: Path) -> RunRecord:
+    facts = json.loads((reports(home) / "latest" / "report.json").read_text())
+    return RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields if k in facts})
+
+
+def test_the_use_case_of_the_repository_is_valid_and_apart_from_the_default() -> None:
+    config = read_pipeline_config(TRAFFIC)
+    default = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
+    assert config.features.training_set.task == "regression"
+    assert config.registry.model_name != default.registry.model_name
+    assert config.registry.experiment != default.registry.experiment
+
+
+@pytest.mark.slow
+def test_a_regression_runs_the_whole_loop_and_leaves_no_process(
+    home: Path, record: RunRecord
+) -> None:
+    assert record.promotion.promoted
+    assert record.version.name == "traffic-volume"
+    assert record.dataset.snapshot.label_summary is not None
+    assert processes_of(home) == []
+
+
+@pytest.mark.slow
+def test_reported_metrics_of_a_regression_can_be_recomputed(home: Path, record: RunRecord) -> None:
+    overall = record.evaluation.overall
+    assert isinstance(overall, RegressionMetrics)
+    rows = pd.read_parquet(ArtifactStore(home / "artifacts").path(record.evaluation.predictions))
+    assert overall.r2.value == pytest.approx(r2_score(rows["volume"], rows["score"]), abs=1e-6)
+    assert overall.mae.value == pytest.approx(
+        mean_absolute_error(rows["volume"], rows["score"]), rel=1e-6
+    )
+    last_week = rows["slot_history__volume_last"]
+    known = last_week.notna()
+    errors = [((one - rows["volume"])[known] ** 2).mean() for one in (rows["score"], last_week)]
+    assert overall.skill is not None
+    assert overall.skill.value == pytest.approx(1 - errors[0] / errors[1], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_bad_on_one_slice_is_refused_by_the_gate(
+    home: Path, record: RunRecord
+) -> None:
+    """It takes each Monday for the Sunday before; the yardstick's own predictions pass."""
+    store, columns = ArtifactStore(home / "artifacts"), record.dataset.snapshot.columns
+    rows = pd.read_parquet(store.path(record.evaluation.predictions))
+    rows["weekday"] = pd.to_datetime(rows["hour_id"]).dt.tz_localize("UTC").dt.day_name()
+    rows["score"] = rows["yardstick_score"]
+    is_monday = rows["weekday"] == "Monday"
+    day_before = rows["score"].shift(24).fillna(rows["score"])
+    spoilt = rows.assign(score=rows["score"].mask(is_monday, day_before))
+    judging = read_pipeline_config(TRAFFIC).evaluation.model_copy(
+        update={"slices": ("weekday",), "min_slice_rows": 80, "min_days": 3}
+    )
+    columns = columns.model_copy(update={"categorical": ("weekday",)})
+    found = {}
+    for name, frame in (("as it is", rows), ("spoilt", spoilt)):
+        slices, _ = judge_slices(frame, columns, judging)
+        evaluation = record.evaluation.model_copy(update={"slices": slices})
+        found[name] = gate_on_slices(record, evaluation)
+    assert found["as it is"][0], found
+    assert not found["spoilt"][0], found
+    assert "is weekday=Monday" in found["spoilt"][1]
+
+
+def gate_on_slices(record: RunRecord, evaluation: EvaluationReport) -> tuple[bool, str]:
+    """What the gate of the real use case says of these slices."""
+    evidence = Evidence(
+        candidate=record.version,
+        record=VersionRecord(ref=record.version, manifest=None, variants=None, damage=()),
+        evaluation=evaluation,
+        dataset=record.dataset,
+        variants=record.variants,
+        lost=(),
+        champion=None,
+        now=record.started,
+    )
+    gates = {gate.name: gate for gate in judge(evidence, read_pipeline_config(TRAFFIC).promotion)}
+    return gates["worst-slice"].passed, gates["worst-slice"].evidence
+
+
+@pytest.mark.slow
+def test_no_feature_knows_the_hour_that_is_predicted(home: Path, record: RunRecord) -> None:
+    """The last count of the same hour of the week is that of a week before, or older.
+
+    Older where that one was not counted; an hour more in the week after clocks changed.
+    """
+    store = ArtifactStore(home / "artifacts")
+    rows = pd.read_parquet(store.path(record.dataset.snapshot.data))
+    rows = rows.set_index(pd.to_datetime(rows["event_timestamp"], utc=True))
+    week = rows["volume"].shift(freq="168h").reindex(rows.index)
+    seen = rows["slot_history__volume_last"]
+    both = week.notna() & seen.notna()
+    assert both.sum() > 2000
+    assert (week[both] == seen[both]).mean() > 0.9
+    now = rows["volume"].shift(freq="26h").reindex(rows.index)  # counted and published by then
+    latest = rows["recent_flow__volume_1h"]
+    both = now.notna() & latest.notna()
+    assert (now[both] == latest[both]).mean() > 0.9
+
+
+@pytest.mark.slow
+def test_the_report_speaks_of_the_regression(home: Path) -> None:
+    page = (reports(home) / "latest" / "report.html").read_text()
+    for words in ("R² on the test window", "Predicted against observed", "Mean absolute error by"):
+        assert words in page
+    assert "AUC" not in page
+
+
+@pytest.mark.slow
+def test_a_second_run_reuses_what_is_finished(home: Path, repository: Path) -> None:
+    code, said = command(home, repository)
+    assert code == 0, said
+    stages = json.loads((reports(home) / "latest" / "report.json").read_text())["stages"]
+    ran = {stage["stage"] for stage in stages if not stage["reused"]}
+    assert ran == {"promotion"}, said

@@ -1,0 +1,367 @@
+"""Consent before promotion, asked once, bound to its evidence, never guessed."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from flows.__main__ import main
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import ModelVariant, PromotionDecision
+from tasks.features.audit import AuditTrail
+from tasks.kernel.errors import RegistryError
+from tasks.registry.approval import Answer, close_question, reopen_question
+from tasks.registry.config import ApprovalConfig, PromotionConfig
+from tasks.registry.connection import prepare_database
+from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.registry.promotion import answer_and_promote, promote
+from tasks.registry.question import open_question, outcome
+from tasks.registry.standing import find_standing
+from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.suite.promises import Promise, proves
+
+NAME = CONFIG.model_name
+ASKING = PromotionConfig(approval=ApprovalConfig(enabled=True, timeout_h=24))
+NOON = datetime(2014, 2, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    world = World.at(tmp_path_factory.mktemp("template"))
+    prepare_database(world.location)
+    return world.database
+
+
+@pytest.fixture
+def world(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr("tasks.registry.pictures.draw_pictures", lambda *_: None)
+    return World.at(tmp_path).with_database_of(template)
+
+
+Presented = tuple[ModelVersionRef, EvaluationReport, tuple[ModelVariant, ...]]
+
+
+def present(world: World, seed: int = 0, rival: int | None = None) -> Presented:
+    against = () if rival is None else (comparison(f"champion:{rival}", 0.004),)
+    ref, report = world.register(seed, against=against)
+    return ref, report, world.attach(ref)
+
+
+def ask(
+    world: World, what: Presented, now: datetime = NOON, config: PromotionConfig = ASKING
+) -> PromotionDecision:
+    ref, report, made = what
+    return promote(ref, report, world.dataset, made, config, world.location, world.store, now=now)
+
+
+def said(
+    decision: Literal["approve", "reject"] = "approve", after: timedelta = HOUR, by: str = "Ana"
+) -> Answer:
+    return Answer(decision=decision, approver=by, comment="seen", given=NOON + after)
+
+
+def answer(world: World, what: Answer, number: int = 1, **how: bool) -> PromotionDecision:
+    return answer_and_promote(NAME, number, what, world.location, world.store, **how)
+
+
+def champion(world: World) -> int | None:
+    found = Registry(world.location).by_alias(NAME, CHAMPION)
+    return None if found is None else found.number
+
+
+def tags(world: World, number: int = 1) -> dict[str, str]:
+    return dict(Registry(world.location).version(NAME, number).tags)
+
+
+def state_of(decision: PromotionDecision) -> str | None:
+    return None if decision.approval is None else decision.approval.state
+
+
+def test_open_gates_are_not_enough_where_consent_is_required(world: World) -> None:
+    decision = ask(world, present(world))
+
+    assert all(gate.passed for gate in decision.gates)
+    assert not decision.promoted
+    assert state_of(decision) == "waiting"
+    assert champion(world) is None
+    assert tags(world)["promotion"] == "all gates open, waiting"
+    assert "waits for a person's approval until 2014-02-02 12:00 UTC" in outcome(decision)
+
+
+def test_consent_is_off_unless_it_is_asked_for(world: World) -> None:
+    decision = ask(world, present(world), config=PromotionConfig())
+    assert decision.promoted
+    assert decision.approval is None
+    assert "approval" not in tags(world)
+
+
+def test_an_approval_moves_the_champion_and_is_recorded_in_decision_tags_and_file(
+    world: World,
+) -> None:
+    ask(world, present(world))
+    decision = answer(world, said())
+
+    assert decision.promoted
+    assert champion(world) == 1
+    assert decision.approval is not None
+    assert (decision.approval.state, decision.approval.approver) == ("approved", "Ana")
+    assert decision.approval.answered == NOON + HOUR
+    seen = tags(world)
+    assert (seen["approval"], seen["approver"], seen["approval_comment"]) == (
+        "approved", "Ana", "seen",
+    )  # fmt: skip
+    assert seen["promotion"] == "all gates open, approved by Ana"
+    folder = Registry(world.location).run_folder(decision.candidate.run_id) / "promotion"
+    kept = folder / f"{seen['promotion_sha256'][:12]}.json"
+    assert PromotionDecision.model_validate_json(kept.read_text()) == decision
+
+
+def test_a_rejected_version_is_not_asked_about_again_unless_asked_for(world: World) -> None:
+    what = present(world)
+    ask(world, what)
+    decision = answer(world, said("reject"))
+    assert (decision.promoted, state_of(decision)) == (False, "rejected")
+
+    later = ask(world, what, NOON + 100 * HOUR)
+    assert state_of(later) == "rejected"
+    assert not open_question(
+        NAME, 1, world.location, world.store, NOON + 100 * HOUR, again=False
+    ).is_open
+    again = open_question(NAME, 1, world.location, world.store, NOON + 100 * HOUR, again=True)
+    assert again.is_open
+    assert again.decision.approval is not None
+    assert again.decision.approval.approver is None
+    assert answer(world, said(after=101 * HOUR, by="Bo")).promoted
+    assert tags(world)["approver"] == "Bo"
+
+
+def test_the_champions_standing_names_the_version_that_a_person_is_asked_about(
+    world: World,
+) -> None:
+    def asked_about(after: timedelta) -> int | None:
+        known = find_standing(NAME, world.location, NOON + after)
+        assert known
+        return known.asked_about
+
+    ask(world, present(world), config=PromotionConfig())
+    assert asked_about(HOUR) is None
+    ask(world, present(world, seed=1, rival=1))
+    assert asked_about(HOUR) == 2
+    assert asked_about(25 * HOUR) is None  # its time is over, whoever notes that
+    answer(world, said("reject"), number=2)
+    assert asked_about(HOUR) is None
+
+
+def test_edited_approval_tags_of_a_candidate_do_not_hide_how_the_champion_stands(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(world, present(world), config=PromotionConfig())
+    ask(world, present(world, seed=1, rival=1))
+    registry = Registry(world.location)
+    registry.set_tags(registry.version(NAME, 2), {"approval": "perhaps"})
+    known = find_standing(NAME, world.location, NOON + HOUR)
+    assert known is not None
+    assert (known.version.version, known.asked_about) == (1, None)
+    assert "the approval tags of flight-delay version 2 were edited" in caplog.text
+
+
+def test_no_answer_in_time_rejects_and_a_late_approval_changes_nothing(world: World) -> None:
+    what = present(world)
+    ask(world, what)
+    decision = answer(world, said(after=24 * HOUR))
+    assert (decision.promoted, state_of(decision)) == (False, "timed_out")
+    assert champion(world) is None
+    assert state_of(ask(world, what, NOON + 30 * HOUR)) == "timed_out"
+    assert "nobody answered before 2014-02-02 12:00 UTC" in outcome(decision)
+
+
+def test_a_promotion_that_is_repeated_after_the_deadline_records_the_time_out(world: World) -> None:
+    what = present(world)
+    first = ask(world, what)
+    assert state_of(ask(world, what, NOON + 23 * HOUR)) == "waiting"
+    again = ask(world, what, NOON + 23 * HOUR)
+    assert again.approval == first.approval  # a repetition gives no more time
+    assert state_of(ask(world, what, NOON + 24 * HOUR)) == "timed_out"
+    assert tags(world)["approval"] == "timed_out"
+
+
+def test_a_question_is_closed_only_when_its_time_is_over_and_nobody_answered(world: World) -> None:
+    ask(world, present(world))
+    digest = tags(world)["approval_question"]
+
+    def close(after: timedelta, of: str = digest) -> bool:
+        return close_question(NAME, 1, world.location, NOON + after, of)
+
+    assert not close(23 * HOUR)
+    assert not close(25 * HOUR, of="0" * 64)
+    assert close(24 * HOUR)
+    assert close(25 * HOUR)  # repeated after a kill
+    reopen_question(NAME, 1, world.location, NOON + 25 * HOUR)
+    answer(world, said(after=26 * HOUR))
+    assert not close(80 * HOUR)
+    assert champion(world) == 1
+
+
+def test_the_first_answer_stays_unless_somebody_overrules_it(world: World) -> None:
+    ask(world, present(world))
+    answer(world, said("reject", by="Ana"))
+    assert state_of(answer(world, said(by="Bo"))) == "rejected"
+    assert tags(world)["approver"] == "Ana"
+    assert answer(world, said(after=50 * HOUR, by="Bo"), overrule=True).promoted
+    assert tags(world)["approver"] == "Bo"
+
+
+def test_an_approval_goes_through_the_gates_of_its_own_moment(world: World) -> None:
+    first, second = present(world, 0), present(world, 1)
+    ask(world, second)
+    assert ask(world, first, config=PromotionConfig()).promoted  # a champion came meanwhile
+
+    decision = answer(world, said(), number=2)
+
+    assert [g.name for g in decision.gates if not g.passed] == ["champion"]
+    assert (decision.promoted, state_of(decision)) == (False, "approved")
+    assert champion(world) == 1
+    assert outcome(decision).endswith("version 2 was refused by gate champion")
+
+
+@proves(Promise.VALIDATED, "other evidence is not approved")
+def test_an_approval_counts_for_its_evidence_only(world: World) -> None:
+    what = present(world)
+    ask(world, what)
+    stricter = ASKING.model_copy(update={"min_auc": 0.65})
+    digest = tags(world)["approval_question"]
+    assert state_of(ask(world, what, config=stricter)) == "waiting"
+    with pytest.raises(RegistryError, match=r"another one .* was put"):
+        answer_and_promote(NAME, 1, said(), world.location, world.store, digest=digest)
+    assert champion(world) is None
+    assert answer(world, said()).promoted
+
+
+def test_a_closed_gate_asks_nobody(world: World) -> None:
+    ref, report = world.register(0, auc=0.55)
+    decision = ask(world, (ref, report, world.attach(ref)))
+    assert decision.approval is None
+    with pytest.raises(RegistryError, match="nobody was asked about"):
+        answer(world, said())
+
+
+def test_a_spoilt_question_is_no_approval(world: World) -> None:
+    ask(world, present(world))
+    (file,) = (
+        Registry(world.location).version(NAME, 1).folder.parent.glob("promotion/question-*.json")
+    )
+    file.write_text(file.read_text().replace('"min_auc": 0.6', '"min_auc": 0.5'))
+    with pytest.raises(RegistryError, match="it was changed"):
+        answer(world, said())
+    file.write_text("{")
+    with pytest.raises(RegistryError, match="cannot be read"):
+        answer(world, said())
+    shutil.rmtree(file.parent)
+    with pytest.raises(RegistryError, match="cannot be read"):
+        answer(world, said())
+    assert champion(world) is None
+
+
+def test_tags_that_make_no_sense_are_no_approval(world: World) -> None:
+    what = present(world)
+    ask(world, what)
+    registry = Registry(world.location)
+    registry.set_tags(registry.version(NAME, 1), {"approval": "yes"})
+    with pytest.raises(RegistryError, match="make no sense"):
+        ask(world, what)
+    assert champion(world) is None
+
+
+def test_the_question_shows_gates_and_pictures_and_no_text_of_the_data_as_markup(
+    world: World,
+) -> None:
+    what = present(world)
+    ask(world, what)
+    folder = Registry(world.location).run_folder(what[0].run_id) / "pictures"
+    folder.mkdir(exist_ok=True)
+    (folder / "roc-pr.png").write_bytes(b"picture")
+    text = open_question(NAME, 1, world.location, world.store, NOON, again=False).markdown
+    assert "![roc-pr](data:image/png;base64,cGljdHVyZQ==)" in text
+    assert text.count("| open |") == len(ask(world, what).gates)
+    assert "**No answer until 2014-02-02 12:00 UTC means no.**" in text
+    assert "&#95;" in text  # such as in the suite's name
+
+
+@given(st.text(max_size=5), st.text(max_size=5))
+@example("\x1f", "")
+@example("\x85\u2003", "")
+def test_an_answer_needs_somebody_who_gives_it(approver: str, comment: str) -> None:
+    fits = bool(approver.strip())
+    try:
+        made = Answer(decision="reject", approver=approver, comment=comment, given=NOON)
+    except ValidationError:
+        assert not fits
+    else:
+        assert fits
+        assert made.approver == approver
+
+
+# On the command line
+
+
+@pytest.fixture
+def home(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder as the commands use it, with a candidate that waits."""
+    monkeypatch.setattr("tasks.registry.pictures.draw_pictures", lambda *_: None)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    World.at(tmp_path).with_database_of(template)
+    (tmp_path / "mlflow" / "artifacts").symlink_to(tmp_path / "mlflow" / "files")
+    return tmp_path
+
+
+def test_the_command_approves_through_the_gates_and_writes_the_audit(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = World.at(home)
+    ask(here, present(here))
+    assert main(["approve", NAME, "1", "--approver", "Ana", "--comment", "ok"]) == 0
+    assert "version 1 is the champion, approved by Ana" in capsys.readouterr().out
+    assert champion(here) == 1
+    trail = AuditTrail(home / "audit")
+    (line,) = trail.lines()
+    assert line.content["said"] == "approve"
+    assert line.content["who"]["subject"] == "Ana"
+    assert line.content["subject"] == {"model": NAME, "version": "version 1"}
+    assert not trail.verify().faults
+
+
+def test_the_command_says_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = World.at(home)
+    what = present(here)
+    assert main(["approve", NAME, "1", "--approver", "Ana"]) == 1
+    assert "nobody was asked about flight-delay version 1" in capsys.readouterr().err
+    assert main(["approve", NAME, "7", "--approver", "Ana"]) == 1
+    assert "is not in the registry" in capsys.readouterr().err
+    ask(here, what)
+    assert main(["approve", NAME, "1", "--approver", "  "]) == 2
+    assert "approver" in capsys.readouterr().err
+    assert main(["reject", NAME, "1", "--approver", "Ana"]) == 0
+    assert "was rejected by Ana" in capsys.readouterr().out
+    assert champion(here) is None
+
+
+def test_the_command_reports_a_gate_that_closed_meanwhile(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = World.at(home)
+    first, second = present(here, 0), present(here, 1)
+    ask(here, second)
+    ask(here, first, config=PromotionConfig())
+    assert main(["approve", NAME, "2", "--approver", "Ana"]) == 1
+    assert "is approved, but gate champion" in capsys.readouterr().err
+    assert champion(here) == 1

@@ -1,0 +1,363 @@
+"""The run that asks a person: on a real Prefect server, with a real worker and a real browser."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+from prefect.flows import Flow
+from prefect.states import Scheduled
+from prefect.utilities.callables import parameter_schema
+
+from flows.__main__ import main
+from flows.approval import (
+    APPROVAL,
+    EXPIRY,
+    approval_expiry_flow,
+    approval_flow,
+    start_approval,
+)
+from tasks.contracts.release import PromotionDecision
+from tasks.features.audit import AuditTrail
+from tasks.kernel.settings import ArtifactStore, Settings
+from tasks.registry.approval import read_question
+from tasks.registry.config import ApprovalConfig, PromotionConfig
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.registry.promotion import promote
+from tasks.registry.task import close_promotion_question
+from tests.support.data import builders
+from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.services.browser import Page, browser, needs_browser
+from tests.support.services.prefect_platform import PrefectApi
+
+pytestmark = pytest.mark.slow
+
+POOL = "approval-tests"
+NAME = CONFIG.model_name
+LIMIT_S = 240
+
+
+@dataclass(frozen=True)
+class Office:
+    """An installation whose worker runs the flows that ask, with candidates to ask about."""
+
+    world: World
+    home: Path
+
+    def candidate(self, seed: int, timeout_h: float = 24) -> PromotionDecision:
+        """Register the model of one seed and promote it as far as the question."""
+        reigning = self.champion()
+        against = (comparison(f"champion:{reigning}", 0.004),) if reigning else ()
+        ref, report = self.world.register(seed, against=against)
+        config = PromotionConfig(approval=ApprovalConfig(enabled=True, timeout_h=timeout_h))
+        made = self.world.attach(ref)
+        world = self.world
+        return promote(
+            ref, report, world.dataset, made, config, world.location, world.store, datetime.now(UTC)
+        )
+
+    def champion(self) -> int | None:
+        found = Registry(self.world.location).by_alias(NAME, CHAMPION)
+        return None if found is None else found.number
+
+    def state_of(self, version: int) -> str:
+        return Registry(self.world.location).version(NAME, version).tags["approval"]
+
+    def audit(self, version: int) -> list[tuple[str, str | None]]:
+        """What was said about a version, and by whom."""
+        lines = (line.content for line in AuditTrail(self.home / "audit").lines())
+        return [
+            (str(act.get("said", act["outcome"])), act["who"].get("subject"))
+            for act in lines
+            if act["subject"]["version"] == f"version {version}"
+        ]
+
+
+@pytest.fixture(scope="module")
+def office(prefect_api: PrefectApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
+    home = tmp_path_factory.mktemp("office")
+    store = ArtifactStore(home / "artifacts")
+    location = RegistryLocation.of(Settings(home, home / "repo"))
+    world = World(location, store, builders.dataset(store, builders.frame(300)))
+    with pytest.MonkeyPatch.context() as patch, prefect_api.in_process():
+        patch.setenv("FALAJ_HOME", str(home))
+        with get_client(sync_client=True) as client:
+            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
+            made = [
+                deploy(client, approval_flow, APPROVAL),
+                deploy(client, approval_expiry_flow, EXPIRY),
+            ]
+            with prefect_api.worker(POOL, FALAJ_HOME=str(home)):
+                yield Office(world, home)
+            for deployment in made:  # other tests may want these names
+                client.delete_deployment(deployment)
+
+
+def deploy(client: SyncPrefectClient, of: Flow[..., object], name: str) -> UUID:
+    schema = parameter_schema(of).model_dump()
+    return client.create_deployment(
+        client.create_flow(of),
+        name.split("/")[1],
+        entrypoint=f"{of.fn.__module__}.{of.fn.__name__}",
+        work_pool_name=POOL,
+        pull_steps=[],
+        parameter_openapi_schema=schema,
+        enforce_parameter_schema=True,
+    )
+
+
+@flow(name="promotion-under-test")
+def promoting(decision: PromotionDecision) -> None:
+    start_approval(decision)
+
+
+def runs_about(version: int, of: str = "approval") -> list[FlowRun]:
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[of])), flow_run_filter=FlowRunFilter()
+        )
+    return [run for run in runs if run.parameters["version"] == version]
+
+
+def wait_for(version: int, *states: StateType, of: str = "approval") -> FlowRun:
+    """Poll until the one run about a version is in one of these states."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        runs = runs_about(version, of)
+        assert len(runs) <= 1, runs
+        if runs and runs[0].state is not None and runs[0].state.type in states:
+            return runs[0]
+        seen = [run.state for run in runs]
+        assert time.monotonic() < deadline, f"{of} of version {version}: {seen}, not {states}"
+        time.sleep(0.5)
+
+
+def resume(run: FlowRun, told: dict[str, str] | None) -> str:
+    with get_client(sync_client=True) as client:
+        return str(client.resume_flow_run(run.id, run_input=told).status.value)
+
+
+@needs_browser
+@pytest.mark.timeout(600)
+def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
+    office: Office, prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    decision = office.candidate(1)
+    number = decision.candidate.version
+    promoting(decision)
+    promoting(decision)  # a promotion that is retried asks once
+    waiting = wait_for(number, StateType.PAUSED)
+    expiry = wait_for(number, StateType.SCHEDULED, of="approval-expiry")
+    assert decision.approval is not None
+    assert expiry.expected_start_time == decision.approval.deadline
+
+    for wrong in (
+        None,
+        {},
+        {"decision": "approve"},
+        {"decision": "perhaps", "approver": "Ana"},
+        {"decision": "approve", "approver": ""},
+        {"decision": "approve", "approver": " "},
+        {"decision": "approve", "approver": "Ana", "signed": "yes"},
+    ):
+        assert resume(waiting, wrong) == "REJECT", wrong
+    assert office.champion() is None
+
+    with browser(tmp_path) as page:
+        log_in(page, prefect_api)
+        run_url = f"{prefect_api.url.removesuffix('/api')}/runs/flow-run/{waiting.id}"
+        look_in_the_second_ui(page, run_url)
+        answer_in_the_first_ui(page, run_url)
+    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert office.champion() == number
+    assert office.state_of(number) == "approved"
+    assert office.audit(number) == [("approve", "Ana Lytic")]
+    assert num_shown(done, "approval-question") == 1
+    assert num_shown(done, "promotion-gates") == 1
+    cancelled = wait_for(number, StateType.CANCELLED, of="approval-expiry")
+    assert cancelled.run_count == 0
+    assert len(events_named("falaj.promotion.waiting", number)) == 1
+
+
+def log_in(page: Page, api: PrefectApi) -> None:
+    """As the login page does it: the password goes into the browser's local storage."""
+    word = base64.b64encode(api.auth_string.encode()).decode()
+    page.run_before_each_page(f"localStorage.setItem('prefect-password', '{word}')")
+
+
+PICTURE = "document.querySelector('[role=dialog] img, .p-modal img')"
+EXPLAINED = ("become the champion?", "Decision", "it becomes the champion if all gates", "Approver",
+             "Your name, as it is to be recorded", "Comment")  # fmt: skip
+
+
+def look_in_the_second_ui(page: Page, run_url: str) -> None:
+    page.open(run_url.replace("/runs/", "/v2/runs/"))
+    menu = "[...document.querySelectorAll('button')].find(b => b.innerText.trim() === 'Open menu')"
+    page.wait(menu, "the run's menu")
+    page.click_on(menu)
+    page.click("Resume")
+    page.wait_for_text(*EXPLAINED)
+    assert page.wait(f"{PICTURE}?.naturalWidth", "the picture") > 100
+
+
+def answer_in_the_first_ui(page: Page, run_url: str) -> None:
+    page.open(run_url)
+    page.click("Resume")
+    page.wait_for_text(*EXPLAINED)
+    assert page.wait(f"{PICTURE}?.naturalWidth", "the picture") > 100
+    choices = page.value("[...document.querySelectorAll('.p-modal option')].map(o => o.value)")
+    assert choices == ["approve", "reject"]
+    chosen = "document.querySelector('.p-modal option[value=approve]').parentElement"
+    assert page.value(f"{chosen}.value") == ""  # nothing is chosen for the person
+    page.value(f"{chosen}.value = 'approve', {chosen}.dispatchEvent(new Event('change'))")
+    page.type_into("document.querySelectorAll('.p-modal textarea')[0]", "Ana Lytic")
+    page.type_into("document.querySelectorAll('.p-modal textarea')[1]", "better in every slice")
+    page.click("Submit")
+    page.wait_for_text("Flow run resumed")
+
+
+def events_named(name: str, version: int) -> list[dict[str, Any]]:
+    """Payloads of the events of one kind about a version; they are stored a little later."""
+    deadline = time.monotonic() + LIMIT_S
+    wanted = EventFilter(
+        event=EventNameFilter(name=[name]),
+        resource=EventResourceFilter(id=[f"falaj.model.{NAME}"]),
+    )
+    with get_client(sync_client=True) as client:
+        while True:
+            # Not `read_events`: it sends what is unset as null, which the server refuses.
+            told = {"filter": wanted.model_dump(mode="json", exclude_none=True), "limit": 50}
+            events = client.request("POST", "/events/filter", json=told).json()["events"]
+            found = [e["payload"] for e in events if e["payload"]["version"] == version]
+            if found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.5)
+
+
+def num_shown(run: FlowRun, key: str) -> int:
+    """How often a run made the artifact with this key."""
+    from prefect.client.schemas.filters import (
+        ArtifactFilter,
+        ArtifactFilterFlowRunId,
+        ArtifactFilterKey,
+    )
+
+    wanted = ArtifactFilter(
+        key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])
+    )
+    with get_client(sync_client=True) as client:
+        return len(client.read_artifacts(artifact_filter=wanted))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(office: Office) -> None:
+    decision = office.candidate(2, timeout_h=40 / 3600)
+    number, before = decision.candidate.version, office.champion()
+    promoting(decision)
+    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert office.state_of(number) == "timed_out"
+    assert office.champion() == before
+    assert office.audit(number) == [("timed out", None)]
+    promoting(office.candidate(2))  # the same version is promoted again, later
+    assert [run.id for run in runs_about(number)] == [done.id]
+
+
+def test_an_end_that_comes_early_waits_for_the_deadline(office: Office) -> None:
+    """As Prefect does with scheduled runs; the question then was never closed."""
+    decision = office.candidate(7, timeout_h=3 / 3600)
+    number, approval = decision.candidate.version, decision.approval
+    assert approval is not None
+    registry = Registry(office.world.location)
+    digest = read_question(registry, registry.version(NAME, number)).digest
+    assert datetime.now(UTC) < approval.deadline
+    assert close_promotion_question.fn(NAME, number, digest)
+    assert datetime.now(UTC) >= approval.deadline
+    assert office.state_of(number) == "timed_out"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_question_whose_time_is_over_before_the_run_is_suspended_is_closed_too(
+    office: Office,
+) -> None:
+    """Seen on a slow machine: the end found the run not yet suspended, which then waited on."""
+    decision = office.candidate(5, timeout_h=1 / 3600)
+    number, before = decision.candidate.version, office.champion()
+    promoting(decision)
+    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert office.champion() == before
+    assert office.state_of(number) == "timed_out"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_that_is_suspended_late_is_let_go_on_by_the_end_of_its_question(
+    office: Office,
+) -> None:
+    decision = office.candidate(6, timeout_h=12 / 3600)
+    number = decision.candidate.version
+    promoting(decision)
+    wait_for(number, StateType.RUNNING, StateType.PAUSED)
+    assert main(["reject", NAME, str(number), "--approver", "Bo"]) == 0
+    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert office.state_of(number) == "rejected"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office: Office) -> None:
+    decision = office.candidate(3)
+    number, before = decision.candidate.version, office.champion()
+    promoting(decision)
+    waiting = wait_for(number, StateType.PAUSED)
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(waiting.id, Scheduled(), force=True)
+    failed = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert failed.state is not None
+    assert failed.state.is_failed()
+    assert "without an answer about flight-delay" in str(failed.state.message)
+    assert office.champion() == before
+    assert office.state_of(number) == "waiting"  # and can still be answered
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_answer_on_the_command_line_lets_the_run_that_asks_go_on(
+    office: Office, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decision = office.candidate(4)
+    number, before = decision.candidate.version, office.champion()
+    promoting(decision)
+    wait_for(number, StateType.PAUSED)
+    assert main(["reject", NAME, str(number), "--approver", "Bo", "--comment", "no"]) == 0
+    assert "the run that asked goes on" in capsys.readouterr().out
+    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert office.champion() == before
+    assert office.audit(number) == [("reject", "Bo")]
+    (told,) = events_named("falaj.promotion.rejected", number)
+    assert (told["approver"], told["comment"]) == ("Bo", "no")

@@ -1,0 +1,163 @@
+"""Models and rows that nobody here knows, converted by a file that describes them and no code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from torch import Tensor, nn
+
+from flows.import_config import read_import_config
+from flows.model_import import model_import_flow
+from tasks.contracts.release import ImportedModel
+from tasks.kernel.settings import Settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_prefect")]
+
+BATCH = torch.export.Dim("batch", min=1, max=512)
+QUICK = {"batch_sizes": [1, 16], "timing_rounds": 6, "round_ms": 0.5, "auc_replicates": 100}
+ROWS = 160
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(tmp_path / "results")}):
+        yield Settings.from_environment()
+
+
+class SmallPictures(nn.Module):
+    """Convolutions over pictures of 12 x 12, pooled to three classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(16, 3),
+        )
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.layers(pixels.float() / 255)
+
+
+class SoftTree(nn.Module):
+    """A tree of depth 3 that goes both ways at each fork, more or less: one number a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.shops = nn.Embedding(5, 4)
+        self.forks = nn.Linear(6 + 4, 7)
+        self.leaves = nn.Parameter(torch.randn(8) * 3)
+
+    def forward(self, measures: Tensor, shop: Tensor) -> Tensor:
+        right = torch.sigmoid(4 * self.forks(torch.cat([measures, self.shops(shop)], dim=1)))
+        share = torch.ones_like(right[:, :1])
+        for level in range(3):
+            forks = right[:, 2**level - 1 : 2 ** (level + 1) - 1]
+            share = torch.stack([share * (1 - forks), share * forks], dim=2).flatten(1)
+        return share @ self.leaves
+
+
+def parts() -> list[str]:
+    return ["calibration"] * (ROWS // 2) + ["judged"] * (ROWS // 2)
+
+
+def run(
+    folder: Path, network: nn.Module, example: dict[str, Tensor], table: dict[str, Any], **told: Any
+) -> ImportedModel:
+    """Write program, rows and description, as somebody elsewhere would, and import them."""
+    axes = {name: {0: BATCH} for name in example}
+    program = torch.export.export(network.eval(), tuple(example.values()), dynamic_shapes=axes)
+    torch.export.save(program, folder / "theirs.pt2")
+    pq.write_table(pa.table({"part": parts(), **table}), folder / "rows.parquet")
+    described = {
+        "program": {"file": str(folder / "theirs.pt2"), "signature": told["signature"]},
+        "rows": {"file": str(folder / "rows.parquet")},
+        "registry": {"model_name": "theirs", "experiment": "imports"},
+        "conversion": {**QUICK, **told["conversion"]},
+    }
+    (folder / "theirs.yaml").write_text(yaml.safe_dump(described))
+    return model_import_flow(read_import_config(folder / "theirs.yaml"))
+
+
+def test_a_classifier_of_pictures_goes_through_by_configuration_alone(
+    settings: Settings, tmp_path: Path
+) -> None:
+    network = SmallPictures()
+    pixels = np.random.default_rng(0).integers(0, 256, (ROWS, 3, 12, 12), dtype=np.uint8)
+    with torch.no_grad():
+        labels = network.eval()(torch.from_numpy(pixels)).argmax(1).numpy()
+    result = run(
+        tmp_path,
+        network,
+        {"pixels": torch.from_numpy(pixels[:2])},
+        {"pixels": pixels.tolist(), "label": labels},
+        signature={
+            "inputs": [{"name": "pixels", "dtype": "uint8", "shape": ["batch", 3, 12, 12]}],
+            "output": {"name": "classes", "dtype": "float32", "shape": ["batch", 3]},
+            "largest": {"batch": 512},
+        },
+        conversion={
+            "targets": ["onnx-fp32", "openvino-fp32", "openvino-int8", "onnx-int8"],
+            "quantized_layers": ["MatMul", "Convolution"],
+        },
+    )
+    assert [variant.quality_name for variant in result.variants] == ["accuracy"] * 4
+    assert all(variant.parity_max is not None for variant in result.variants)
+    assert all(variant.latencies for variant in result.variants[:2])
+    assert result.variants[0].files is not None
+    file = settings.store.path(result.variants[0].files) / "model.onnx"
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    [answers] = session.run(["classes"], {"pixels": pixels[80:]})
+    np.testing.assert_array_equal(answers.argmax(1), labels[80:])
+
+
+def test_a_tree_of_two_inputs_is_judged_by_its_labels_or_by_itself(
+    settings: Settings, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    measures = rng.lognormal(size=(ROWS, 6)).astype(np.float32)
+    shop = rng.integers(0, 5, ROWS)
+    example = {"measures": torch.from_numpy(measures[:2]), "shop": torch.from_numpy(shop[:2])}
+    names = [f"measure_{number}" for number in range(6)]
+    signature = {
+        "inputs": [
+            {"name": "measures", "dtype": "float32", "shape": ["batch", 6], "columns": names},
+            {"name": "shop", "dtype": "int64", "shape": ["batch"]},
+        ],
+        "output": {"name": "price", "dtype": "float32", "shape": ["batch"]},
+        "largest": {"batch": 512},
+    }
+    conversion = {"targets": ["onnx-fp32", "openvino-int8"]}
+    columns = dict(zip(names, measures.T, strict=True)) | {"shop": shop}
+    for labels, metric in (({}, "agreement"), ({"label": rng.normal(size=ROWS)}, "R²")):
+        result = run(
+            tmp_path,
+            SoftTree(),
+            example,
+            columns | labels,
+            signature=signature,
+            conversion=conversion,
+        )
+        assert [variant.quality_name for variant in result.variants] == [metric] * 2
+        assert result.variants[0].parity_max is not None
+        assert result.variants[0].parity_max < 1e-4
+        assert result.variants[0].latencies

@@ -1,0 +1,595 @@
+"""The registry on a real MLflow over SQLite: registering, attaching, promoting."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.client.schemas.objects import Artifact
+from prefect.runtime import flow_run
+
+from flows.config import read_pipeline_config
+from flows.drift_check import drift_check_flow, drift_check_log_flow
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.conversion import ImportedProgram, tabular_signature
+from tasks.contracts.release import PromotionDecision
+from tasks.contracts.training import StartingPoint
+from tasks.kernel.errors import ConfigurationError, RegistryError
+from tasks.kernel.settings import Settings, digest_of
+from tasks.registry import pictures
+from tasks.registry import task as registry_tasks
+from tasks.registry.config import PromotionConfig
+from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
+from tasks.registry.imports import register_import
+from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
+from tasks.registry.model_folder import read_version
+from tasks.registry.owner import IMPORTS, claim_model_name
+from tasks.registry.programs import (
+    fetch_program,
+    find_champion,
+    find_rival,
+    find_start,
+    find_trained,
+)
+from tasks.registry.variants import attach_variants
+from tests.support.data.builders import COLUMNS
+from tests.support.registry import builders
+from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.services.prefect_platform import PrefectApi
+from tests.support.suite.promises import Promise, proves
+
+NAME = CONFIG.model_name
+PROCESS_LIMIT_S = 120
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow database; its schema migrations run once."""
+    home = tmp_path_factory.mktemp("mlflow")
+    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
+    return home / "mlflow.db"
+
+
+@pytest.fixture
+def world(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """An installation in a folder whose name must be quoted in an address, quick at drawing."""
+    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
+    return World.at(tmp_path / "a home#1").with_database_of(migrated)
+
+
+def client(world: World) -> Any:
+    uri = world.location.uri
+    return load_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def alias(world: World, name: str) -> int | None:
+    version = Registry(world.location).by_alias(NAME, name)
+    return None if version is None else version.number
+
+
+def numbers(world: World) -> list[int]:
+    return [v.number for v in Registry(world.location).versions(NAME)]
+
+
+# Registering
+
+
+def test_a_registered_version_holds_the_whole_model_and_its_run(
+    tmp_path: Path, migrated: Path
+) -> None:
+    world = World.at(tmp_path).with_database_of(migrated)
+    ref, report = world.register()
+    world.attach(ref)
+
+    version = client(world).get_model_version_by_alias(NAME, CANDIDATE)
+    run = client(world).get_run(ref.run_id)
+    folder = Registry(world.location).version(NAME, 1).folder
+    assert (ref.version, int(version.version), version.run_id) == (1, 1, ref.run_id)
+    assert version.tags | {"manifest_sha256": "", "variants_sha256": ""} == {
+        "program_sha256": ref.program_sha256,
+        "snapshot_sha256": world.dataset.snapshot.data.sha256,
+        "code_commit": "abc1234",
+        "feature_service": "flight_delay_v1",
+        "rival": "none",
+        "kept_variants": "onnx-fp32",
+        "manifest_sha256": "",
+        "variants_sha256": "",
+    }
+    assert run.info.status == "FINISHED"
+    assert run.data.params["optimizer.betas"] == "[0.9, 0.99]"
+    assert run.data.metrics["test_auc"] == report.overall.auc.value
+    assert run.data.metrics["test_auc_low"] == report.overall.auc.low
+    assert run.data.metrics["auc_difference_yardstick_high"] == pytest.approx(0.002)
+    history = client(world).get_metric_history(ref.run_id, "epoch_validation_auc")
+    assert [(m.step, m.value) for m in history] == [(0, 0.70), (1, 0.71), (2, 0.72), (3, 0.73)]
+    assert {f.path for f in client(world).list_artifacts(ref.run_id)} == {"model", "pictures"}
+    manifest = json.loads((folder / "model.json").read_text())
+    assert manifest["snapshot_sha256"] == ref.snapshot_sha256
+    assert digest_of(folder / "program.pt2") == ref.program_sha256
+    listed = json.loads((folder / "variants.json").read_text())["variants"]
+    assert [(e["variant"]["name"], e["variant"]["reason"], bool(e["folder"])) for e in listed] == [
+        ("onnx-fp32", "three times as fast as PyTorch eager", True),
+        ("openvino-int8", "loses 0.004 AUC, bound 0.002", False),
+    ]
+    assert (folder / listed[0]["folder"] / "weights" / "0.bin").exists()
+
+
+def test_registering_the_same_model_again_changes_nothing_but_the_alias(world: World) -> None:
+    first, _ = world.register(seed=0)
+    second, _ = world.register(seed=1)
+    assert alias(world, CANDIDATE) == second.version == 2
+
+    again, _ = world.register(seed=0)
+
+    assert again == first
+    assert numbers(world) == [1, 2]
+    assert alias(world, CANDIDATE) == 1
+    assert len(client(world).search_runs(["1"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_sha256": "f" * 64}, "evaluation is of program ffffffffffff"),
+        ({"snapshot_sha256": "f" * 64}, "evaluation is of snapshot ffffffffffff"),
+    ],
+)
+def test_an_evaluation_of_something_else_is_not_registered(
+    world: World, change: dict[str, str], words: str
+) -> None:
+    report = builders.evaluation(world.store, world.model()).model_copy(update=change)
+
+    with pytest.raises(RegistryError, match=f"{words}.*nothing was registered"):
+        world.register_judged(0, report)
+    assert numbers(world) == []
+
+
+def test_a_version_whose_files_were_damaged_is_passed_over_by_a_new_one(world: World) -> None:
+    ref, _ = world.register()
+    (Registry(world.location).version(NAME, 1).folder / "program.pt2").unlink()
+
+    again, _ = world.register()
+
+    assert (ref.version, again.version) == (1, 2)
+    assert alias(world, CANDIDATE) == 2
+
+
+# Attaching
+
+
+def test_variants_of_another_program_are_not_attached(world: World) -> None:
+    ref, _ = world.register()
+    alien = builders.variants(world.store, "f" * 64)
+
+    with pytest.raises(RegistryError, match="was made from program ffffffffffff"):
+        attach_variants(ref, alien, world.location, world.store)
+    assert read_version(Registry(world.location).version(NAME, 1)).variants is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"files": None}, "is kept but names no files"),
+        ({"name": "../escape"}, "no folder name"),
+        ({"name": "openvino-int8"}, "is there twice"),
+    ],
+)
+def test_variants_that_cannot_be_filed_are_refused(
+    world: World, change: dict[str, Any], words: str
+) -> None:
+    ref, _ = world.register()
+    made = builders.variants(world.store, ref.program_sha256)
+    bad = (made[0].model_copy(update=change), made[1])
+
+    with pytest.raises(RegistryError, match=f"{words}.*nothing was attached"):
+        attach_variants(ref, bad, world.location, world.store)
+
+
+def test_variants_for_another_hardware_class_stay_when_one_is_converted_again(
+    world: World,
+) -> None:
+    ref, report = world.register()
+    for_cpu = world.attach(ref)
+    for_gpu = tuple(v.model_copy(update={"hardware_class": "gpu"}) for v in for_cpu)
+    attach_variants(ref, for_gpu, world.location, world.store)
+
+    newer = world.attach(ref, "another graph")
+
+    record = read_version(Registry(world.location).version(NAME, 1))
+    assert record.variants is not None
+    assert tuple(entry.variant for entry in record.variants.variants) == (*newer, *for_gpu)
+    assert record.damage == ()
+    assert world.promote(ref, report, newer).promoted
+    stale = world.promote(ref, report, for_cpu)
+    assert "not those that were presented" in str(stale.gates)
+
+
+def test_an_import_whose_description_was_mended_is_another_version(world: World) -> None:
+    program = world.model().program
+    wrong = ImportedProgram(
+        program=program,
+        family="tensors",
+        signature=tabular_signature(COLUMNS),
+        origin={},
+        files={"theirs.pt2": program.sha256},
+        origin_sha256="a" * 64,
+    )
+    mended = wrong.model_copy(update={"family": "tabular", "columns": COLUMNS})
+
+    refs = [
+        register_import(imported, CONFIG, world.location, world.store, "abc1234")
+        for imported in (wrong, mended, mended, wrong)
+    ]
+
+    assert [ref.version for ref in refs] == [1, 2, 2, 1]
+    family = fetch_program(NAME, 2, world.location, world.store).family
+    assert family == "tabular"
+
+
+def test_a_reference_from_another_registry_is_refused(world: World) -> None:
+    ref, _ = world.register()
+    elsewhere = ref.model_copy(update={"run_id": "0" * 32})
+
+    with pytest.raises(RegistryError, match="different registries"):
+        attach_variants(elsewhere, (), world.location, world.store)
+    with pytest.raises(RegistryError, match="version 9 is not in the registry"):
+        attach_variants(ref.model_copy(update={"version": 9}), (), world.location, world.store)
+
+
+# Programs
+
+
+def test_a_program_is_fetched_once_and_again_when_its_copy_is_damaged(world: World) -> None:
+    ref, _ = world.register()
+    fetched = fetch_program(NAME, CANDIDATE, world.location, world.store)
+    assert fetched.version == ref
+    assert fetched.columns == world.model().columns
+    copy = world.store.path(fetched.program)
+    copy.write_bytes(b"damaged")
+
+    again = fetch_program(NAME, ref.version, world.location, world.store)
+
+    assert again == fetched
+    assert digest_of(world.store.path(again.program)) == ref.program_sha256
+
+
+def test_a_version_is_found_with_the_splits_that_it_was_trained_on(world: World) -> None:
+    with pytest.raises(RegistryError, match="has neither a champion nor a candidate"):
+        find_trained(NAME, None, world.location)
+    ref, _ = world.register()
+    found = find_trained(NAME, None, world.location)
+    assert found.version == ref
+    assert found.splits == world.model().splits
+    assert find_trained(NAME, ref.version, world.location) == found
+    with pytest.raises(RegistryError, match="version 7 is not in the registry"):
+        find_trained(NAME, 7, world.location)
+
+
+def test_what_is_not_in_the_registry_is_missed_with_a_sentence(world: World) -> None:
+    with pytest.raises(RegistryError, match="no version of 'flight-delay' has the alias"):
+        fetch_program(NAME, CHAMPION, world.location, world.store)
+    ref, _ = world.register()
+    with pytest.raises(RegistryError, match="version 7 is not in the registry"):
+        fetch_program(NAME, 7, world.location, world.store)
+    shutil.rmtree(Registry(world.location).version(NAME, ref.version).folder)
+    with pytest.raises(RegistryError, match=r"model\.json is missing"):
+        fetch_program(NAME, CANDIDATE, world.location, world.store)
+
+
+def test_a_version_that_somebody_else_registered_is_refused_with_a_sentence(world: World) -> None:
+    other = client(world)
+    other.create_registered_model(NAME)
+    other.create_model_version(NAME, "s3://bucket/model")
+    other.set_registered_model_alias(NAME, CHAMPION, "1")
+
+    with pytest.raises(RegistryError, match="was not registered by this pipeline"):
+        fetch_program(NAME, CHAMPION, world.location, world.store)
+    world.register()
+    assert alias(world, CANDIDATE) == 2
+
+
+def test_a_repeated_run_meets_the_same_rival_and_never_itself(world: World) -> None:
+    def rival(seed: int) -> int | None:
+        found = find_rival(world.model(seed), CONFIG, world.location, world.store)
+        return None if found is None else found.version.version
+
+    assert rival(0) is None
+    assert world.promoted(0).promoted
+    assert rival(0) is None  # the champion now, and it had no rival
+    assert rival(1) == 1
+    assert world.promoted(1, against=(comparison("champion:1", 0.002),)).promoted
+    assert rival(1) == 1
+    assert rival(0) == 2  # a champion of old meets the present one
+
+
+def test_a_training_begins_with_the_champion_and_a_repeated_one_where_it_began_before(
+    world: World,
+) -> None:
+    def start(training: dict[str, object]) -> StartingPoint | None:
+        splits = world.model().splits
+        return find_start(world.dataset, splits, training, NAME, world.location, world.store)
+
+    assert start({"seed": 1}) is None
+    assert world.promoted(0).promoted
+    found = start({"seed": 1})
+    assert found is not None
+    assert (found.version.version, found.trained_on) == (1, world.model().splits.train)
+    assert world.store.path(found.checkpoint).read_bytes().startswith(b"checkpoint 0 ")
+    assert start(world.model(0).config) is None  # what made the champion began from scratch
+
+
+def test_a_damaged_checkpoint_is_no_beginning(world: World) -> None:
+    assert world.promoted(0).promoted
+    (Registry(world.location).version(NAME, 1).folder / "checkpoint.pt").write_bytes(b"torn")
+    with pytest.raises(RegistryError, match=r"cannot be begun with: checkpoint\.pt"):
+        find_start(world.dataset, world.model().splits, {}, NAME, world.location, world.store)
+
+
+# Promoting
+
+
+def test_the_first_candidate_through_the_gates_becomes_champion_and_the_decision_is_kept(
+    world: World,
+) -> None:
+    decision = world.promoted()
+
+    version = client(world).get_model_version_by_alias(NAME, CHAMPION)
+    assert decision.promoted
+    assert decision.previous_champion is None
+    assert int(version.version) == 1
+    assert version.tags["promotion"] == "all gates open"
+    assert version.tags["previous_champion"] == "none"
+    (kept,) = (Registry(world.location).run_folder(version.run_id) / "promotion").iterdir()
+    assert digest_of(kept) == version.tags["promotion_sha256"]
+    assert PromotionDecision.model_validate_json(kept.read_text()) == decision
+
+
+def test_before_there_is_a_champion_the_refused_candidate_stands_in(world: World) -> None:
+    assert find_champion(NAME, world.location, world.store) is None
+    world.register(0)
+    assert served(world).version == 1
+    world.promoted(0)
+    world.register(1)
+    assert served(world).version == 1
+
+
+def served(world: World) -> ModelVersionRef:
+    found = find_champion(NAME, world.location, world.store)
+    assert found is not None
+    return found.version
+
+
+def test_a_refused_candidate_leaves_the_champion_and_keeps_the_reasons(world: World) -> None:
+    world.promoted(0)
+
+    decision = world.promoted(1, against=(comparison("champion:1", -0.02),))
+
+    assert not decision.promoted
+    assert decision.previous_champion == 1
+    assert [g.name for g in decision.gates if not g.passed] == ["champion"]
+    assert alias(world, CHAMPION) == 1
+    tags = Registry(world.location).version(NAME, 2).tags
+    assert tags["promotion"] == "refused: champion"
+    assert "previous_champion" not in tags
+
+
+def test_a_better_candidate_replaces_the_champion_and_a_repeated_call_moves_nothing(
+    world: World,
+) -> None:
+    world.promoted(0)
+    better = (comparison("champion:1", 0.004),)
+    first = world.promoted(1, against=better)
+    before = dict(Registry(world.location).version(NAME, 2).tags)
+
+    again = world.promoted(1, against=better)
+
+    assert first.promoted
+    assert again.promoted
+    assert first.previous_champion == again.previous_champion == 1
+    assert (
+        "is the champion already" in next(g for g in again.gates if g.name == "champion").evidence
+    )
+    assert alias(world, CHAMPION) == 2
+    assert dict(Registry(world.location).version(NAME, 2).tags) == before
+
+
+def test_evidence_against_a_champion_of_yesterday_is_not_enough(world: World) -> None:
+    world.promoted(0)
+    world.promoted(1, against=(comparison("champion:1", 0.004),))
+
+    decision = world.promoted(2, against=(comparison("champion:1", 0.01),))
+
+    assert not decision.promoted
+    assert alias(world, CHAMPION) == 2
+
+
+def test_a_champion_whose_files_were_lost_gives_way_to_the_same_model_registered_anew(
+    world: World,
+) -> None:
+    world.promoted(0)
+    shutil.rmtree(Registry(world.location).version(NAME, 1).folder)
+
+    decision = world.promoted(0)
+
+    assert decision.promoted
+    assert (decision.previous_champion, decision.candidate.version) == (1, 2)
+    assert fetch_program(NAME, CHAMPION, world.location, world.store).version.version == 2
+
+
+def test_a_champion_that_loses_its_files_is_reported_and_stays(world: World) -> None:
+    ref, report = world.register()
+    made = world.attach(ref)
+    assert world.promote(ref, report, made).promoted
+    lose_program(world, ref)
+
+    decision = world.promote(ref, report, made)
+
+    assert not decision.promoted
+    assert alias(world, CHAMPION) == 1
+
+
+def lose_program(world: World, ref: ModelVersionRef) -> None:
+    (Registry(world.location).version(NAME, ref.version).folder / "program.pt2").unlink()
+
+
+def lose_snapshot(world: World, ref: ModelVersionRef) -> None:
+    world.store.path(world.dataset.snapshot.data).unlink()
+
+
+def damage_predictions(world: World, ref: ModelVersionRef) -> None:
+    report = builders.evaluation(world.store, world.model())
+    world.store.path(report.predictions).write_bytes(b"other numbers")
+
+
+def edit_variants(world: World, ref: ModelVersionRef) -> None:
+    path = Registry(world.location).version(NAME, ref.version).folder / "variants.json"
+    path.write_text(path.read_text().replace('"kept": false', '"kept": true'))
+
+
+@proves(Promise.VALIDATED, "the gate is closed, the champion stays")
+@pytest.mark.parametrize("tamper", [lose_program, lose_snapshot, damage_predictions, edit_variants])
+def test_evidence_that_is_gone_or_was_tampered_with_closes_the_gate(
+    world: World, tamper: Callable[[World, ModelVersionRef], None]
+) -> None:
+    ref, report = world.register()
+    made = world.attach(ref)
+    tamper(world, ref)
+
+    decision = world.promote(ref, report, made)
+
+    assert not decision.promoted
+    assert "whole-artifacts" in [g.name for g in decision.gates if not g.passed]
+    assert alias(world, CHAMPION) is None
+
+
+def test_a_candidate_without_variants_is_not_promoted(world: World) -> None:
+    ref, report = world.register()
+
+    decision = world.promote(ref, report, ())
+
+    assert [g.name for g in decision.gates if not g.passed] == ["whole-artifacts", "hardware"]
+
+
+# Tasks
+
+
+def test_the_tasks_find_their_registry_in_the_environment_and_show_what_they_did(
+    tmp_path: Path,
+    migrated: Path,
+    prefect_api: PrefectApi,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    (tmp_path / "mlflow").mkdir()
+    shutil.copyfile(migrated, tmp_path / "mlflow" / "mlflow.db")
+    world = World.at(tmp_path)
+    model, report = world.model(), builders.evaluation(world.store, world.model())
+
+    @flow(name="registry-tasks")
+    def release() -> tuple[UUID, ModelVersionRef, PromotionDecision]:
+        assert registry_tasks.find_rival(model, CONFIG) is None
+        ref = registry_tasks.register_candidate(model, report, world.dataset, CONFIG, "abc1234")
+        made = builders.variants(world.store, ref.program_sha256)
+        assert registry_tasks.attach_variants(ref, made) == ref
+        decision = registry_tasks.promote_candidate(
+            ref, report, world.dataset, made, PromotionConfig()
+        )
+        assert registry_tasks.fetch_version(ref).version == ref
+        return flow_run.id, ref, decision
+
+    with prefect_api.in_process():
+        run_id, ref, decision = release()
+        shown = artifacts_of(run_id)
+    assert decision.promoted
+    assert served(world) == ref
+    assert f"version {ref.version}" in str(shown["registered-model"].description)
+    rows = json.loads(str(shown["promotion-gates"].data))
+    assert [row["gate"] for row in rows] == [gate.name for gate in decision.gates]
+
+
+def artifacts_of(run_id: UUID) -> dict[str, Artifact]:
+    wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=wanted)
+    return {str(artifact.key): artifact for artifact in found}
+
+
+# Whose a model name is
+
+
+def claim(world: World, use_case: str, reserve: bool = True, adopts: str | None = None) -> None:
+    config = CONFIG.model_copy(update={"adopts": adopts})
+    claim_model_name(use_case, "flight_delay_v1", config, world.location, reserve=reserve)
+
+
+def test_a_model_name_of_another_use_case_is_refused_unless_it_is_adopted(world: World) -> None:
+    claim(world, "flights")
+    claim(world, "flights")
+    world.register()
+    for reserve in (False, True):
+        with pytest.raises(ConfigurationError, match=r"belongs to use case flights.* houses"):
+            claim(world, "houses", reserve)
+    with pytest.raises(ConfigurationError, match="belongs to use case flights"):
+        claim(world, "houses", adopts="shops")
+    assert Registry(world.location).owner(NAME) == "flights"
+    claim(world, "houses", adopts="flights")
+    claim(world, "houses")
+    with pytest.raises(ConfigurationError, match="belongs to use case houses"):
+        claim(world, "flights")
+    assert alias(world, CANDIDATE) == 1
+
+
+def test_looking_whose_a_new_name_is_writes_nothing(tmp_path: Path, world: World) -> None:
+    new = World.at(tmp_path / "new")
+    claim(new, "flights", reserve=False)
+    assert not new.database.exists()
+    claim(world, "flights", reserve=False)
+    assert Registry(world.location).owner(NAME) is None
+
+
+def test_imports_and_use_cases_keep_their_model_names_apart(world: World) -> None:
+    def claim_for_import(name: str) -> None:
+        config = CONFIG.model_copy(update={"model_name": name})
+        claim_model_name(IMPORTS, None, config, world.location, reserve=True)
+
+    claim(world, "flights")
+    with pytest.raises(ConfigurationError, match="belongs to use case flights, and imported"):
+        claim_for_import(NAME)
+    claim_for_import("encoder")
+    claim_for_import("encoder")
+    config = CONFIG.model_copy(update={"model_name": "encoder"})
+    with pytest.raises(ConfigurationError, match="belongs to imported models, and use case"):
+        claim_model_name("flights", "flight_delay_v1", config, world.location, reserve=True)
+
+
+def test_an_import_does_not_take_a_trained_model_of_an_earlier_release(world: World) -> None:
+    world.register()
+    with pytest.raises(ConfigurationError, match="trained on feature service flight_delay_v1"):
+        claim_model_name(IMPORTS, None, CONFIG, world.location, reserve=True)
+
+
+def test_before_a_model_is_trained_a_drift_check_ends_without_a_verdict(
+    prefect_api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    config = read_pipeline_config(Settings.from_environment().feature_repo)
+    with prefect_api.in_process():
+        assert drift_check_flow(config.current, config) is None
+        assert drift_check_log_flow(config.current, config) is None
+
+
+def test_a_model_of_an_earlier_release_is_its_feature_services(world: World) -> None:
+    world.register()
+    config = CONFIG.model_copy(update={"model_name": NAME})
+    with pytest.raises(ConfigurationError, match="feature service flight_delay_v1"):
+        claim_model_name("houses", "house_prices", config, world.location, reserve=True)
+    claim(world, "flights")
+    assert Registry(world.location).owner(NAME) == "flights"

@@ -1,0 +1,246 @@
+"""Taking a promotion back, on a real MLflow over SQLite."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from flows.__main__ import main
+from flows.decision import decision_flow
+from tasks.contracts.release import Rollback, Withdrawal
+from tasks.control.retraining.decision import Action
+from tasks.control.retraining.ledger import Ledger
+from tasks.control.retraining.records import ClaimState, Outcome
+from tasks.kernel.errors import RegistryError
+from tasks.kernel.settings import Settings, digest_of
+from tasks.registry import pictures, standing
+from tasks.registry.connection import RegistryLocation, prepare_database
+from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
+from tasks.registry.programs import find_champion, find_rival
+from tasks.registry.standing import find_standing, roll_back, withdraw
+from tests.support.control import builders as evidence
+from tests.support.registry import builders
+from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.services.prefect_platform import PrefectApi
+
+NAME = CONFIG.model_name
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("mlflow")
+    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
+    return home / "mlflow.db"
+
+
+@pytest.fixture
+def world(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Version 2 has replaced version 1."""
+    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
+    world = World.at(tmp_path).with_database_of(migrated)
+    world.promoted(0)
+    world.promoted(1, against=(comparison("champion:1", 0.004),))
+    return world
+
+
+def champion(world: World) -> int | None:
+    version = Registry(world.location).by_alias(NAME, CHAMPION)
+    return None if version is None else version.number
+
+
+def back(world: World, order: str = "order", replaced: int = 2) -> Rollback:
+    return roll_back(NAME, replaced, "it hurts", order, world.location, NOW)
+
+
+def test_the_champion_before_serves_again_and_the_record_says_why(world: World) -> None:
+    before = find_standing(NAME, world.location, NOW)
+    assert before is not None
+    assert before.version.version == 2
+    assert before.promoted_at is not None
+    assert before.former is not None
+    assert (before.former.version, before.former_trouble) == (1, None)
+
+    record = back(world)
+
+    assert champion(world) == 1
+    assert (record.restored.version, record.replaced.version) == (1, 2)
+    found = find_champion(NAME, world.location, world.store)
+    assert found is not None
+    assert found.version == record.restored
+    version = Registry(world.location).version(NAME, 1)
+    (kept,) = (Registry(world.location).run_folder(version.run_id) / "rollback").iterdir()
+    assert digest_of(kept) == version.tags["rollback_sha256"]
+    assert Rollback.model_validate_json(kept.read_text()) == record
+    after = find_standing(NAME, world.location, NOW)
+    assert after is not None
+    assert (after.version.version, after.promoted_at, after.former) == (1, None, None)
+
+
+def test_the_same_order_is_carried_out_once(world: World) -> None:
+    assert back(world) == back(world)
+    assert champion(world) == 1
+    with pytest.raises(RegistryError, match="version 1, and version 2 was to be rolled back"):
+        back(world, "another order")
+
+
+def test_a_version_whose_files_are_missing_never_serves_again(world: World) -> None:
+    shutil.rmtree(Registry(world.location).version(NAME, 1).folder)
+    known = find_standing(NAME, world.location, NOW)
+    assert known is not None
+    assert known.former_trouble is not None
+    assert "model.json is missing" in known.former_trouble
+    with pytest.raises(RegistryError, match="The alias was not moved"):
+        back(world)
+    assert champion(world) == 2
+
+
+def test_the_first_champion_has_nobody_to_give_way_to(world: World) -> None:
+    back(world)
+    with pytest.raises(RegistryError, match="has no predecessor"):
+        back(world, "another order", replaced=1)
+    assert champion(world) == 1
+
+
+@contextmanager
+def killed_before_the_alias_moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def killed(registry: Registry, version: object, alias: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(standing.Registry, "set_alias", killed)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def test_one_killed_before_the_alias_moved_is_done_by_the_next_call(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_before_the_alias_moves(monkeypatch):
+        back(world)
+    assert champion(world) == 2
+    back(world)
+    assert champion(world) == 1
+
+
+def test_a_promotion_after_a_roll_back_counts_as_one_again(world: World) -> None:
+    back(world)
+    assert world.promoted(2, against=(comparison("champion:1", 0.01),)).promoted
+    known = find_standing(NAME, world.location, NOW)
+    assert known is not None
+    assert known.former is not None
+    assert (known.version.version, known.former.version) == (3, 1)
+    assert known.promoted_at is not None
+
+
+@pytest.mark.timeout(300)
+def test_the_governor_takes_back_a_promotion_that_hurts_once(
+    prefect_api: PrefectApi, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    ledger = Ledger(Settings.from_environment().operation_url)
+    verdict = ledger.store_verdict(NAME, "journeys", evidence.hurt(0), evidence.FREE)
+    with prefect_api.in_process():
+        decision_flow(verdict.verdict_id)
+        decision_flow(verdict.verdict_id)
+    assert champion(world) == 1
+    (claim,) = ledger.claims(ClaimState.ENDED)
+    assert claim.end is not None
+    assert (claim.order.action, claim.end.state) == (Action.ROLL_BACK, "completed")
+
+    # Now that version 1 serves, what was said of version 2 moves nothing more.
+    late = ledger.store_verdict(NAME, "journeys", evidence.hurt(1), evidence.FREE)
+    with prefect_api.in_process():
+        (made,) = decision_flow(late.verdict_id).decisions
+    assert made.outcome is Outcome.SUPERSEDED
+    assert champion(world) == 1
+
+
+def test_without_a_champion_there_is_no_standing(tmp_path: Path, migrated: Path) -> None:
+    world = World.at(tmp_path / "new").with_database_of(migrated)
+    assert find_standing(NAME, world.location, NOW) is None
+    with pytest.raises(RegistryError, match="the champion is nobody"):
+        back(world)
+
+
+# Withdrawing
+
+
+def withdrawn(world: World, number: int) -> Withdrawal:
+    return withdraw(NAME, number, "mean of all time", "ana", world.location, NOW)
+
+
+def test_a_withdrawn_champion_gives_way_and_is_never_promoted_again(world: World) -> None:
+    record = withdrawn(world, 2)
+
+    assert champion(world) == 1
+    assert record.champion is not None
+    assert (record.version.version, record.champion.version) == (2, 1)
+    version = Registry(world.location).version(NAME, 2)
+    (kept,) = (Registry(world.location).run_folder(version.run_id) / "withdrawal").iterdir()
+    assert digest_of(kept) == version.tags["withdrawal_sha256"]
+    assert Withdrawal.model_validate_json(kept.read_text()) == record
+    assert (version.tags["withdrawn"], version.tags["withdrawn_by"]) == ("mean of all time", "ana")
+    standing = find_standing(NAME, world.location, NOW)
+    assert standing is not None
+    assert standing.promoted_at is None  # traffic follows at once, as after a roll back
+
+    again = world.promoted(1, against=(comparison("champion:1", 0.004),))
+    assert not again.promoted
+    closed = {gate.name: gate.evidence for gate in again.gates if not gate.passed}
+    assert closed == {"not-withdrawn": "version 2 was withdrawn: mean of all time"}
+    honest = world.promoted(2, against=(comparison("champion:1", 0.002),))
+    assert honest.promoted
+
+
+def test_withdrawn_versions_are_passed_over_by_later_roll_backs(world: World) -> None:
+    world.promoted(2, against=(comparison("champion:2", 0.004),))
+    withdrawn(world, 2)
+    assert champion(world) == 3
+    assert back(world, replaced=3).restored.version == 1
+
+
+def test_where_no_champion_is_left_the_next_candidate_is_compared_with_nobody(
+    world: World,
+) -> None:
+    withdrawn(world, 1)
+    assert champion(world) == 2
+    assert withdrawn(world, 2).champion is None
+    assert champion(world) is None
+    assert Registry(world.location).by_alias(NAME, CANDIDATE) is None
+    model = world.model(2)
+    assert find_rival(model, CONFIG, world.location, world.store) is None
+    assert world.promoted(2).promoted
+
+
+def test_a_withdrawal_that_was_cut_off_is_completed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_before_the_alias_moves(monkeypatch):
+        withdrawn(world, 2)
+    assert champion(world) == 2
+    withdrawn(world, 2)
+    assert champion(world) == 1
+
+
+def test_the_command_withdraws_and_keeps_who_said_why(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    monkeypatch.setattr(
+        "tasks.registry.connection.RegistryLocation.of", lambda settings: world.location
+    )
+    words = ["--home", str(tmp_path), "withdraw", NAME, "2", "--approver", "ana", "--reason"]
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    assert main([*words, " "]) == 2
+    assert champion(world) == 2
+    assert main([*words, "it knows the future"]) == 0
+    assert champion(world) == 1
+    (line,) = (tmp_path / "audit").rglob("*.jsonl")
+    assert "it knows the future" in line.read_text()

@@ -1,0 +1,364 @@
+"""Releases end to end: flows on a real Prefect API, a real registry, ledger and admin interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+from flows import __main__ as command
+from flows import release as release_module
+from flows import release_by_hand
+from flows.config import PipelineConfig, read_pipeline_config
+from flows.release import release_flow
+from flows.release_by_hand import release_by_hand_flow
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
+from tasks.registry import pictures
+from tasks.registry.connection import RegistryLocation, prepare_database
+from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.release.acting import Releasing
+from tasks.release.config import ReleaseConfig
+from tasks.release.ledger import ReleaseLedger
+from tasks.release.looking import Look
+from tasks.release.records import Action, Release, Verdict
+from tasks.release.traffic import EdgedTraffic, ServerTraffic, Traffic
+from tests.support.data import builders as data
+from tests.support.registry import builders
+from tests.support.registry.builders import World, comparison
+from tests.support.release.builders import (
+    MODEL,
+    STEPS,
+    FakeChampions,
+    FakeEdge,
+    FakeTraffic,
+    Rows,
+    Told,
+)
+from tests.support.services.prefect_platform import PrefectApi
+from tests.support.services.servers import postgres_server
+from tests.support.serving.admin_server import AdminServer, admin_server
+from tests.support.serving.served_rows import entity_batch, open_log, served
+
+LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("mlflow")
+    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
+    return home / "mlflow.db"
+
+
+@dataclass
+class Town:
+    """One installation: version 2 has replaced version 1 in the registry, not yet on the server."""
+
+    home: Path
+    world: World
+    server: AdminServer
+    config: PipelineConfig
+    edge: FakeEdge = field(default_factory=FakeEdge)
+
+    @property
+    def ledger(self) -> ReleaseLedger:
+        return ReleaseLedger(f"sqlite:///{self.home / 'operation' / 'operation.db'}")
+
+    @property
+    def release(self) -> Release:
+        found = self.ledger.last_release(MODEL)
+        assert found is not None
+        return found
+
+    @property
+    def champion(self) -> int:
+        found = Registry(self.world.location).by_alias(MODEL, CHAMPION)
+        assert found is not None
+        return found.number
+
+    def traffic(self, settings: Settings) -> Traffic:
+        return EdgedTraffic(ServerTraffic(settings.home), self.edge)
+
+    def serve(self, number: int, error: float = 0.0, name: str = "part-0") -> None:
+        """Requests of the step that is under way, of both versions."""
+        shares = self.release.periods[-1].shares
+        rows, start = Rows(seed=self.release.step), datetime.now(UTC)
+        ids = f"{self.release.step}-"
+        if shares.mirror:
+            rows.add(number, start=start, apart_s=1e-6, ids=ids)
+            rows.add(
+                number, slot="shadow", version="2", error=error, start=start, apart_s=1e-6, ids=ids
+            )
+        else:
+            mine = int(number * shares.candidate / 100)
+            rows.add(number - mine, start=start, apart_s=1e-6, ids=ids)
+            rows.add(
+                mine,
+                slot="candidate",
+                version="2",
+                error=error,
+                start=start,
+                apart_s=1e-6,
+                ids=f"c{ids}",
+            )
+        rows.write(self.home, f"part-{self.release.step}-{name}")
+
+    def ask(self, number: int) -> pd.DataFrame:
+        """Requests that name flights, with copies; labels by which the candidate guesses.
+
+        What it answers is distributed as what the version before answers.
+        """
+        rng = np.random.default_rng(7)
+        late = (rng.random(number) < 0.3).astype(float)
+        scores = 1 / (1 + np.exp(-(rng.normal(size=number) + 2 * late)))
+        keys = {"carrier": ["UA"] * number, "flight": list(range(number))}
+        ids, arrived = [f"q{n}" for n in range(number)], datetime.now(UTC)
+        with open_log(self.home) as log:
+            for by, answer in (
+                (served("1"), scores),
+                (served("2", "shadow"), rng.permutation(scores)),
+            ):
+                log.served(entity_batch(ids, keys, arrived, by, answer.astype(np.float32)))
+        moment = self.config.clock.shows(arrived) - timedelta(minutes=1)
+        return pd.DataFrame({**keys, "event_timestamp": moment, "label": late})
+
+
+@pytest.fixture
+def town(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
+    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    settings = Settings.from_environment()
+    location = RegistryLocation.of(settings)
+    store = settings.store
+    world = World(location, store, data.dataset(store, data.frame(300)))
+    world = world.with_database_of(migrated)
+    world.promoted(0)
+    world.promoted(1, against=(comparison("champion:1", 0.004),))
+    config = read_pipeline_config(PROJECT_ROOT / DEFAULT_FEATURE_REPO)
+    steps = tuple(s.model_copy(update={"min_minutes": 0, "min_requests": 200}) for s in STEPS)
+    fast = config.release.model_copy(update={"steps": steps, "settle_s": 0, "sticky": False})
+    with admin_server(tmp_path) as server:
+        town = Town(tmp_path, world, server, config.model_copy(update={"release": fast}))
+        monkeypatch.setattr(release_module, "traffic_of", town.traffic)
+        monkeypatch.setattr(release_by_hand, "traffic_of", town.traffic)
+        yield town
+
+
+@pytest.mark.timeout(300)
+def test_a_good_version_takes_over_step_by_step_by_itself(
+    prefect_api: PrefectApi, town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with prefect_api.in_process():
+        assert release_flow(town.config) is None
+        assert town.release.current.name == "shadow"
+        assert town.edge.told[-1] == Told(0.0, 1.0, False)
+        waiting = release_flow(town.config)
+        assert isinstance(waiting, Look)
+        assert waiting.verdict.rule == "too_few"
+        for step in ("shadow", "quarter"):
+            assert town.release.current.name == step
+            town.serve(1000)
+            found = release_flow(town.config)
+            assert isinstance(found, Look)
+            assert found.verdict.action is Action.PROMOTE, found.verdict
+        town.serve(1000)
+        monkeypatch.setattr(release_module, "LOOK_EVERY_S", 0.0)
+        last = release_flow(town.config, looks=9)  # ends with the release
+        assert isinstance(last, Look)
+        assert last.verdict.action is Action.PROMOTE
+        assert release_flow(town.config, looks=9) is None
+    assert town.release.state == "released"
+    assert town.server.slots == {"stable": "2", "candidate": None, "shadow": None}
+    assert town.edge.told[-1].candidate == 0
+    assert town.champion == 2
+
+
+@pytest.mark.timeout(300)
+def test_a_version_that_fails_goes_back_and_so_does_the_alias(
+    prefect_api: PrefectApi, town: Town
+) -> None:
+    with prefect_api.in_process():
+        release_flow(town.config)
+        town.serve(1500, error=0.1)
+        found = release_flow(town.config)
+        assert isinstance(found, Look)
+        assert (found.verdict.action, found.verdict.rule) == (Action.ROLL_BACK, "errors")
+        assert release_flow(town.config) is None  # and is not released again by itself
+        with get_client(sync_client=True) as client:
+            keys = ArtifactFilter(key=ArtifactFilterKey(any_=["release", "release-evidence"]))
+            artifacts = client.read_artifacts(artifact_filter=keys)
+            newest = sorted(artifacts, key=lambda a: str(a.created))  # other tests' come before
+            shown = {a.key: str(a.data) for a in newest}
+    assert town.server.slots["stable"] == "1"
+    assert town.champion == 1
+    assert town.release.state == "rolled_back"
+    assert "WORSE" in shown["release-evidence"]
+    assert "data:image/svg+xml;base64," in shown["release"]
+    page = (town.home / "release" / f"{MODEL}.html").read_text()
+    assert "Rolled back: version 1 answers all requests" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_labels_that_name_entities_roll_a_worse_version_back(
+    prefect_api: PrefectApi, town: Town
+) -> None:
+    with prefect_api.in_process():
+        release_flow(town.config)
+        labels, file = town.ask(2000), town.home / "labels.parquet"
+        before = release_flow(town.config)
+        assert isinstance(before, Look)
+        assert before.verdict.action is Action.PROMOTE  # nobody knows better yet
+        labels.to_parquet(file, index=False)
+        assert command.main(["predictions", "label", MODEL, str(file)]) == 0
+        found = release_flow(town.config)
+    assert isinstance(found, Look)
+    assert (found.verdict.action, found.verdict.rule) == (Action.ROLL_BACK, "harm")
+    assert found.evidence is not None
+    assert [one.metric for one in found.evidence.harms] == ["task_paired"]
+    assert found.evidence.num_labels == 2000
+    assert town.champion == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_person_does_each_by_form_and_by_command_under_a_name(
+    prefect_api: PrefectApi,
+    town: Town,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flows import release_ports
+
+    monkeypatch.setattr(release_ports, "traffic_of", town.traffic)
+    with prefect_api.in_process():
+        begun = release_by_hand_flow("start", "Amal", town.config, "before the fair")
+        assert begun is not None
+        held = release_by_hand_flow("hold", "Amal", town.config, "lunch")
+        assert held is not None
+        assert held.held_by == "Amal"
+        town.serve(1000)
+        found = release_flow(town.config)
+        assert isinstance(found, Look)
+        assert found.verdict.rule == "held"
+    assert command.main(["release", "resume", "--approver", "Badr"]) == 0
+    assert command.main(["release", "promote", MODEL, "--approver", "Badr"]) == 0
+    assert town.release.step == 1
+    assert command.main(["release", "rollback", "--approver", "Badr", "--comment", "odd"]) == 0
+    assert command.main(["release", "hold", "--approver", "Badr"]) == 2
+    said = capsys.readouterr()
+    assert "no release of flight-delay is open" in said.err
+    assert town.champion == 1
+    assert command.main(["release", "status"]) == 0
+    shown = capsys.readouterr().out
+    assert "rolled back" in shown
+    assert "roll_back (by_hand) by Badr: Badr: odd" in shown
+    assert "start (start) by Amal: before the fair" in shown
+    assert command.main(["release", "start", "--approver", "Badr", "--comment", "again"]) == 2
+    assert "is what serves already" in capsys.readouterr().err
+    assert command.main(["release", "status", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [e["actor"] for e in told["entries"] if e["rule"] == "by_hand"] == [
+        "Amal",
+        "Badr",
+        "Badr",
+        "Badr",
+    ]
+    trail = "".join(f.read_text() for f in (town.home / "audit").glob("*.jsonl"))
+    assert trail.count("change-release") >= 5
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tasks.release.acting import Releasing, act_by_hand
+from tasks.release.acting import Releasing
+from tasks.release.config import ReleaseConfig
+from tasks.release.ledger import ReleaseLedger
+from tasks.release.traffic import ServerTraffic
+from tests.support.release.builders import FakeChampions
+
+home = Path(sys.argv[1])
+ledger = ReleaseLedger(f"sqlite:///{home / 'operation' / 'operation.db'}")
+releasing = Releasing(ledger, ServerTraffic(home), FakeChampions())
+act_by_hand(releasing, "flight-delay", "roll_back", "Amal", "")
+"""
+
+
+def test_killed_while_traffic_moves_the_next_run_finishes_the_move(
+    prefect_api: PrefectApi, town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsplit(settings: Settings) -> Traffic:
+        return ServerTraffic(settings.home)
+
+    monkeypatch.setattr(release_module, "traffic_of", unsplit)
+    with prefect_api.in_process():
+        release_flow(town.config)
+        assert town.release.current.name == "all"
+        assert town.server.slots["stable"] == "2"
+        town.server.hangs_s = 60.0
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(town.home)],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+        ) as process:
+            deadline = time.monotonic() + LIMIT_S
+            while len(town.server.asked) < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGKILL)
+        town.server.hangs_s = 0.0
+        assert town.server.slots["stable"] == "2"
+        assert (town.release.state, town.release.is_moved) == ("rolled_back", False)
+        assert release_flow(town.config) is None
+    assert town.release.is_moved
+    assert town.server.slots["stable"] == "1"
+    assert town.champion == 1
+
+
+def test_without_a_server_nothing_is_done(prefect_api: PrefectApi, town: Town) -> None:
+    (town.home / "serving" / "server.json").unlink()
+    with prefect_api.in_process():
+        assert release_flow(town.config) is None
+    assert town.ledger.last_release(MODEL) is None
+
+
+def test_on_postgresql_one_of_many_openers_and_one_of_two_deciders_is_heard(
+    tmp_path: Path,
+) -> None:
+    with postgres_server(tmp_path) as url:
+        ledger, config = ReleaseLedger(url), ReleaseConfig(steps=STEPS)
+
+        def begin(number: int) -> str:
+            release = ReleaseLedger(url).open(MODEL, "1", "2", config, "a", can_split=True)
+            return release.release_id
+
+        with ThreadPoolExecutor(6) as pool:
+            assert len(set(pool.map(begin, range(6)))) == 1
+        releasing = Releasing(ledger, FakeTraffic(), FakeChampions())
+        seen = ledger.open_release(MODEL)
+        assert seen is not None
+        seen = releasing.settle(seen)
+        back = Verdict(action=Action.ROLL_BACK, rule="harm", reason="worse")
+        on = Verdict(action=Action.PROMOTE, rule="passed", reason="as good")
+        with ThreadPoolExecutor(2) as pool:
+            ends = list(pool.map(lambda v: ledger.decide(seen, v, v.rule), (back, on)))
+        assert {end.generation for end in ends} == {2}
+        assert len(ledger.entries(seen.release_id)) == 2
+        after = releasing.settle(ledger.release(seen.release_id))
+        assert after.is_moved
+        assert after.periods[0].until is not None

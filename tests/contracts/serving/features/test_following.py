@@ -1,0 +1,242 @@
+"""Definitions that move, versions that are not as trained, and a store that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.errors import NotReadyError, UnknownModelError
+from serving.features.config import EntityConfig
+from serving.features.origin import ModelOrigin
+from serving.features.reader import FeastEntityReader
+from serving.interfaces import VersionState
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.conversion import tabular_signature
+from tasks.contracts.data import DatasetSchema
+from tasks.features.config import OnlineConfig
+from tasks.features.store import apply_definitions, open_store
+from tasks.features.versions import drop_service_version
+from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, request_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+
+
+def reader_of(serving: Serving, origin: ModelOrigin | None = None, **config: Any) -> Any:
+    chosen = EntityConfig(
+        **{
+            "moment": WATERMARK,
+            "follow_s": 0.1,
+            "online": OnlineConfig(timeout_s=1, first_pause_s=0.01, longest_pause_s=0.02),
+            **config,
+        }
+    )
+    return FeastEntityReader(
+        serving.settings,
+        chosen,
+        states=serving.states,
+        origins=lambda model, version: origin or serving.origin,
+    )
+
+
+async def asked(reader: FeastEntityReader, serving: Serving) -> dict[str, Any]:
+    signature = tabular_signature(serving.snapshot.columns)
+    _, features = await reader.resolve(MODEL, request_of(serving.rows()[:1]), signature)
+    return dict(reader.report(features))
+
+
+async def until(reader: FeastEntityReader, counter: str, least: int) -> None:
+    """Wait for a counter of the reader."""
+    async with asyncio.timeout(60):
+        while reader.counters()[counter] < least:
+            await asyncio.sleep(0.05)
+
+
+def test_another_definition_than_in_training_is_refused_or_told(on_sqlite: Serving) -> None:
+    """As where the registry was made anew, and gives the same number to something else."""
+    views = {**on_sqlite.origin.feature_views, "weather": "f" * 32}
+    pins = on_sqlite.origin.pins
+    assert pins is not None
+    moved = on_sqlite.origin.model_copy(
+        update={
+            "feature_views": views,
+            "pins": pins.model_copy(update={"service_definition": "f" * 32}),
+        }
+    )
+
+    async def trial() -> None:
+        for origin, sentence in (
+            (moved, "the registry is of another installation"),
+            (moved.model_copy(update={"pins": None}), "weather is .* expected ffffffffffff"),
+        ):
+            reader = reader_of(on_sqlite, origin)
+            await reader.start()
+            with pytest.raises(NotReadyError, match=sentence):
+                await asked(reader, on_sqlite)
+            with pytest.raises(NotReadyError, match=sentence):
+                reader.keys_of(MODEL)
+            await reader.stop()
+        telling = reader_of(on_sqlite, moved, definitions="tell")
+        await telling.start()
+        told = (await asked(telling, on_sqlite))["views"]
+        await telling.stop()
+        assert told["weather"]["as_trained"] is False
+        assert told["origin_stats"]["as_trained"] is True
+
+    asyncio.run(trial())
+
+
+def test_a_model_without_feature_views_takes_no_entities(on_sqlite: Serving) -> None:
+    async def trial() -> None:
+        reader = reader_of(on_sqlite, ModelOrigin())
+        await reader.start()
+        assert reader.keys_of(MODEL) is None
+        assert reader.request_columns_of(MODEL) == ()
+        with pytest.raises(UnknownModelError, match="was not trained on feature views"):
+            await asked(reader, on_sqlite)
+        await reader.stop()
+
+    asyncio.run(trial())
+
+
+def test_a_view_that_lost_a_column_is_refused(on_sqlite: Serving) -> None:
+    columns = on_sqlite.origin.columns
+    assert columns is not None
+    more = (*columns.numeric, "weather__snow")
+    wider = DatasetSchema(**{**columns.model_dump(), "numeric": more})
+    origin = on_sqlite.origin.model_copy(update={"columns": wider})
+
+    async def trial() -> None:
+        reader = reader_of(on_sqlite, origin)
+        await reader.start()
+        with pytest.raises(NotReadyError, match="no column weather__snow"):
+            reader.keys_of(MODEL)
+        await reader.stop()
+
+    asyncio.run(trial())
+
+
+def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
+    served: list[VersionState] = []
+
+    async def trial() -> None:
+        reader = FeastEntityReader(
+            on_sqlite.settings,
+            EntityConfig(moment=WATERMARK, follow_s=3600),
+            states=lambda: served,
+            origins=on_sqlite.origins,
+        )
+        await reader.start()
+        with pytest.raises(UnknownModelError, match="is not served here"):
+            await asked(reader, on_sqlite)
+        served.append(VersionState(MODEL, "1", "READY", slots=("candidate",)))
+        with pytest.raises(NotReadyError, match="no version of flight-delay is ready in slot stab"):
+            reader.keys_of(MODEL)
+        served.append(VersionState(MODEL, "2", "READY", slots=("stable",)))
+        with pytest.raises(NotReadyError, match="not opened yet"):
+            reader.keys_of(MODEL)
+        assert (await asked(reader, on_sqlite))["trained_version"] == "2", (
+            "opened when it is needed"
+        )
+        signature, request = (
+            tabular_signature(on_sqlite.snapshot.columns),
+            request_of(on_sqlite.rows()),
+        )
+        _, features = await reader.resolve(MODEL, request, signature, slot="candidate")
+        assert features.version == "1"
+        served[0] = VersionState(MODEL, "1", "READY")
+        _, features = await reader.resolve(MODEL, request, signature, slot="candidate")
+        assert features.version == "2", "which the engine lets answer for an empty slot"
+        with pytest.raises(NotReadyError, match="slot shadow"):
+            await reader.resolve(MODEL, request, signature, slot="shadow")
+        with pytest.raises(UnknownModelError, match="version '9'"):
+            await reader.resolve(MODEL, request, signature, version="9")
+        served.clear()
+        await reader.follow()
+        assert reader.counters()["freshness"] == {}
+        await reader.stop()
+
+    asyncio.run(trial())
+
+
+def test_a_store_that_went_away_is_not_ready_and_comes_back(on_redis: Serving) -> None:
+    """The server is stopped in its tracks, so that a read waits for it in vain."""
+    assert on_redis.server is not None
+    redis = on_redis.server.connect()
+
+    async def trial() -> None:
+        reader = reader_of(on_redis)
+        await reader.start()
+        assert (await asked(reader, on_redis))["views"]["weather"]["state"] == ["fresh"]
+        redis.execute_command("CLIENT", "PAUSE", "4000", "ALL")
+        with pytest.raises(NotReadyError, match="could not be read") as refused:
+            await asked(reader, on_redis)
+        assert refused.value.retry_after_s == 1.0
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    assert (await asked(reader, on_redis))["views"]["weather"]["age_s"]
+                    break
+                except NotReadyError:
+                    await asyncio.sleep(0.1)
+        assert reader.counters()["refused"]["not_ready"] >= 1
+        await reader.stop()
+
+    asyncio.run(trial())
+
+
+@pytest.mark.slow
+def test_a_changed_definition_makes_a_new_reader_and_the_model_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    """In a store of its own: a new version of `weather` is applied and published."""
+    serving = made("sqlite", tmp_path / "own", ExitStack())
+    home, repo = serving.installation.home, serving.installation.repository.path
+
+    async def trial() -> None:
+        pinned, plain = reader_of(serving), reader_of(serving, _without_pins(serving))
+        for reader in (pinned, plain):
+            await reader.start()
+            assert (await asked(reader, serving))["service"] == "flight_delay_v1.v1"
+        await asyncio.to_thread(_shorten_ttl, repo)
+        await asyncio.to_thread(_materialize, serving)
+        await until(pinned, "looks", pinned.counters()["looks"] + 2)
+        told = await asked(pinned, serving)
+        assert told["service"] == "flight_delay_v1.v1"
+        assert told["views"]["weather"]["version"] == 0, "the model reads what it was trained with"
+        assert pinned.counters()["reopened"] == 0, "nothing that it reads has changed"
+        await until(plain, "reopened", 1)
+        with pytest.raises(NotReadyError, match="reads other definitions than flight-delay"):
+            await asked(plain, serving)
+        store = open_store(home, repo)
+        await asyncio.to_thread(drop_service_version, store, "flight_delay_v1", 1)
+        await until(pinned, "reopened", 1)
+        with pytest.raises(NotReadyError, match="does not hold any more"):
+            await asked(pinned, serving)
+        for reader in (pinned, plain):
+            await reader.stop()
+
+    asyncio.run(trial())
+
+
+def _without_pins(serving: Serving) -> ModelOrigin:
+    return serving.origin.model_copy(update={"pins": None})
+
+
+def _shorten_ttl(repo: Path) -> None:
+    file = repo / "definitions.py"
+    head, weather = file.read_text().split("weather = FeatureView(")
+    assert "timedelta(hours=7)" in weather
+    file.write_text(f"{head}weather = FeatureView({weather.replace('hours=7', 'hours=6')}")
+
+
+def _materialize(serving: Serving) -> None:
+    """Apply what changed, bring it online and let readers get it."""
+    store = open_store(serving.installation.home, serving.installation.repository.path)
+    apply_definitions(store, serving.installation.home, serving.installation.repository.path)
+    window = TimeWindow(start=WATERMARK - timedelta(days=1), end=WATERMARK)
+    serving.installation.materialize(serving.tables, window)

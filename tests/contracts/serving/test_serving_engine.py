@@ -1,0 +1,286 @@
+"""The engine on really registered versions, with the runtimes that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.calls import Answer, Array, Call
+from serving.engine.config import EngineConfig, HardwareConfig, PlacementConfig, ServedModel
+from serving.engine.engine import GOLDEN_FOLDER, ModelEngine
+from serving.errors import NotComputedError, NotReadyError, ServingError, UnknownModelError
+from tasks.contracts.base import ModelVersionRef
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.text_embedding import padded
+from tasks.conversion.runtimes import torch_threads_restored
+from tasks.registry.mlflow_registry import Registry
+from tests.support.conversion.forging import passed_off
+from tests.support.serving.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows
+
+pytestmark = pytest.mark.slow
+
+BOTH = (
+    HardwareConfig(name="cpu", variants=("onnx-fp32",)),
+    HardwareConfig(name="gpu", variants=("openvino-fp32",)),
+)
+
+ONNX = QUICK.model_copy(update={"targets": ("onnx-fp32",)})
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    with torch_threads_restored():
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ServedHome:
+    """Two converted versions of a table's model, a third without variants, and an encoder."""
+    world = ServedHome.at(tmp_path_factory.mktemp("served") / "a home#1")
+    world.convert(world.add_flights(0))
+    world.convert(world.add_flights(1), ONNX)
+    world.add_flights(2)
+    encoder = world.add_encoder()
+    world.convert(encoder, ONNX)
+    world.promote(encoder)
+    return world
+
+
+@pytest.fixture
+def world(made: ServedHome) -> ServedHome:
+    """The first version is champion."""
+    made.promote(ref(made, 1))
+    return made
+
+
+def ref(world: ServedHome, number: int, name: str = FLIGHTS) -> ModelVersionRef:
+    return Registry(world.location).version(name, number).ref
+
+
+def configured(*names: str, **changes: Any) -> EngineConfig:
+    models = tuple(ServedModel(name=name) for name in names or (FLIGHTS,))
+    return EngineConfig.model_validate({"models": models, "poll_s": 0.05, **changes})
+
+
+@asynccontextmanager
+async def serving(world: ServedHome, config: EngineConfig) -> AsyncIterator[ModelEngine]:
+    engine = ModelEngine.of_registry(config, world.location, world.home)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def ask(engine: ModelEngine, model: str, inputs: ModelInputs, **changes: Any) -> Answer:
+    outcome: asyncio.Future[Answer | ServingError] = asyncio.get_running_loop().create_future()
+    call = Call(model, inputs, inputs.num_rows, "r", **changes)
+    engine.submit(call, lambda _, told: outcome.set_result(told))
+    found = await asyncio.wait_for(outcome, 30)
+    if isinstance(found, ServingError):
+        raise found
+    return found
+
+
+async def until(condition: Any, limit_s: float = 60.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def scores(answer: Answer) -> Array:
+    (only,) = answer.outputs.values()
+    return only
+
+
+def test_registered_versions_are_served_as_pytorch_answers_and_the_alias_is_followed(
+    world: ServedHome,
+) -> None:
+    rows = flight_rows(40)
+    first, second = (world.expected(ref(world, number), rows) for number in (1, 2))
+
+    async def test() -> None:
+        async with serving(world, configured()) as engine:
+            answer = await ask(engine, FLIGHTS, rows)
+            np.testing.assert_allclose(scores(answer), first, atol=1e-5)
+            served = answer.served
+            assert (served.version, served.variant, served.hardware) == ("1", "onnx-fp32", "cpu")
+            (state,) = engine.states()
+            assert (state.platform, state.slots) == ("onnxruntime_onnx", ("stable",))
+
+            world.promote(ref(world, 2))
+            await until(lambda: engine.slots(FLIGHTS)["stable"] == "2")
+            answer = await ask(engine, FLIGHTS, rows)
+            np.testing.assert_allclose(scores(answer), second, atol=1e-5)
+            with pytest.raises(UnknownModelError, match=r"no version '9'.*it has 1, 2, 3"):
+                await engine.load(FLIGHTS, "9")
+
+    run(test())
+
+
+def test_sequences_of_any_length_are_served(world: ServedHome) -> None:
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(4, 60, length) for length in (3, 9, 3, 24)]
+
+    async def test() -> None:
+        async with serving(world, configured(ENCODER)) as engine:
+            asked = [ask(engine, ENCODER, padded([text])) for text in texts]
+            for text, answer in zip(texts, await asyncio.gather(*asked), strict=True):
+                expected = world.expected(ref(world, 1, ENCODER), padded([text]))
+                np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
+            with pytest.raises(ServingError, match="at most"):
+                await ask(engine, ENCODER, padded([np.full(25, 5)]))
+            beyond = padded([np.array([2, 4000, 3])])
+            with pytest.raises(NotComputedError, match="cannot compute these inputs"):
+                await ask(engine, ENCODER, beyond)
+            assert engine.is_ready(ENCODER)
+
+    run(test())
+
+
+def test_the_other_backend_answers_when_one_dies_and_it_comes_back(world: ServedHome) -> None:
+    rows = flight_rows(3)
+    expected = world.expected(ref(world, 1), rows)
+    placement = PlacementConfig(open_s=0.05, most_open_s=0.1)
+
+    async def test() -> None:
+        config = configured(hardware=BOTH, placement=placement)
+        async with serving(world, config) as engine:
+            version = engine.served(FLIGHTS).versions["1"]
+            cpu, gpu = version.backends
+            works = cpu.score
+
+            def dead(arrays: dict[str, Array]) -> Array:
+                raise RuntimeError("the device is gone")
+
+            cpu.score = dead
+            for _ in range(3):  # the one that fails, and those after it
+                answer = await ask(engine, FLIGHTS, rows)
+                np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
+                told = answer.served
+                assert (told.hardware, told.variant) == ("gpu", "openvino-fp32")
+                assert told.fell_over_from == "cpu"
+            cpu.score = works
+            await until(lambda: cpu.circuit.closed)
+            gpu.score = dead
+            answer = await ask(engine, FLIGHTS, rows)
+            np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
+            assert (answer.served.hardware, answer.served.fell_over_from) == ("cpu", "")
+
+    run(test())
+
+
+def test_without_variants_pytorch_answers_only_where_that_is_allowed(world: ServedHome) -> None:
+    rows = flight_rows(5)
+
+    async def test() -> None:
+        async with serving(world, configured()) as engine:
+            with pytest.raises(NotReadyError, match="no variant was kept for hardware class 'cpu'"):
+                await engine.set_slots(FLIGHTS, {"stable": "3"})
+            assert engine.slots(FLIGHTS)["stable"] == "1"
+        async with serving(world, configured(program="last_resort")) as engine:
+            await engine.set_slots(FLIGHTS, {"stable": "3"})
+            answer = await ask(engine, FLIGHTS, rows)
+            assert answer.served.variant == "pytorch-program"
+            np.testing.assert_allclose(
+                scores(answer), world.expected(ref(world, 3), rows), atol=1e-6
+            )
+
+    run(test())
+
+
+@pytest.fixture
+def spoiled(world: ServedHome) -> Iterator[tuple[ServedHome, Path]]:
+    """Files of version 2's ONNX form, put back afterwards."""
+    (folder,) = (world.folder(ref(world, 2)) / "variants").glob("onnx-fp32-*")
+    aside = world.home / "aside"
+    shutil.copytree(folder, aside)
+    yield world, folder
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.move(aside, folder)
+
+
+def _changed(folder: Path) -> None:
+    model = folder / "model.onnx"
+    model.write_bytes(model.read_bytes()[:-1] + b"x")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(_changed, "were changed or damaged"), (shutil.rmtree, "No such file")],
+)
+def test_damaged_files_do_not_serve_and_what_served_goes_on(
+    spoiled: tuple[ServedHome, Path], spoil: Callable[[Path], None], words: str
+) -> None:
+    world, folder = spoiled
+    spoil(folder)
+
+    async def test() -> None:
+        async with serving(world, configured(retry_s=0.01, most_retry_s=0.05)) as engine:
+            world.promote(ref(world, 2))
+            await until(lambda: any(s.version == "2" for s in engine.states()))
+            await until(lambda: any(s.state == "UNAVAILABLE" for s in engine.states()))
+            (bad,) = [s for s in engine.states() if s.version == "2"]
+            assert words in bad.reason
+            assert (await ask(engine, FLIGHTS, flight_rows(1))).served.version == "1"
+
+    run(test())
+
+
+def test_a_form_of_something_else_is_betrayed_by_the_golden_batch(tmp_path: Path) -> None:
+    world = ServedHome.at(tmp_path)
+    honest, other = world.add_flights(0), world.add_flights(1)
+    true_form = world.convert(honest, ONNX)[0]
+    false_form = world.convert(other, ONNX)[0]
+    forged = passed_off(world.store, false_form, true_form)  # type: ignore[arg-type, type-var]
+    world.attach(honest, (true_form.model_copy(update={"files": forged.files}),))
+    world.promote(honest)
+
+    async def test() -> None:
+        async with serving(world, configured()) as engine:
+            assert not engine.is_ready()
+            with pytest.raises(NotReadyError, match="onnx-fp32 answers the golden batch"):
+                await engine.load(FLIGHTS)
+            wide = configured().models[0].model_copy(update={"bounds": {"fp32": 1.0}})
+        async with serving(world, configured(models=(wide,))) as engine:
+            assert engine.is_ready()
+
+    run(test())
+
+
+def test_golden_answers_are_kept_and_a_damaged_file_is_made_anew(world: ServedHome) -> None:
+    async def test() -> None:
+        async with serving(world, configured()):
+            pass
+
+    run(test())
+    (file,) = (world.home / GOLDEN_FOLDER / FLIGHTS).glob(f"{ref(world, 1).program_sha256}.npz")
+    before = file.read_bytes()
+    file.write_bytes(before[:-9])
+    run(test())
+    assert file.read_bytes() == before
+
+
+def test_an_installation_without_a_registry_starts_and_makes_none(tmp_path: Path) -> None:
+    world = ServedHome.at(tmp_path)
+
+    async def test() -> None:
+        async with serving(world, configured()) as engine:
+            assert not engine.is_ready()
+            with pytest.raises(UnknownModelError, match="no version"):
+                await engine.load(FLIGHTS)
+        assert world.location.database_path is not None
+        assert not world.location.database_path.exists()
+
+    run(test())

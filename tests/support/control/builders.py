@@ -1,0 +1,154 @@
+"""Evidence, drift reports and standings for tests of the governor."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tasks.contracts.base import ModelVersionRef, TimeWindow
+from tasks.contracts.drift import DriftReport, DriftVerdict, FeatureDrift
+from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
+from tasks.contracts.release import ChampionStanding
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.evidence import Evidence
+
+MODEL, USE_CASE = "delays", "journeys"
+FREE = GovernorConfig(cool_down_hours=0, max_runs_per_week=1000)
+FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def metric(value: float, spread: float = 0.01) -> Metric:
+    return Metric(value=value, low=value - spread, high=value + spread)
+
+
+def week(number: int) -> TimeWindow:
+    start = FIRST_DAY + timedelta(days=7 * number)
+    return TimeWindow(start=start, end=start + timedelta(days=7))
+
+
+def comparison(brier: Metric) -> PairedComparison:
+    return PairedComparison(
+        against="present champion", auc_difference=metric(0.0), brier_difference=brier
+    )
+
+
+def evidence(
+    verdict: DriftVerdict = DriftVerdict.RETRAIN,
+    number: int = 0,
+    *,
+    auc: Metric | None = None,
+    version: int = 1,
+    **changes: Any,
+) -> Evidence:
+    """One check of week `number`; with `auc`, labels are known."""
+    fields: dict[str, Any] = {
+        "verdict": verdict,
+        "window": week(number),
+        "version": version,
+        "num_features": 10,
+        "num_drifted": 3,
+        "drifted": ("a", "b", "c"),
+        "prediction_drifted": True,
+        "prediction_effect_low": 0.2,
+        "num_labelled": 1000 if auc else 0,
+        "auc_change": auc,
+        "excess_brier_change": metric(0.03) if auc else None,
+        "champion_age_days": 100.0,
+        "former_version": None,
+        "former_difference": None,
+        "sentences": (f"What was seen in week {number}.",),
+    }
+    return Evidence(**{**fields, **changes})
+
+
+def stale(number: int, version: int = 1) -> Evidence:
+    """Labels show a stale model."""
+    return evidence(number=number, version=version, auc=metric(-0.1))
+
+
+def shifted(number: int, version: int = 1) -> Evidence:
+    """Labels show wrong scores and an intact ranking."""
+    return evidence(number=number, version=version, auc=metric(0.0))
+
+
+def stable(number: int, version: int = 1) -> Evidence:
+    """Nothing moved."""
+    return evidence(DriftVerdict.STABLE, number, version=version, auc=metric(0.0))
+
+
+def faulty(number: int, version: int = 1) -> Evidence:
+    """The feed is broken."""
+    return evidence(DriftVerdict.DATA_FAULT, number, version=version)
+
+
+def hurt(number: int, version: int = 2) -> Evidence:
+    """The champion of two days ago errs more than the one before it."""
+    return evidence(
+        number=number,
+        version=version,
+        auc=metric(-0.1),
+        champion_age_days=2.0,
+        former_version=version - 1,
+        former_difference=comparison(metric(-0.03)),
+    )
+
+
+def reference(version: int) -> ModelVersionRef:
+    return ModelVersionRef(
+        name=MODEL,
+        version=version,
+        run_id=f"run{version}",
+        program_sha256=f"{version:064x}",
+        snapshot_sha256="5" * 64,
+    )
+
+
+def standing(version: int, **changes: Any) -> ChampionStanding:
+    fields: dict[str, Any] = {
+        "version": reference(version),
+        "promoted_at": FIRST_DAY,
+        "former": reference(version - 1) if version > 1 else None,
+        "former_trouble": None,
+    }
+    return ChampionStanding(**{**fields, **changes})
+
+
+def report(
+    verdict: DriftVerdict = DriftVerdict.RETRAIN,
+    number: int = 0,
+    *,
+    auc: Metric | None = None,
+    effect: float = 0.3,
+) -> DriftReport:
+    """What a drift check of one feature returns."""
+    feature = FeatureDrift(
+        feature="distance",
+        kind="numeric",
+        psi=0.3,
+        psi_noise=0.001,
+        effect=effect,
+        effect_low=effect - 0.05,
+        missing_reference=0.0,
+        missing_current=0.0,
+        drifted=effect > 0.15,
+        evidence="drifted",
+    )
+    judged = MetricSet(
+        num_rows=1000,
+        base_rate=0.2,
+        **dict.fromkeys(("auc", "pr_auc", "brier", "log_loss", "calibration_error"), metric(0.5)),
+    )
+    return DriftReport(
+        reference=week(-10),
+        current=week(number),
+        num_reference_rows=1000,
+        num_current_rows=1000,
+        features=(feature,),
+        prediction=feature.model_copy(update={"feature": "prediction"}),
+        reference_performance=judged if auc else None,
+        current_performance=judged if auc else None,
+        auc_change=auc,
+        excess_brier_change=metric(0.03) if auc else None,
+        verdict=verdict,
+        evidence=("Something moved.",),
+    )

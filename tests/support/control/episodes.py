@@ -1,0 +1,104 @@
+"""The governor of one model on a database of its own, and a platform that keeps its runs."""
+
+from __future__ import annotations
+
+from tasks.control.retraining.acting import note_ends, start_claimed
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.decision import Action
+from tasks.control.retraining.episodes import answer, settle
+from tasks.control.retraining.evidence import Evidence
+from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.retraining.records import (
+    Answer,
+    ClaimState,
+    Mode,
+    Order,
+    Outcome,
+    RunEnd,
+    StartedAction,
+)
+from tests.support.control.builders import FREE, MODEL, USE_CASE
+
+
+class Runs:
+    """A platform that keeps one run for each key, as Prefect does."""
+
+    def __init__(self, ledger: Ledger | None = None, name: str = "") -> None:
+        self.by_key: dict[str, str] = {}
+        self.num_calls = 0
+        self.ended: RunEnd | None = None
+        self.ledger, self.name = ledger, name
+
+    def start(self, order: Order) -> StartedAction | None:
+        if self.ledger and not self.ledger.reserve(order.episode_id, self.name):
+            return None
+        self.num_calls += 1
+        run_id = self.by_key.setdefault(order.episode_id, f"run-{len(self.by_key)}")
+        return StartedAction(kind="deployment", run_id=run_id, place="pipeline/coordinator")
+
+    def end(self, order: Order, started: StartedAction) -> RunEnd | None:
+        return self.ended
+
+
+class Governor:
+    """The governor of one model, on a database of its own."""
+
+    def __init__(self, url: str, policy: GovernorConfig = FREE) -> None:
+        self.ledger, self.policy, self.runs = Ledger(url), policy, Runs()
+        self.champion: int | None = 1
+        self.recalibrates = True
+        self.asked_about: int | None = None
+
+    def judge(self, seen: Evidence) -> str:
+        return self.ledger.store_verdict(MODEL, USE_CASE, seen, self.policy).verdict_id
+
+    def ask(self, verdict_id: str, mode: Mode = "act") -> list[Outcome]:
+        return self._carry_out(
+            answer(
+                self.ledger,
+                verdict_id,
+                self.champion,
+                "a test",
+                mode,
+                recalibrates=self.recalibrates,
+                asked_about=self.asked_about,
+            )
+        )
+
+    def sweep(self) -> list[Outcome]:
+        note_ends(self.ledger, self.runs)
+        made = []
+        for model, use_case in self.ledger.unsettled():
+            made += self._carry_out(
+                settle(
+                    self.ledger,
+                    model,
+                    use_case,
+                    self.champion,
+                    "the sweep",
+                    recalibrates=self.recalibrates,
+                    asked_about=self.asked_about,
+                )
+            )
+        left = self.ledger.claims(ClaimState.CLAIMED)
+        start_claimed(self.ledger, [claim.order for claim in left], self.runs)
+        return made
+
+    def see(self, seen: Evidence) -> list[Outcome]:
+        return self.ask(self.judge(seen))
+
+    def end_runs(self) -> None:
+        self.runs.ended = RunEnd(state="completed", seconds=30.0)
+        note_ends(self.ledger, self.runs)
+        self.runs.ended = None
+
+    def latest(self) -> tuple[Action, Action | None]:
+        made = self.ledger.decisions(Wanted(limit=1))[0]
+        return made.action, made.carried_out_as
+
+    def reason(self) -> str:
+        return self.ledger.decisions(Wanted(limit=1))[0].reason
+
+    def _carry_out(self, answered: Answer) -> list[Outcome]:
+        start_claimed(self.ledger, answered.orders, self.runs)
+        return [made.outcome for made in answered.decisions]

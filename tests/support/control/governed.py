@@ -1,0 +1,188 @@
+"""Platforms with a governor for drills: what is on them is real, but no loop is ever run.
+
+The loop's deployment is on a pool without a worker, so what the governor starts stays scheduled and
+can be counted. All is counted by plain SQL in the two databases, not by the code that wrote them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+
+from flows.config import read_pipeline_config
+from infra.deploying.deploy import Plan, make_plan
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.evidence import Evidence
+from tasks.control.retraining.ledger import Ledger
+from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.control.builders import FREE, MODEL
+from tests.support.platform.deploys import REPO, part_of_the_file, redeploy, send
+from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
+
+USE_CASE = read_pipeline_config(Path(REPO)).name
+JUDGED = "falaj.drift.judged"
+EACH_MINUTE = "* * * * *"
+LIMIT_S = 900
+
+
+@dataclass
+class Governed:
+    """A server, what is deployed on it, and the governor's database.
+
+    Attributes:
+        folder: of its state; the same folder again is the same platform again.
+        url: address of the governor's database.
+        api: the server, while it runs.
+    """
+
+    folder: Path
+    url: str
+    api: PrefectApi
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its flows are told beside the address of the server."""
+        named = {"FALAJ_HOME": str(self.folder / "home"), "FALAJ_FEATURE_REPO": REPO}
+        return {**named, "FALAJ_DATABASE_URL": self.url}
+
+    @property
+    def plan(self) -> Plan:
+        """Decision, sweep and loop; the sweep each minute, the loop where no worker is."""
+        content = yaml.safe_load(part_of_the_file("decision", "governor_sweep", "pipeline"))
+        for entry in content["deployments"]:
+            if entry["entrypoint"].startswith("flows.pipeline."):
+                entry["work_pool"] = {"name": "gpu", "work_queue_name": "retrain"}
+            for schedule in entry.get("schedules", ()):
+                schedule["cron"] = EACH_MINUTE
+        file = self.folder / "prefect.yaml"
+        file.write_text(yaml.safe_dump(content))
+        return make_plan([REPO], file=file)
+
+    def deploy_by_command(self) -> str:
+        """Deploy once more, as a person does."""
+        command = [sys.executable, "-m", "infra.deploying", "--repo", REPO]
+        command += ["--file", str(self.folder / "prefect.yaml")]
+        return self._run(command)
+
+    def decide(self, verdict_id: str) -> subprocess.Popen[str]:
+        """Begin to answer a verdict, in a process of its own."""
+        call = f"from flows.decision import decision_flow; decision_flow({verdict_id!r})"
+        return self._start([sys.executable, "-c", call])
+
+    def sweep(self) -> str:
+        """Let the governor look for what is left."""
+        call = "from flows.governor_sweep import governor_sweep_flow; governor_sweep_flow()"
+        return self._run([sys.executable, "-c", call])
+
+    def judge(self, seen: Evidence, policy: GovernorConfig = FREE) -> str:
+        """Store a verdict, as a drift check does, and tell nobody."""
+        return Ledger(self.url).store_verdict(MODEL, USE_CASE, seen, policy).verdict_id
+
+    def tell(self, verdicts: Sequence[str]) -> None:
+        """Emit the event of each."""
+        told = [{"verdict_id": verdict, "model": MODEL} for verdict in verdicts]
+        send([(JUDGED, f"falaj.model.{MODEL}", payload) for payload in told])
+
+    def retrainings(self) -> list[tuple[str, str]]:
+        """Key and state of each run of the loop that the server has."""
+        return self.prefect(
+            "SELECT run.idempotency_key, run.state_type FROM flow_run AS run "
+            "JOIN flow ON flow.id = run.flow_id WHERE flow.name = 'pipeline' ORDER BY run.created"
+        )
+
+    def num_events(self) -> int:
+        """Drift verdicts that the server has been told of."""
+        ((number,),) = self.prefect(f"SELECT count(*) FROM events WHERE event = '{JUDGED}'")
+        return int(number)
+
+    def num_sweeps(self) -> int:
+        """Sweeps that were completed."""
+        ((number,),) = self.prefect(
+            "SELECT count(*) FROM flow_run AS run JOIN flow ON flow.id = run.flow_id "
+            "WHERE flow.name = 'governor-sweep' AND run.state_type = 'COMPLETED'"
+        )
+        return int(number)
+
+    def prefect(self, query: str) -> list[Any]:
+        """Rows of the server's database."""
+        file = self.folder / "prefect" / "prefect.db"
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=60)) as connection:
+            return connection.execute(query).fetchall()
+
+    def operation(self, query: str) -> list[Any]:
+        """Rows of the governor's database."""
+        if self.url.startswith("postgresql"):
+            with psycopg.connect(self.url) as server:
+                return server.execute(query).fetchall()  # type: ignore[call-overload]
+        with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=60)) as file:
+            rows = file.execute(query).fetchall()
+            file.commit()
+            return rows
+
+    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            cwd=PROJECT_ROOT,
+            env=self.api.command_environment(**self.environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def _run(self, command: list[str]) -> str:
+        with self._start(command) as process:
+            said, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, said
+        return said
+
+
+@contextmanager
+def governed(folder: Path, url: str = "", *, works: bool = True) -> Iterator[Governed]:
+    """A platform on a new or an earlier state folder; clients of this process use it.
+
+    Args:
+        folder: of its state.
+        url: the governor's database; its own in SQLite where none is given.
+        works: with a worker on the coordinator pool, so that events and schedules start runs.
+    """
+    (folder / "home").mkdir(parents=True, exist_ok=True)
+    own = f"sqlite:///{folder / 'home' / 'operation' / 'operation.db'}"
+    with ExitStack() as stack:
+        api = stack.enter_context(prefect_api_server(folder / "prefect"))
+        platform = Governed(folder, url or own, api)
+        Ledger(platform.url)
+        with api.in_process():
+            redeploy(platform.plan)
+        if works:
+            stack.enter_context(api.worker("coordinator", **platform.environment))
+            stack.enter_context(api.in_process())
+        yield platform
+
+
+def acting(platform: Governed) -> list[str]:
+    """Episodes whose one run was claimed."""
+    found = platform.operation("SELECT episode_id FROM falaj_claims ORDER BY claimed_at")
+    return [episode for (episode,) in found]
+
+
+def num_unanswered(platform: Governed) -> int:
+    """Verdicts that nobody has answered."""
+    ((number,),) = platform.operation(
+        "SELECT count(*) FROM falaj_verdicts WHERE answered_at IS NULL"
+    )
+    return int(number)
+
+
+def outcomes(platform: Governed) -> list[str]:
+    """What the decisions came to, in their order."""
+    found = platform.operation("SELECT outcome FROM falaj_decisions ORDER BY number")
+    return [outcome for (outcome,) in found]

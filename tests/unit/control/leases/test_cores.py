@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.control.leases.cores import core_limit, core_sets, node_of_pci_device, parse_cpu_list
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Path:
+    """A `/sys` with two memory nodes of two physical cores, each core shared by two."""
+    for node, cores in enumerate(["0-1,4-5", "2-3,6-7"]):
+        write(tmp_path / f"devices/system/node/node{node}/cpulist", cores)
+    for core in range(8):
+        shared = f"{core % 4},{core % 4 + 4}"
+        write(tmp_path / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list", shared)
+    return tmp_path
+
+
+def test_cores_are_grouped_by_memory_node_and_physical_core(two_nodes: Path) -> None:
+    first, second = core_sets(set(range(8)), two_nodes)
+    assert (first.node, first.physical) == (0, ((0, 4), (1, 5)))
+    assert (second.node, second.cores) == (1, (2, 6, 3, 7))
+
+
+def test_only_cores_that_the_process_may_use_are_there(two_nodes: Path) -> None:
+    (only,) = core_sets({2, 6, 3}, two_nodes)
+    assert (only.node, only.physical) == (1, ((2, 6), (3,)))
+
+
+def test_a_host_that_says_nothing_is_one_node(tmp_path: Path) -> None:
+    (only,) = core_sets({0, 1}, tmp_path)
+    assert (only.node, only.physical) == (0, ((0,), (1,)))
+
+
+def test_cores_that_no_node_lists_are_not_lost(two_nodes: Path) -> None:
+    assert core_sets({0, 9}, two_nodes)[-1].cores == (9,)
+    assert core_sets({0, 9}, two_nodes)[-1].node == 1
+
+
+def test_this_hosts_cores_are_those_of_the_process() -> None:
+    found = {core for each in core_sets(os.sched_getaffinity(0)) for core in each.cores}
+    assert found == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize(
+    ("listing", "files", "cores"),
+    [
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 2),
+        ("0::/a/b", {"a/cpu.max": "800000 100000", "a/b/cpu.max": "50000 100000"}, 1),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        (
+            "4:memory:/x\n1:cpu,cpuacct:/jobs/7",
+            {
+                "cpu,cpuacct/jobs/cpu.cfs_quota_us": "300000",
+                "cpu,cpuacct/jobs/cpu.cfs_period_us": "100000",
+            },
+            3,
+        ),
+        ("", {}, None),
+    ],
+)
+def test_the_tightest_limit_of_the_control_groups_counts(
+    tmp_path: Path, listing: str, files: dict[str, str], cores: int | None
+) -> None:
+    write(tmp_path / "proc/self/cgroup", listing)
+    for name, text in files.items():
+        write(tmp_path / "sys/fs/cgroup" / name, text)
+    assert core_limit(tmp_path / "proc", tmp_path / "sys").num_cores == cores
+
+
+def test_two_containers_that_call_their_group_alike_are_told_apart(tmp_path: Path) -> None:
+    groups = set()
+    for space in ("cgroup:[1]", "cgroup:[2]"):
+        root = tmp_path / space
+        write(root / "proc/self/cgroup", "0::/")
+        write(root / "sys/fs/cgroup/cpu.max", "200000 100000")
+        (root / "proc/self/ns").mkdir()
+        (root / "proc/self/ns/cgroup").symlink_to(space)
+        groups.add(core_limit(root / "proc", root / "sys").group)
+    assert groups == {"cgroup:[1]:/", "cgroup:[2]:/"}
+
+
+def test_the_node_of_a_device_is_read_from_its_place_on_the_bus(tmp_path: Path) -> None:
+    write(tmp_path / "bus/pci/devices/0000:3b:00.0/numa_node", "1")
+    write(tmp_path / "bus/pci/devices/0000:5e:00.0/numa_node", "-1")
+    assert node_of_pci_device("00000000:3B:00.0", tmp_path) == 1
+    assert node_of_pci_device("00000000:5E:00.0", tmp_path) is None
+    assert node_of_pci_device("00000000:99:00.0", tmp_path) is None
+
+
+def test_lists_of_cores_are_read() -> None:
+    assert parse_cpu_list("0-2,8,10-11") == {0, 1, 2, 8, 10, 11}
+    assert parse_cpu_list("") == set()

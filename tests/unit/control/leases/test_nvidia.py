@@ -1,0 +1,185 @@
+"""What NVML tells, from recorded structures; tests/gpu has the real thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from tasks.control.leases.nvidia import Found, find_gpus, torch_cuda_version
+from tasks.kernel.errors import ConfigurationError
+
+GIB = 1 << 30
+WORKS = {"cuda_fault": lambda _: None}
+
+
+@dataclass
+class Device:
+    """One device as NVML describes it."""
+
+    uuid: str
+    name: str = "NVIDIA H200"
+    memory: int = 141 * GIB
+    mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
+    is_cut: bool | None = False
+    slices: dict[int, Any] = field(default_factory=dict)
+    bus: str = "00000000:3B:00.0"
+
+
+class Recorded:
+    """NVML's functions over recorded devices; all else (errors, constants) is the library's."""
+
+    def __init__(self, *devices: Device, refuses: Exception | None = None) -> None:
+        self._devices = devices
+        self._refuses = refuses
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pynvml, name)
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self._refuses:
+            raise self._refuses
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self._devices)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Device:  # noqa: N802
+        return self._devices[index]
+
+    def nvmlDeviceGetName(self, device: Device) -> str:  # noqa: N802
+        return device.name
+
+    def nvmlDeviceGetUUID(self, device: Device) -> str:  # noqa: N802
+        return device.uuid
+
+    def nvmlDeviceGetMemoryInfo(self, device: Device) -> Any:  # noqa: N802
+        return SimpleNamespace(total=device.memory)
+
+    def nvmlDeviceGetPciInfo(self, device: Device) -> Any:  # noqa: N802
+        return SimpleNamespace(busId=device.bus)
+
+    def nvmlDeviceGetComputeMode(self, device: Device) -> int:  # noqa: N802
+        return device.mode
+
+    def nvmlDeviceGetMinorNumber(self, device: Device) -> int:  # noqa: N802
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlDeviceGetMigMode(self, device: Device) -> list[int]:  # noqa: N802
+        if device.is_cut is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [int(device.is_cut), int(device.is_cut)]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _: Device) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Device, index: int) -> Any:  # noqa: N802
+        if index not in device.slices:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return device.slices[index]
+
+
+def slice_of(number: int, profile: str) -> Device:
+    return Device(f"MIG-{number}", f"NVIDIA H200 MIG {profile}", 16 * GIB)
+
+
+def look(*devices: Device, environment: Mapping[str, str] | None = None) -> Found:
+    return find_gpus(environment or {}, Recorded(*devices), **WORKS)
+
+
+def test_gpus_are_named_by_uuid_with_the_memory_node_they_hang_on(tmp_path: Path) -> None:
+    node = tmp_path / "bus/pci/devices/0000:3b:00.0/numa_node"
+    node.parent.mkdir(parents=True)
+    node.write_text("1\n")
+    (found,) = find_gpus({}, Recorded(Device("GPU-a")), **WORKS, sysfs=tmp_path).usable
+    assert (found.uuid, found.name, found.node) == ("GPU-a", "NVIDIA H200", 1)
+    assert found.memory_bytes == 141 * GIB
+
+
+def test_a_gpu_in_mig_mode_is_its_slices() -> None:
+    cut = Device(
+        "GPU-a", is_cut=True, slices={0: slice_of(0, "1g.18gb"), 3: slice_of(3, "2g.35gb")}
+    )
+    found = look(cut, Device("GPU-b", is_cut=None))
+    assert [(gpu.uuid, gpu.mig_profile) for gpu in found.usable] == [
+        ("MIG-0", "1g.18gb"),
+        ("MIG-3", "2g.35gb"),
+        ("GPU-b", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        (Device("GPU-a", mode=pynvml.NVML_COMPUTEMODE_PROHIBITED), "compute mode is Prohibited"),
+        (Device("GPU-a", is_cut=True), "has no slice"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_said(device: Device, said: str) -> None:
+    found = look(device)
+    assert found.usable == ()
+    (unusable,) = found.unusable
+    assert unusable.device == "GPU-a"
+    assert said in unusable.reason
+
+
+def test_gpus_that_cuda_cannot_use_are_said() -> None:
+    found = find_gpus({}, Recorded(Device("GPU-a")), cuda_fault=lambda _: "CUDA answers with 999")
+    assert found.usable == ()
+    assert str(found.unusable[0]) == "GPU-a: CUDA answers with 999"
+
+
+def test_a_pytorch_without_cuda_is_the_reason_here() -> None:
+    if torch_cuda_version() is not None:
+        pytest.skip("the installed PyTorch is built for CUDA")
+    (unusable,) = find_gpus({}, Recorded(Device("GPU-a"))).unusable
+    assert "PyTorch is built without CUDA" in unusable.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "uuids"),
+    [
+        ("", []),
+        ("-1", []),
+        ("1", ["GPU-b"]),
+        ("1,0", ["GPU-a", "GPU-b"]),
+        ("0,-1,1", ["GPU-a"]),
+        ("GPU-b", ["GPU-b"]),
+        ("GPU-", ["GPU-a", "GPU-b"]),
+        ("NoDevFiles", []),
+    ],
+)
+def test_gpus_that_are_hidden_from_the_process_are_said(value: str, uuids: list[str]) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": value}
+    found = look(Device("GPU-a"), Device("GPU-b"), environment=environment)
+    assert [gpu.uuid for gpu in found.usable] == uuids
+    assert all("hides it" in each.reason for each in found.unusable)
+    assert len(found.usable) + len(found.unusable) == 2
+
+
+def test_counting_devices_of_two_models_is_refused() -> None:
+    two = (Device("GPU-a"), Device("GPU-b", "NVIDIA L4"))
+    with pytest.raises(ConfigurationError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        look(*two, environment={"CUDA_VISIBLE_DEVICES": "0"})
+    ordered = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert [gpu.uuid for gpu in look(*two, environment=ordered).usable] == ["GPU-a"]
+
+
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED]
+)
+def test_a_host_without_a_driver_has_no_gpu(code: int) -> None:
+    assert find_gpus({}, Recorded(refuses=pynvml.NVMLError(code))) == Found()
+
+
+def test_a_broken_driver_is_said() -> None:
+    mismatch = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    (unusable,) = find_gpus({}, Recorded(refuses=mismatch)).unusable
+    assert "NVML refuses to start" in unusable.reason

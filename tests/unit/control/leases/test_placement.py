@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tasks.control.leases.claims import Claim, Grant
+from tasks.control.leases.config import LeaseRequest
+from tasks.control.leases.cores import CoreLimit, CoreSet
+from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.placement import Taken, due_s, grants_for, place
+from tasks.kernel.process import ProcessName
+from tests.support.platform.lease_devices import gpu, host
+
+BOOT = "boot"
+AGEING_S = 600.0
+REQUESTS = st.one_of(
+    st.builds(LeaseRequest, cores=st.integers(1, 6)),
+    st.builds(
+        LeaseRequest,
+        cores=st.integers(0, 3),
+        gpus=st.integers(1, 3),
+        gpu_share=st.sampled_from([0.05, 0.35, 0.5, 0.8, 1.0]),
+    ),
+)
+
+
+def claim(
+    ticket: int,
+    request: LeaseRequest,
+    devices: HostDevices,
+    *,
+    asked_s: float = 0,
+    priority: int = 3,
+    grant: Grant | None = None,
+) -> Claim:
+    return Claim(
+        ticket=ticket,
+        state="waiting" if grant is None else "held",
+        holder=f"run {ticket}",
+        host="here",
+        process=ProcessName(boot=BOOT, space="", pid=ticket + 1, start=0),
+        mark="",
+        priority=priority,
+        due_s=due_s(asked_s, priority, AGEING_S),
+        request=request,
+        devices=devices,
+        grant=grant,
+        requested_s=asked_s,
+        expires_s=0,
+        deadline_s=0,
+        ttl_s=60,
+        grace_s=10,
+        beat=0,
+    )
+
+
+@given(
+    wanted=st.lists(
+        st.tuples(REQUESTS, st.integers(1, 5), st.floats(0, 2000)), min_size=1, max_size=7
+    )
+)
+def test_nobody_takes_what_one_before_needs_and_all_are_served_in_the_end(
+    wanted: list[tuple[LeaseRequest, int, float]],
+) -> None:
+    """Round after round, whoever was served gives everything back."""
+    devices = host(cores=6, gpus=3, nodes=3)
+    waiting = [
+        claim(ticket, request, devices, asked_s=asked_s, priority=priority)
+        for ticket, (request, priority, asked_s) in enumerate(wanted)
+    ]
+    for _ in range(len(wanted)):
+        grants = grants_for(waiting, Taken())
+        held = [
+            each.model_copy(update={"grant": grants[each.ticket]})
+            for each in waiting
+            if each.ticket in grants
+        ]
+        waiting = [each for each in waiting if each.ticket not in grants]
+        assert held or not waiting, "with nothing held, the first in line is served"
+        check_shares(held, devices)
+        check_nobody_was_passed_by(waiting, held)
+    assert not waiting
+
+
+def check_shares(held: list[Claim], devices: HostDevices) -> None:
+    cores = [core for each in held if each.grant for core in each.grant.cores]
+    assert len(cores) == len(set(cores))
+    for each in devices.gpus:
+        shares = [c.request.gpu_share for c in held if c.grant and each.uuid in c.grant.gpus]
+        assert sum(shares) <= 1 + 1e-9
+
+
+def check_nobody_was_passed_by(waiting: list[Claim], held: list[Claim]) -> None:
+    """Those behind the first that is left in line have nothing of a kind that it needs."""
+    if not waiting:
+        return
+    first = min(waiting, key=lambda claim: claim.order)
+    for later in [each for each in held if each.order > first.order]:
+        assert not (first.request.cores and later.request.cores)
+        assert not (first.request.gpus and later.request.gpus)
+
+
+def test_priority_decides_among_those_who_came_together() -> None:
+    devices = host(cores=1)
+    waiting = [
+        claim(1, LeaseRequest(cores=1), devices, priority=3),
+        claim(2, LeaseRequest(cores=1), devices, priority=1),
+    ]
+    assert 1 not in grants_for(waiting, Taken())
+    assert 2 in grants_for(waiting, Taken())
+
+
+def test_waiting_for_the_ageing_time_weighs_as_much_as_a_level_of_priority() -> None:
+    devices = host(cores=1)
+    patient = claim(1, LeaseRequest(cores=1), devices, asked_s=0, priority=4)
+    urgent = claim(2, LeaseRequest(cores=1), devices, asked_s=3 * AGEING_S + 1, priority=1)
+    assert 1 in grants_for([patient, urgent], Taken())
+    assert 2 not in grants_for([patient, urgent], Taken())
+
+
+def test_small_requests_do_not_pass_a_large_one_by() -> None:
+    devices = host(cores=4)
+    running = claim(1, LeaseRequest(cores=1), devices, grant=Grant(cores=(0,)))
+    large = claim(2, LeaseRequest(cores=4), devices, asked_s=1)
+    small = claim(3, LeaseRequest(cores=1), devices, asked_s=2)
+    assert 3 not in grants_for([large, small], Taken.by([running], BOOT))
+
+
+def test_who_needs_nothing_of_the_first_in_line_goes_on() -> None:
+    devices = host(cores=4, gpus=1)
+    running = claim(1, LeaseRequest(gpus=1), devices, grant=Grant(gpus={"GPU-0": (0,)}))
+    first = claim(2, LeaseRequest(gpus=1), devices, asked_s=1)
+    second = claim(3, LeaseRequest(cores=4), devices, asked_s=2)
+    assert 3 in grants_for([first, second], Taken.by([running], BOOT))
+
+
+def test_cores_come_from_one_memory_node_and_from_the_one_of_the_gpu() -> None:
+    devices = host(cores=8, gpus=2, nodes=2)
+    taken = Taken(parts={"GPU-0": {0}})
+    grant = place(LeaseRequest(cores=3, gpus=1), devices, taken)
+    assert grant is not None
+    assert list(grant.gpus) == ["GPU-1"]
+    assert grant.cores == (4, 5, 6)
+
+
+def test_the_node_with_the_least_room_that_will_do_is_taken() -> None:
+    grant = place(LeaseRequest(cores=2), host(cores=8, nodes=2), Taken(cores={4, 5}))
+    assert grant is not None
+    assert grant.cores == (6, 7)
+
+
+def test_two_memory_nodes_are_used_only_where_one_is_too_small() -> None:
+    grant = place(LeaseRequest(cores=5), host(cores=8, nodes=2), Taken())
+    assert grant is not None
+    assert len(grant.cores) == 5
+
+
+def test_whole_physical_cores_come_before_those_that_somebody_works_on() -> None:
+    shared = CoreSet(node=0, physical=((0, 4), (1, 5), (2, 6)))
+    grant = place(LeaseRequest(cores=2), HostDevices(core_sets=(shared,)), Taken(cores={0}))
+    assert grant is not None
+    assert grant.cores == (1, 5)
+
+
+def test_half_a_gpu_goes_where_the_other_half_is_taken() -> None:
+    devices = host(gpus=2)
+    taken = Taken(parts={"GPU-1": set(range(10))})
+    grant = place(LeaseRequest(gpus=1, gpu_share=0.5), devices, taken)
+    assert grant is not None
+    assert grant.gpus == {"GPU-1": tuple(range(10, 20))}
+
+
+def test_slices_are_given_by_profile_and_whole_gpus_never_for_slices() -> None:
+    devices = HostDevices(
+        core_sets=(),
+        gpus=(
+            gpu("GPU-0"),
+            gpu("MIG-1", mig_profile="1g.18gb"),
+            gpu("MIG-2", mig_profile="2g.35gb"),
+        ),
+    )
+    sliced = place(LeaseRequest(gpus=1, mig_profile="2g.35gb"), devices, Taken())
+    whole = place(LeaseRequest(gpus=1), devices, Taken())
+    assert sliced is not None
+    assert whole is not None
+    assert (list(sliced.gpus), list(whole.gpus)) == (["MIG-2"], ["GPU-0"])
+    assert place(LeaseRequest(gpus=2), devices, Taken()) is None
+
+
+def test_a_device_can_be_named_by_the_beginning_of_its_uuid() -> None:
+    grant = place(LeaseRequest(gpus=1, devices=("GPU-1",)), host(gpus=2), Taken())
+    assert grant is not None
+    assert list(grant.gpus) == ["GPU-1"]
+
+
+def test_a_container_keeps_no_more_cores_busy_than_it_may() -> None:
+    limited = host(cores=8, limit=CoreLimit(num_cores=2, group="/container"))
+    assert place(LeaseRequest(cores=3), limited, Taken()) is None
+    held = claim(1, LeaseRequest(cores=2), limited, grant=Grant(cores=(0, 1)))
+    taken = Taken.by([held], BOOT)
+    assert place(LeaseRequest(cores=1), limited, taken) is None
+    assert place(LeaseRequest(cores=1), host(cores=8), taken) is not None, "others are not limited"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "ask for nothing"),
+        ({"gpus": 1, "gpu_share": 0.33}, "no multiple of 0.05"),
+        ({"cores": 1, "mig_profile": "1g.18gb"}, "set gpus"),
+        ({"gpus": 2, "mig_profile": "1g.18gb"}, "one slice at a time"),
+        ({"gpus": 1, "mig_profile": "big"}, "pattern"),
+        ({"cores": -1}, "greater than or equal"),
+        ({"gpus": 1, "gpu_share": float("nan")}, "gpu_share"),
+    ],
+)
+def test_a_wrong_request_gets_a_sentence(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        LeaseRequest.model_validate(wrong)

@@ -1,0 +1,45 @@
+"""Processes of a run are found by their environment, and only they are ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from tasks.control.recovery.processes import RUN_VARIABLE, end_processes, processes_by_run
+
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
+GENTLE = "print(1, flush=True)"
+
+
+@contextmanager
+def process_of(run: str, program: str) -> Iterator[subprocess.Popen[str]]:
+    line = [sys.executable, "-c", f"{program}; import time; time.sleep(600)"]
+    environment = {**os.environ, RUN_VARIABLE: run}
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_processes_are_found_and_ended_even_those_that_do_not_want_to() -> None:
+    run, other = str(uuid4()), str(uuid4())
+    with (
+        process_of(run, GENTLE) as gentle,
+        process_of(run, STUBBORN) as stubborn,
+        process_of(other, GENTLE) as spared,
+    ):
+        found = processes_by_run()
+        assert sorted(found[run]) == sorted([gentle.pid, stubborn.pid])
+        # A process id that belongs to something else by now is not touched.
+        assert end_processes(run, [*found[run], spared.pid, os.getpid()], grace_s=0.3) == ()
+        assert gentle.wait(30) == -15
+        assert stubborn.wait(30) == -9
+        assert spared.poll() is None
+        assert run not in processes_by_run()

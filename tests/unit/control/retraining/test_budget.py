@@ -1,0 +1,115 @@
+"""Cool-down and the week's budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.control.retraining.budget import Spent, carried_out_as, why_not_now
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.decision import Action
+from tasks.control.retraining.records import Outcome
+from tests.support.control.builders import FIRST_DAY
+
+NOW = FIRST_DAY + timedelta(days=30)
+CONFIG = GovernorConfig(cool_down_hours=6, max_runs_per_week=3, max_run_hours_per_week=2)
+
+
+def spent(hours_ago: float, *, seconds: float | None = 60) -> Spent:
+    return Spent(NOW - timedelta(hours=hours_ago), seconds)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "outcome", "words"),
+    [
+        ([], None, ""),
+        ([spent(5.9)], Outcome.COOL_DOWN, "free at 2026-01-31 00:06Z"),
+        ([spent(6)], None, ""),
+        ([spent(20), spent(30), spent(40)], Outcome.BUDGET, "3 retrainings in the last seven"),
+        ([spent(20), spent(30), spent(24 * 7)], None, ""),
+        ([spent(20, seconds=7200)], Outcome.BUDGET, "took 2.00 h"),
+        ([spent(20, seconds=None)], None, ""),
+    ],
+)
+def test_the_first_bound_that_breaks_is_named(
+    earlier: list[Spent], outcome: Outcome | None, words: str
+) -> None:
+    refusal = why_not_now(Action.RETRAIN, NOW, earlier, CONFIG)
+    assert (refusal and refusal.outcome) == outcome
+    assert words in (refusal.reason if refusal else "")
+
+
+def test_recalibrations_have_a_budget_of_their_own_and_the_cool_down_of_both() -> None:
+    config = CONFIG.model_copy(update={"max_recalibrations_per_week": 1})
+    mapped = [replace(spent(20), action=Action.RECALIBRATE)]
+    trained = [spent(20), spent(30), spent(40)]
+    assert why_not_now(Action.RECALIBRATE, NOW, trained, config) is None
+    assert why_not_now(Action.RETRAIN, NOW, mapped, config) is None
+    over = why_not_now(Action.RECALIBRATE, NOW, mapped, config)
+    assert over is not None
+    assert "1 recalibrations in the last seven days, allowed 1" in over.reason
+    just_now = replace(spent(1), action=Action.RECALIBRATE)
+    assert why_not_now(Action.RETRAIN, NOW, [just_now], config) is None
+    for earlier in (just_now, spent(1)):
+        held = why_not_now(Action.RECALIBRATE, NOW, [earlier], config)
+        assert held is not None
+        assert held.outcome is Outcome.COOL_DOWN
+    long = replace(spent(20, seconds=7200), action=Action.RECALIBRATE)
+    assert why_not_now(Action.RETRAIN, NOW, [long], config) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "earlier", "recalibrates", "told"),
+    [
+        ({}, [], True, None),
+        ({}, [], False, "no deployment of the flow recalibration"),
+        ({"max_recalibrations_per_week": 0}, [], True, "switched off"),
+        ({}, [(20, 7, True)], True, "version 7 is the champion still"),
+        ({}, [(20, 7, False)], True, None),
+        ({}, [(20, 6, True)], True, "did not last"),
+        ({"recalibrate_again_days": 1}, [(24, 6, True)], True, None),
+        ({"recalibrate_again_days": 1}, [(23.99, 6, True)], True, "did not last"),
+        ({}, [(24 * 400, 7, True)], True, "version 7 is the champion still"),
+        ({"recalibrate_again_days": 0}, [(20, 6, True)], True, None),
+    ],
+)
+def test_a_recalibration_becomes_a_retraining_by_a_stated_rule(
+    changes: dict[str, float],
+    earlier: list[tuple[float, int, bool]],
+    recalibrates: bool,
+    told: str | None,
+) -> None:
+    before = [
+        replace(spent(hours), action=Action.RECALIBRATE, version=version, has_ended=ended)
+        for hours, version, ended in earlier
+    ]
+    action, why = carried_out_as(
+        Action.RECALIBRATE, 7, NOW, before, CONFIG.model_copy(update=changes),
+        recalibrates=recalibrates,
+    )  # fmt: skip
+    assert action is (Action.RETRAIN if told else Action.RECALIBRATE)
+    assert (told or "") in (why or "")
+    assert carried_out_as(
+        Action.RETRAIN, 7, NOW, before, CONFIG, recalibrates=recalibrates
+    ) == (Action.RETRAIN, None)  # fmt: skip
+
+
+def test_a_budget_of_nothing_never_retrains() -> None:
+    refusal = why_not_now(Action.RETRAIN, NOW, [], GovernorConfig(max_runs_per_week=0))
+    assert refusal is not None
+    assert refusal.outcome is Outcome.BUDGET
+
+
+def test_a_roll_back_waits_for_nothing() -> None:
+    assert why_not_now(Action.ROLL_BACK, NOW, [spent(0.1)], CONFIG) is None
+
+
+@given(st.lists(st.floats(0, 400), max_size=8), st.floats(0, 400))
+def test_time_alone_never_forbids_what_was_allowed(hours: list[float], later: float) -> None:
+    earlier = [spent(h) for h in hours]
+    if why_not_now(Action.RETRAIN, NOW, earlier, CONFIG) is None:
+        assert why_not_now(Action.RETRAIN, NOW + timedelta(hours=later), earlier, CONFIG) is None

@@ -1,0 +1,184 @@
+"""The rule: every line of its table, and what must hold for any evidence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.evaluation import Metric
+from tasks.control.retraining.budget import KINDS
+from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.decision import (
+    Action,
+    Cause,
+    decide,
+    healed,
+)
+from tasks.control.retraining.evidence import Evidence, gather
+from tests.support.control import builders
+from tests.support.control.builders import comparison, evidence, metric
+
+CONFIG = GovernorConfig()
+SEVERITY = [Action.NOTHING, Action.RECALIBRATE, Action.RETRAIN]
+
+
+@pytest.mark.parametrize(
+    ("rule", "seen", "action", "cause"),
+    [
+        (1, builders.faulty(0), Action.NOTHING, Cause.FEED),
+        (2, builders.stable(0), Action.NOTHING, None),
+        (3, builders.hurt(0), Action.ROLL_BACK, Cause.RELEASE),
+        (4, builders.shifted(0), Action.RECALIBRATE, Cause.CALIBRATION),
+        (5, builders.stale(0), Action.RETRAIN, Cause.MODEL),
+        (6, evidence(), Action.RETRAIN, Cause.MODEL),
+        (7, evidence(DriftVerdict.WATCH, auc=metric(-0.1)), Action.NOTHING, None),
+    ],
+)
+def test_each_line_of_the_table_applies_to_its_evidence(
+    rule: int, seen: Evidence, action: Action, cause: Cause | None
+) -> None:
+    choice = decide(seen, CONFIG)
+    assert (choice.rule, choice.action, choice.cause) == (rule, action, cause)
+    assert choice.reason
+
+
+def test_a_young_champion_is_kept_where_its_predecessor_is_not_better_for_certain() -> None:
+    unsure = comparison(Metric(value=-0.01, low=-0.03, high=0.001))
+    choice = decide(builders.hurt(0).model_copy(update={"former_difference": unsure}), CONFIG)
+    assert choice.action is Action.RETRAIN
+
+
+def test_a_regression_that_went_stale_is_retrained() -> None:
+    choice = decide(evidence(r2_change=metric(-0.2), num_labelled=500), CONFIG)
+    assert (choice.rule, choice.action) == (5, Action.RETRAIN)
+    assert "R² changed by -0.2000" in choice.reason
+
+
+def test_each_action_that_the_rule_can_choose_has_a_way_to_be_carried_out() -> None:
+    assert {*KINDS, Action.ROLL_BACK} == set(Action) - {Action.NOTHING}
+
+
+def test_drift_without_labels_ends_no_trouble_but_that_of_the_feed() -> None:
+    seen = evidence(DriftVerdict.WATCH)
+    assert healed(seen, decide(seen, CONFIG)) == {Cause.FEED}
+    known = evidence(DriftVerdict.WATCH, auc=metric(0.0))
+    assert healed(known, decide(known, CONFIG)) == set(Cause)
+    assert healed(builders.faulty(0), decide(builders.faulty(0), CONFIG)) == set()
+
+
+ANY_NUMBER = st.one_of(st.floats(-1, 1), st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
+
+
+def metrics(number: st.SearchStrategy[float] = ANY_NUMBER) -> st.SearchStrategy[Metric | None]:
+    return st.none() | st.builds(Metric, value=number, low=number, high=number)
+
+
+def any_evidence() -> st.SearchStrategy[Evidence]:
+    differences = st.none() | st.builds(comparison, metrics().filter(bool))
+    changes = st.fixed_dictionaries(
+        {
+            "auc_change": metrics(),
+            "excess_brier_change": metrics(),
+            "r2_change": metrics(),
+            "skill_change": metrics(),
+            "num_drifted": st.integers(0, 10),
+            "prediction_drifted": st.booleans(),
+            "prediction_effect_low": st.floats(0, 1),
+            "champion_age_days": st.none() | st.floats(0, 1000),
+            "former_version": st.none() | st.integers(1, 5),
+            "former_difference": differences,
+            "sentences": st.sampled_from([(), ("Fault of the data: a.",)]),
+        }
+    )
+    return st.builds(lambda v, c: evidence(v, **c), st.sampled_from(DriftVerdict), changes)
+
+
+def any_config() -> st.SearchStrategy[GovernorConfig]:
+    return st.builds(
+        GovernorConfig, roll_back_within_days=st.floats(0, 365), max_auc_loss=st.floats(0, 0.5)
+    )
+
+
+@given(any_evidence(), any_config())
+def test_every_evidence_has_one_choice_and_a_fault_never_trains(
+    seen: Evidence, config: GovernorConfig
+) -> None:
+    choice = decide(seen, config)
+    assert choice == decide(seen, config)
+    assert (choice.action is Action.NOTHING) or choice.cause is not None
+    if seen.verdict in (DriftVerdict.DATA_FAULT, DriftVerdict.STABLE):
+        assert choice.action is Action.NOTHING
+    if seen.verdict is DriftVerdict.WATCH:
+        assert choice.action in (Action.NOTHING, Action.ROLL_BACK)
+    if choice.cause is not None:
+        assert choice.cause not in healed(seen, choice)
+
+
+@given(any_evidence(), metrics(st.floats(-1, 1)), any_config())
+def test_what_is_read_back_decides_alike(
+    seen: Evidence, change: Metric | None, config: GovernorConfig
+) -> None:
+    names = ("auc_change", "excess_brier_change", "r2_change", "skill_change")
+    finite = {**dict.fromkeys(names, change), "former_difference": None}
+    seen = seen.model_copy(update=finite)
+    again = Evidence.model_validate_json(seen.model_dump_json())
+    assert decide(again, config) == decide(seen, config)
+
+
+@given(any_evidence(), any_config(), st.floats(0, 1))
+def test_a_larger_loss_never_asks_for_less(
+    seen: Evidence, config: GovernorConfig, more: float
+) -> None:
+    auc = seen.auc_change
+    if auc is None or seen.former_difference is not None:
+        return
+    worse = Metric(value=auc.value - more, low=auc.low - more, high=auc.high - more)
+    before = decide(seen, config).action
+    after = decide(seen.model_copy(update={"auc_change": worse}), config).action
+    assert SEVERITY.index(after) >= SEVERITY.index(before)
+
+
+@given(any_evidence(), any_config(), st.floats(0, 500))
+def test_an_older_promotion_is_never_sooner_taken_back(
+    seen: Evidence, config: GovernorConfig, days: float
+) -> None:
+    if seen.champion_age_days is None:
+        return
+    older = seen.model_copy(update={"champion_age_days": seen.champion_age_days + days})
+    if decide(older, config).action is Action.ROLL_BACK:
+        assert decide(seen, config).action is Action.ROLL_BACK
+
+
+def test_evidence_is_gathered_from_the_report_and_the_standing() -> None:
+    report = builders.report(auc=metric(-0.1))
+    known = builders.standing(2)
+    now = known.promoted_at
+    assert now is not None
+    seen = gather(report, builders.reference(2), known, None, now)
+    assert (seen.version, seen.former_version, seen.champion_age_days) == (2, 1, 0.0)
+    assert (seen.num_drifted, seen.drifted, seen.num_labelled) == (1, ("distance",), 1000)
+    broken = known.model_copy(update={"former_trouble": "model.json is missing"})
+    assert gather(report, builders.reference(2), broken, None, now).former_version is None
+    other = gather(report, builders.reference(3), known, None, now)
+    assert (other.former_version, other.champion_age_days) == (None, None)
+
+
+def test_a_number_that_could_not_be_computed_is_not_known() -> None:
+    lost = Metric(value=math.nan, low=-math.inf, high=math.nan)
+    moved = builders.report().prediction.model_copy(update={"effect_low": math.nan})
+    report = builders.report(auc=lost).model_copy(update={"prediction": moved})
+    seen = gather(report, builders.reference(1), None, comparison(lost), builders.FIRST_DAY)
+    assert (seen.auc_change, seen.former_difference) == (None, None)
+    assert seen.prediction_effect_low == 0.0
+
+
+def test_impossible_bounds_are_refused() -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        GovernorConfig(cool_down_hours=-1)
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        GovernorConfig.model_validate({"cooldown": 3})

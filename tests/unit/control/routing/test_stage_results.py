@@ -1,0 +1,124 @@
+"""What a stage's run returned: plain JSON only, checked against the flow's own type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prefect._internal.result_records import ResultRecordMetadata
+from prefect.client.schemas.objects import FlowRun
+from prefect.serializers import JSONSerializer, PickleSerializer
+from prefect.states import Completed
+
+from flows.routing import child_error, on_class
+from flows.stage_results import as_returned, dump_parameters, read_plain, unmarked
+from tasks.kernel.errors import DataContractError, StageError, StageLostError
+from tests.support.platform.routed_flows import LoopConfig, Number, first_flow, second_flow
+
+
+def completed(path: Path, serializer: Any) -> FlowRun:
+    metadata = ResultRecordMetadata(storage_key=str(path), serializer=serializer)
+    return FlowRun.model_construct(name="green-hare", state=Completed(data=metadata))
+
+
+def test_a_result_comes_back_as_what_the_flow_returns(tmp_path: Path) -> None:
+    value = (Number(value=14, digits=("1", "4")), Number(value=1, digits=("1",)))
+    (tmp_path / "result").write_bytes(JSONSerializer().dumps(value))
+    plain = read_plain(completed(tmp_path / "result", JSONSerializer()))
+    assert as_returned(plain, second_flow) == value
+
+
+def test_a_pickle_is_never_read(tmp_path: Path) -> None:
+    (tmp_path / "result").write_bytes(PickleSerializer().dumps(Number(value=1, digits=())))
+    with pytest.raises(StageError, match="kept its result as 'pickle'; only json is read"):
+        read_plain(completed(tmp_path / "result", PickleSerializer()))
+
+
+def test_a_result_that_is_out_of_reach_says_what_to_share(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="PREFECT_DEFAULT_RESULT_STORAGE_BLOCK"):
+        read_plain(completed(tmp_path / "absent", JSONSerializer()))
+
+
+def test_a_run_without_a_result_says_what_its_flow_lacks() -> None:
+    run = FlowRun.model_construct(name="green-hare", state=Completed())
+    with pytest.raises(StageError, match="persist_result=True"):
+        read_plain(run)
+
+
+def test_a_result_of_other_code_is_refused() -> None:
+    with pytest.raises(StageError, match="its worker runs other code"):
+        as_returned({"value": "many"}, first_flow)
+
+
+def test_no_class_that_a_result_names_is_imported() -> None:
+    told = {"__class__": "os.system", "data": {"value": 2, "digits": []}}
+    assert as_returned(unmarked(told), first_flow) == Number(value=2, digits=())
+
+
+@given(st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)))
+def test_plain_values_pass_unchanged(value: Any) -> None:
+    assert unmarked(value) == value
+    assert unmarked({"__class__": "any.thing", "data": [value]}) == [value]
+
+
+def test_parameters_are_plain_and_named() -> None:
+    config = LoopConfig(folder="/tmp")
+    parameters = dump_parameters(first_flow, 3, config)
+    assert parameters["number"] == 3
+    assert LoopConfig.model_validate(parameters["config"]) == config
+
+
+def test_training_that_falls_back_to_the_cpu_computes_there_and_nothing_else_changes() -> None:
+    asked = {"config": {"training": {"device": "cuda", "num_workers": 2}}, "window": None}
+    expected = {"config": {"training": {"device": "cpu", "num_workers": 2}}, "window": None}
+    assert on_class(asked, "cpu") == expected
+    assert on_class(asked, "gpu") == asked
+    assert on_class({"number": 3}, "cpu") == {"number": 3}
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "sentence"),
+    [
+        (
+            "Flow run encountered an exception: DataContractError: 3 nulls: none allowed",
+            DataContractError,
+            "3 nulls: none allowed (run x)",
+        ),
+        (
+            "Flow run encountered an exception: ValueError: seen 3",
+            StageError,
+            "Flow run encountered an exception: ValueError: seen 3 (run x)",
+        ),
+        (
+            "Flow run encountered an exception: StageLostError: a\nb",
+            StageLostError,
+            "a\nb (run x)",
+        ),
+        (
+            "Flow run encountered an exception: ConnectError: All connection attempts failed",
+            StageLostError,
+            "the Prefect API was away: All connection attempts failed (run x)",
+        ),
+        (
+            "Flow run encountered an exception: PrefectHTTPStatusError: Server error '500 ...",
+            StageLostError,
+            "the Prefect API was away: Server error '500 ... (run x)",
+        ),
+        (
+            "Flow run encountered an exception: PrefectHTTPStatusError: Client error '404 ...",
+            StageError,
+            "Flow run encountered an exception: PrefectHTTPStatusError: Client error '404 ... "
+            "(run x)",
+        ),
+        ("", StageError, " (run x)"),
+    ],
+)
+def test_a_stages_own_error_is_raised_with_its_sentence(
+    message: str, kind: type[Exception], sentence: str
+) -> None:
+    error = child_error(message, "run x")
+    assert type(error) is kind
+    assert str(error) == sentence

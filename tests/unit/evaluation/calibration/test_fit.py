@@ -1,0 +1,131 @@
+"""A fitted map, against scikit-learn and against what the data was made with."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.calibration import _SigmoidCalibration
+from sklearn.linear_model import LinearRegression
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.calibration import FitOutcome, ScoreMap
+from tasks.evaluation.calibration.config import RecalibrationConfig
+from tasks.evaluation.calibration.fit import fit_line, fit_map, fit_platt, logits
+
+WINDOW = TimeWindow(start=datetime(2026, 1, 1, tzinfo=UTC), end=datetime(2026, 1, 15, tzinfo=UTC))
+CONFIG = RecalibrationConfig(min_rows=50, min_positives=5)
+
+
+def sigmoid(logit: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1 / (1 + np.exp(-logit))
+
+
+def drawn(
+    seed: int, slope: float, intercept: float, num_rows: int = 2000
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+    """Labels, logits and days, where P(label) = sigmoid(slope * logit + intercept)."""
+    rng = np.random.default_rng(seed)
+    logit = rng.normal(-1, 1.2, num_rows)
+    labels = (rng.random(num_rows) < sigmoid(slope * logit + intercept)).astype(np.float64)
+    return labels, logit, rng.integers(0, 14, num_rows)
+
+
+def fitted(labels: Any, scores: Any, days: Any = None, *, is_number: bool = False) -> FitOutcome:
+    days = np.arange(len(labels)) % 14 if days is None else days
+    return fit_map(
+        np.asarray(labels), np.asarray(scores), days, WINDOW, CONFIG, is_number=is_number
+    )
+
+
+@given(st.integers(0, 10_000), st.floats(0.2, 3), st.floats(-3, 3), st.integers(60, 3000))
+def test_platt_scaling_is_that_of_scikit_learn(
+    seed: int, slope: float, intercept: float, num_rows: int
+) -> None:
+    labels, logit, days = drawn(seed, slope, intercept, num_rows)
+    assume(2 < labels.sum() < len(labels) - 2)
+    line = fit_platt(labels, logit, days)
+    oracle = _SigmoidCalibration().fit(logit, labels)  # P = 1 / (1 + exp(a * logit + b))
+    ours = sigmoid(line.slope * logit + line.intercept)
+    assert np.abs(ours - oracle.predict(logit)).max() < 2e-4  # its solver stops early, ours not
+
+
+@given(st.integers(0, 10_000), st.floats(-5, 5), st.floats(1e-3, 1e4), st.floats(-1e4, 1e4))
+def test_a_line_is_that_of_least_squares(
+    seed: int, slope: float, scale: float, offset: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    scores = (rng.normal(0, 1, 200) * scale + offset).astype(np.float32)
+    labels = slope * scores + rng.normal(0, scale, 200)
+    line = fit_line(labels, scores, np.arange(200) % 7)
+    oracle = LinearRegression().fit(scores.astype(np.float64)[:, None], labels)
+    assert line.slope == pytest.approx(oracle.coef_[0], rel=1e-6, abs=1e-6)
+    ours = line.slope * scores.astype(np.float64) + line.intercept
+    assert np.allclose(ours, oracle.predict(scores.astype(np.float64)[:, None]), atol=1e-5 * scale)
+
+
+def test_standard_errors_say_how_far_fits_scatter_and_heed_days() -> None:
+    lines = [fit_platt(*drawn(seed, 0.8, 0.5)) for seed in range(120)]
+    slopes = np.array([line.slope for line in lines])
+    told = np.mean([line.slope_error for line in lines])
+    assert told == pytest.approx(slopes.std(), rel=0.2)
+    labels, logit, days = drawn(0, 0.8, 0.5)
+    tenfold = [np.tile(values, 10) for values in (labels, logit, days)]
+    # Ten copies of each row of a day tell nothing more than one.
+    assert fit_platt(*tenfold).slope_error == pytest.approx(lines[0].slope_error, rel=0.02)
+
+
+def test_a_map_that_was_put_on_the_scores_is_found_and_taken_back() -> None:
+    labels, logit, days = drawn(1, 1.0, 0.0, 40_000)
+    outcome = fitted(labels, sigmoid((logit - 0.7) / 1.5).astype(np.float32), days)
+    assert outcome.fit is not None
+    assert outcome.fit.map.slope == pytest.approx(1.5, abs=5 * outcome.fit.slope_error)
+    assert outcome.fit.map.intercept == pytest.approx(0.7, abs=5 * outcome.fit.intercept_error)
+    assert outcome.fit.num_positives == labels.sum()
+
+
+def test_scores_of_exactly_zero_and_one_have_a_logit() -> None:
+    assert np.isfinite(logits(np.array([0.0, 1.0, 0.5], dtype=np.float32))).all()
+    labels = np.tile([0.0, 1.0], 100)
+    assert fitted(labels, labels.astype(np.float32)).fit is not None
+
+
+@pytest.mark.parametrize(
+    ("labels", "scores", "is_number", "sentence"),
+    [
+        (np.tile([0, 1], 20), np.linspace(0.1, 0.9, 40), False, "40 labelled rows, expected at le"),
+        (np.zeros(100), np.linspace(0.1, 0.9, 100), False, "0 of them with label 1; expected at"),
+        (np.ones(100), np.linspace(0.1, 0.9, 100), False, "at least 5 of either label"),
+        (np.tile([0, 1], 50), np.full(100, 0.3), False, "whose scores are all the same"),
+        (np.full(100, 7.0), np.arange(100.0), True, "whose labels are all the same"),
+        (np.repeat([1, 0], 50), np.linspace(0.1, 0.9, 100), False, "no map mends a ranking"),
+        (-np.arange(100.0), np.arange(100.0), True, "Retrain instead"),
+        (np.tile([0, 1], 50), np.linspace(0.1, 0.9, 100), False, "not surely above 0"),
+    ],
+)
+def test_what_no_map_can_mend_is_refused_with_a_sentence(
+    labels: Any, scores: Any, is_number: bool, sentence: str
+) -> None:
+    outcome = fitted(labels, scores, is_number=is_number)
+    assert outcome.fit is None
+    assert sentence in str(outcome.refusal)
+
+
+lines = st.builds(ScoreMap, slope=st.floats(0.01, 100), intercept=st.floats(-50, 50))
+
+
+@given(lines, lines, lines, st.floats(-20, 20))
+def test_maps_compose_as_functions_do(a: ScoreMap, b: ScoreMap, c: ScoreMap, x: float) -> None:
+    def at(score_map: ScoreMap, value: float) -> float:
+        return score_map.slope * value + score_map.intercept
+
+    size = 1 + abs(at(c, at(b, at(a, x)))) + 1e4 * 1e4
+    assert at(b.after(a), x) == pytest.approx(at(b, at(a, x)), abs=1e-9 * size)
+    one, other = c.after(b).after(a), c.after(b.after(a))
+    assert one.slope == pytest.approx(other.slope)
+    assert at(one, x) == pytest.approx(at(other, x), abs=1e-9 * size)

@@ -1,0 +1,134 @@
+"""Whether a new map helped, and which rows may judge it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.calibration import MapFit, ScoreMap
+from tasks.contracts.evaluation import (
+    Comparison,
+    EvaluationReport,
+    Metric,
+    PairedComparison,
+    RegressionComparison,
+)
+from tasks.evaluation.calibration.announcement import announcement
+from tasks.evaluation.calibration.config import RecalibrationConfig
+from tasks.evaluation.calibration.gain import changes_told, why_no_gain
+from tasks.evaluation.calibration.picture import reliability
+from tasks.evaluation.calibration.windows import calibration_splits, split_window
+from tasks.kernel.errors import WindowError
+from tasks.kernel.settings import ArtifactStore
+from tests.support.data.builders import dataset, frame, month
+from tests.support.registry.builders import evaluation, metric, trained_model
+
+BETTER, UNSURE = metric(-0.02, 0.01), metric(-0.005, 0.01)
+SAME = Metric(value=1e-7, low=-1e-7, high=1e-6)
+
+
+def paired(**changes: Metric | None) -> PairedComparison:
+    fields: dict[str, Any] = {
+        "against": "champion:3",
+        "auc_difference": SAME,
+        "brier_difference": BETTER,
+        "log_loss_difference": BETTER,
+        "calibration_error_difference": BETTER,
+    }
+    return PairedComparison(**{**fields, **changes})
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> EvaluationReport:
+    store = ArtifactStore(tmp_path / "artifacts")
+    return evaluation(store, trained_model(store, dataset(store, frame(300))))
+
+
+def no_gain(judged: EvaluationReport, *comparisons: Comparison) -> str | None:
+    return why_no_gain(judged.model_copy(update={"comparisons": comparisons}), 3)
+
+
+def test_a_map_is_kept_where_every_error_is_surely_lower_and_the_ranking_the_same(
+    judged: EvaluationReport,
+) -> None:
+    assert no_gain(judged, paired()) is None
+    numbers = RegressionComparison(
+        against="champion:3", r2_difference=metric(0.03), rmse_difference=BETTER
+    )
+    assert no_gain(judged, numbers) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"log_loss_difference": UNSURE}, "log loss changed by -0.0050 [-0.0150, +0.0050]"),
+        ({"brier_difference": UNSURE}, "Brier score changed by"),
+        ({"calibration_error_difference": metric(0.1)}, "calibration error changed by +0.1"),
+        ({"auc_difference": metric(0.02)}, "AUC changed by +0.02"),
+        ({"auc_difference": metric(-0.02)}, "AUC changed by -0.02"),
+        ({"log_loss_difference": None}, "log loss is not known"),
+        ({"brier_difference": Metric(value=float("nan"), low=0, high=float("nan"))}, "Brier"),
+    ],
+)
+def test_anything_less_is_refused_with_the_number(
+    judged: EvaluationReport, changes: dict[str, Metric | None], told: str
+) -> None:
+    refusal = no_gain(judged, paired(**changes))
+    assert refusal is not None
+    assert told in refusal
+    assert "Nothing was registered" in refusal
+
+
+def test_a_judgement_beside_another_champion_shows_no_gain(judged: EvaluationReport) -> None:
+    other = paired().model_copy(update={"against": "champion:4"})
+    assert "another version became the champion" in str(no_gain(judged, other))
+    assert "another version became the champion" in str(no_gain(judged))
+
+
+def test_what_changed_is_told_in_lines_and_in_an_artifact(judged: EvaluationReport) -> None:
+    report = judged.model_copy(update={"comparisons": (paired(),)})
+    assert changes_told(report, 3)[0] == "log loss changed by -0.0200 [-0.0300, -0.0100]"
+    fit = MapFit(
+        map=ScoreMap(slope=1.2, intercept=-0.3),
+        slope_error=0.05,
+        intercept_error=0.1,
+        window=month(7),
+        num_rows=9000,
+        num_positives=1800,
+    )
+    page = announcement(fit, "1.2 x -0.3", paired(), None, b"png")
+    assert "| slope | 1.2000 ± 0.0500 |" in page
+    assert "9,000 labelled rows of 2013-07-01T00:00Z to 2013-08-01T00:00Z, 1,800 with" in page
+    assert "data:image/png;base64," in page
+    assert "**Not kept.** Too few." in announcement(fit, "x", None, "Too few.", b"png")
+
+
+def test_a_picture_shows_the_same_bins_as_scikit_learn_would() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.random(2000)
+    labels = (rng.random(2000) < scores**2).astype(float)
+    rate, mean = calibration_curve(labels, scores, n_bins=20, strategy="quantile")
+    x, y = reliability(labels, scores)
+    assert np.allclose(x, mean)
+    assert np.allclose(y, rate)
+
+
+def test_the_later_days_judge_and_none_was_trained_on() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    window = TimeWindow(start=start, end=start + timedelta(days=28))
+    fit, holdout = split_window(window, RecalibrationConfig(holdout_days=10))
+    assert (fit.start, fit.end, holdout.end) == (start, holdout.start, window.end)
+    assert holdout.end - holdout.start == timedelta(days=10)
+    before = TimeWindow(start=start - timedelta(days=90), end=start)
+    assert calibration_splits(before, fit, holdout).validation == fit
+    later = TimeWindow(start=start, end=start + timedelta(days=1))
+    with pytest.raises(WindowError, match="expected rows later than those of the training"):
+        calibration_splits(later, fit, holdout)
+    with pytest.raises(WindowError, match="no day before the 28 that judge"):
+        split_window(window, RecalibrationConfig(holdout_days=28))

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.drift import DriftReport, DriftVerdict
+from tasks.evaluation.drift.compare import compare_windows
+from tasks.evaluation.drift.config import DriftConfig
+from tasks.kernel.errors import DataContractError, WindowError
+from tasks.kernel.settings import ArtifactStore
+from tests.support.data import builders
+from tests.support.evaluation.windows import scored
+
+TRAIN, VALIDATION, CURRENT = builders.month(1, 6), builders.month(7, 2), builders.month(11)
+CONFIG = DriftConfig(replicates=200)
+Change = Callable[[pd.DataFrame, pd.Series], None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def changed(store: ArtifactStore, change: Change | None = None) -> ValidatedDataset:
+    """A snapshot whose rows of the current window were changed in place."""
+    data = builders.frame(20_000)
+    if change is not None:
+        change(data, data["event_timestamp"].between(CURRENT.start, CURRENT.end, inclusive="left"))
+    return builders.dataset(store, data)
+
+
+def check(
+    store: ArtifactStore,
+    dataset: ValidatedDataset,
+    auc: float | None = 0.75,
+    excess: float = 0.0,
+    shift: float = 0.0,
+    with_unit: tuple[str, ...] = ("temp",),
+) -> DriftReport:
+    return compare_windows(
+        dataset,
+        TRAIN,
+        dataset,
+        CURRENT,
+        scored(store, dataset, VALIDATION),
+        scored(store, dataset, CURRENT, auc, excess, shift),
+        CONFIG,
+        store,
+        with_unit,
+    )
+
+
+def test_nothing_changed_is_stable(store: ArtifactStore) -> None:
+    report = check(store, changed(store))
+    assert report.verdict == DriftVerdict.STABLE
+    assert not any(feature.drifted for feature in report.features)
+    assert not report.prediction.drifted
+    assert [f.feature for f in report.features] == [
+        "distance", "minute_of_day", "late_rate_24h", "temp", "gust", "carrier", "origin", "dest"
+    ]  # fmt: skip
+    assert {f.kind for f in report.features} == {"numeric", "categorical"}
+    assert report.performance_reference == VALIDATION
+    assert report.effect_threshold == CONFIG.min_effect
+
+
+def test_a_warmer_month_is_watched_and_named(store: ArtifactStore) -> None:
+    def warmer(data: pd.DataFrame, now: pd.Series) -> None:
+        data.loc[now, "temp"] += np.float32(15)
+
+    report = check(store, changed(store, warmer))
+    assert report.verdict == DriftVerdict.WATCH
+    assert [f.feature for f in report.features if f.drifted] == ["temp"]
+    assert any(
+        "1 of 8 features drifted, effect surely above 0.1: temp 0." in e for e in report.evidence
+    )
+    assert any("performance holds" in e for e in report.evidence)
+
+
+def test_predictions_that_moved_are_watched_with_labels_and_retrained_without(
+    store: ArtifactStore,
+) -> None:
+    dataset = changed(store)
+    assert check(store, dataset, shift=1.0).verdict == DriftVerdict.WATCH
+    report = check(store, dataset, auc=None, shift=1.0)
+    assert report.verdict == DriftVerdict.RETRAIN
+    assert report.auc_change is None
+    assert report.evidence[0] == "Performance is not known: no label is known."
+
+
+def test_a_stale_model_is_retrained_and_a_hard_month_is_not(store: ArtifactStore) -> None:
+    dataset = changed(store)
+    stale = check(store, dataset, auc=0.68, excess=0.03)
+    assert stale.verdict == DriftVerdict.RETRAIN
+    assert "the model has gone stale" in stale.evidence[0]
+    assert stale.auc_change is not None
+    assert stale.auc_change.value == pytest.approx(-0.07)
+    hard = check(store, dataset, auc=0.68, excess=-0.03)
+    assert hard.verdict == DriftVerdict.WATCH
+    assert "no reason to retrain" in hard.evidence[0]
+    assert "flows withdraw" not in stale.evidence[0]
+    collapsed = check(store, dataset, auc=0.55, excess=0.05)
+    assert "flows withdraw" in collapsed.evidence[0]
+
+
+def to_celsius(data: pd.DataFrame, now: pd.Series) -> None:
+    data.loc[now, "temp"] = (data.loc[now, "temp"] - np.float32(32)) * np.float32(5 / 9)
+
+
+def freeze(data: pd.DataFrame, now: pd.Series) -> None:
+    data.loc[now, "late_rate_24h"] = np.float32(0.21)
+
+
+def lose(data: pd.DataFrame, now: pd.Series) -> None:
+    data.loc[now, "distance"] = np.nan
+
+
+def rename(data: pd.DataFrame, now: pd.Series) -> None:
+    data.loc[now, "carrier"] = data.loc[now, "carrier"].str.lower()
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (to_celsius, "temp: looks converted from Fahrenheit to Celsius"),
+        (freeze, "late_rate_24h: one value in all"),
+        (lose, "distance: missing in 100.0% of the "),
+        (rename, "carrier: 100.0% of the "),
+    ],
+)
+def test_a_broken_feed_is_a_fault_even_when_performance_fell(
+    store: ArtifactStore, fault: Change, sentence: str
+) -> None:
+    report = check(store, changed(store, fault), auc=0.6, excess=0.1)
+    assert report.verdict == DriftVerdict.DATA_FAULT
+    assert report.evidence[0].startswith(f"Fault of the data: {sentence}")
+
+
+def test_a_guess_of_a_unit_that_nobody_declared_is_told_and_stops_no_retraining(
+    store: ArtifactStore,
+) -> None:
+    report = check(store, changed(store, to_celsius), auc=0.6, excess=0.1, with_unit=())
+    assert report.verdict == DriftVerdict.RETRAIN
+    assert report.evidence[-1].startswith("Look at temp: looks converted from Fahrenheit")
+
+
+def test_the_days_before_are_found_in_either_snapshot(store: ArtifactStore) -> None:
+    reference = changed(store)
+    faulty = builders.frame(20_000)
+    inside = faulty["event_timestamp"].between(CURRENT.start, CURRENT.end, inclusive="left")
+    to_celsius(faulty, inside)
+    current = builders.dataset(store, faulty[inside].reset_index(drop=True))
+    report = compare_windows(
+        reference,
+        TRAIN,
+        current,
+        CURRENT,
+        scored(store, reference, VALIDATION),
+        scored(store, current, CURRENT),
+        CONFIG,
+        store,
+        ("temp",),
+    )
+    assert report.verdict == DriftVerdict.DATA_FAULT
+
+
+def test_equal_inputs_give_the_same_report_to_the_byte(store: ArtifactStore) -> None:
+    dataset = changed(store)
+    assert check(store, dataset).model_dump_json() == check(store, dataset).model_dump_json()
+
+
+def test_a_window_of_few_days_is_refused_with_the_reason(store: ArtifactStore) -> None:
+    dataset = changed(store)
+    three_days = CURRENT.model_copy(update={"end": CURRENT.start + pd.Timedelta(days=3)})
+    with pytest.raises(WindowError, match="on 3 UTC days, expected at least 7 days"):
+        compare_windows(
+            dataset,
+            TRAIN,
+            dataset,
+            three_days,
+            scored(store, dataset, VALIDATION),
+            scored(store, dataset, three_days),
+            CONFIG,
+            store,
+        )
+
+
+def test_scores_of_other_rows_or_another_model_are_refused(store: ArtifactStore) -> None:
+    dataset = changed(store)
+    before, now = scored(store, dataset, VALIDATION), scored(store, dataset, CURRENT)
+    with pytest.raises(DataContractError, match="score these rows first"):
+        compare_windows(dataset, TRAIN, dataset, CURRENT, before, before, CONFIG, store)
+    other = now.model_copy(update={"program_sha256": "b" * 64})
+    with pytest.raises(DataContractError, match="expected the same model"):
+        compare_windows(dataset, TRAIN, dataset, CURRENT, before, other, CONFIG, store)
+
+
+def test_a_current_window_without_a_column_of_the_reference_is_refused(
+    store: ArtifactStore,
+) -> None:
+    reference = changed(store)
+    current = builders.dataset(store, builders.frame(20_000).drop(columns="temp"))
+    with pytest.raises(DataContractError, match="lack column 'temp'"):
+        compare_windows(
+            reference,
+            TRAIN,
+            current,
+            CURRENT,
+            scored(store, reference, VALIDATION),
+            scored(store, current, CURRENT),
+            CONFIG,
+            store,
+        )

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.evaluation.drift.columns import Windows, examine_categories, examine_numbers
+from tasks.evaluation.drift.config import COMMON_UNIT_CHANGES, DriftConfig, UnitChange
+from tasks.evaluation.drift.faults import UnitGuess, judge_guesses, largest_day_step
+from tests.support.evaluation.windows import window_of
+
+CONFIG = DriftConfig()
+DAY_ROWS = 40
+
+
+def season(first_day: int, num_days: int, seed: int = 0) -> np.ndarray:
+    """Hourly-like temperatures in Fahrenheit over the year: seasons, weather, day and night."""
+    rng = np.random.default_rng([seed, first_day])
+    day = first_day + np.arange(num_days)
+    weather = np.convolve(rng.normal(0, 5, num_days + 2), np.ones(3) / 3**0.5, "valid")
+    mean = 55 - 25 * np.cos(2 * np.pi * (day - 20) / 365) + weather
+    hours = np.arange(DAY_ROWS) / DAY_ROWS
+    return (mean[:, None] + 8 * np.sin(2 * np.pi * hours) + rng.normal(0, 2, (1, DAY_ROWS))).ravel()
+
+
+def numbers(
+    folder: Path, before: np.ndarray, lead_in: np.ndarray | None, now: np.ndarray
+) -> tuple[str, ...]:
+    """Faults of a numeric column with `DAY_ROWS` rows a day."""
+    parts = [
+        None if v is None else window_of(folder, {"x": v}, len(v) // DAY_ROWS)
+        for v in (before, now, lead_in)
+    ]
+    return examine_numbers("x", Windows(*parts), CONFIG).faults
+
+
+def guessed(
+    folder: Path, before: np.ndarray, lead_in: np.ndarray | None, now: np.ndarray, rows: int = 40
+) -> UnitGuess | None:
+    """The change of unit that a column with so many rows a day looks like."""
+    parts = [
+        None if v is None else window_of(folder, {"x": v}, len(v) // rows)
+        for v in (before, now, lead_in)
+    ]
+    return examine_numbers("x", Windows(*parts), CONFIG).guess
+
+
+def categories(folder: Path, before: list[str | None], now: list[str | None]) -> tuple[str, ...]:
+    windows = Windows(
+        window_of(folder, {"c": before}, len(before) // DAY_ROWS),
+        window_of(folder, {"c": now}, len(now) // DAY_ROWS),
+        None,
+    )
+    return examine_categories("c", windows, CONFIG).faults
+
+
+def to_celsius(fahrenheit: np.ndarray) -> np.ndarray:
+    return (fahrenheit - 32) * 5 / 9
+
+
+@pytest.mark.parametrize("first_day", range(180, 335, 10))
+def test_a_change_of_season_is_no_fault(tmp_path: Path, first_day: int) -> None:
+    before, lead_in, now = season(0, 180), season(first_day - 30, 30), season(first_day, 30)
+    assert numbers(tmp_path, before, lead_in, now) == ()
+    assert guessed(tmp_path, before, lead_in, now) is None
+
+
+def test_winter_against_summer_is_no_fault_without_the_days_between(tmp_path: Path) -> None:
+    assert numbers(tmp_path, season(150, 90), None, season(335, 30)) == ()
+    assert guessed(tmp_path, season(150, 90), None, season(335, 30)) is None
+
+
+@pytest.mark.parametrize("first_day", range(180, 335, 30))
+def test_fahrenheit_that_becomes_celsius_is_a_fault_in_any_season(
+    tmp_path: Path, first_day: int
+) -> None:
+    lead_in, now = season(first_day - 30, 30), to_celsius(season(first_day, 30))
+    guess = guessed(tmp_path, season(0, 180), lead_in, now)
+    assert guess is not None
+    assert "Fahrenheit to Celsius" in guess.names
+    faults, remarks = judge_guesses({"x": guess}, ["x"])
+    assert faults == [f"x: {guess.told}"]
+    assert remarks == []
+
+
+def test_a_change_of_unit_in_the_middle_of_the_window_is_dated(tmp_path: Path) -> None:
+    now = np.concatenate([season(200, 20), to_celsius(season(220, 10))])
+    guess = guessed(tmp_path, season(0, 180), None, now)
+    assert guess is not None
+    assert "Fahrenheit to Celsius" in guess.names
+    assert guess.day == date(2013, 1, 21)
+    assert "of 280 rows before and 280 after" in guess.told
+
+
+@pytest.mark.parametrize("change", COMMON_UNIT_CHANGES, ids=lambda change: change.name)
+def test_every_known_change_of_unit_is_found_in_steady_values(
+    tmp_path: Path, change: UnitChange
+) -> None:
+    rng = np.random.default_rng(0)
+    before, lead_in, now = (rng.gamma(36, 3, days * DAY_ROWS) for days in (90, 30, 30))
+    guess = guessed(tmp_path, before, lead_in, now * change.scale + change.offset)
+    assert guess is not None
+    assert change.name in guess.names
+
+
+def test_an_abrupt_step_that_no_unit_explains_is_drift_and_no_fault(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, lead_in, now = (rng.normal(100, 5, days * DAY_ROWS) for days in (90, 30, 30))
+    assert guessed(tmp_path, before, lead_in, now + 37) is None
+    assert numbers(tmp_path, before, lead_in, now + 37) == ()
+
+
+def test_a_count_that_grows_by_the_share_of_a_mile_is_no_fault(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, lead_in, now = (rng.gamma(40, 0.225, days * DAY_ROWS) for days in (90, 30, 30))
+    guess = guessed(tmp_path, before, lead_in, now * 1.609344)
+    assert guess is not None
+    faults, remarks = judge_guesses({"ratings": guess}, ["distance"])
+    assert faults == []
+    assert len(remarks) == 1
+    assert "280 rows before" in remarks[0]
+
+
+def test_a_guess_from_few_rows_is_no_fault_even_of_a_column_with_a_unit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, lead_in, now = (rng.gamma(40, 3, days * 25) for days in (90, 30, 30))
+    guess = guessed(tmp_path, before, lead_in, now * 1.609344, rows=25)
+    assert guess is not None
+    assert guess.num_rows == 175
+    faults, remarks = judge_guesses({"distance": guess}, ["distance"])
+    assert faults == []
+    assert "175 rows are too few to tell" in remarks[0]
+
+
+def test_columns_that_agree_are_a_fault_without_a_declared_unit() -> None:
+    day = date(2013, 3, 1)
+    miles = UnitGuess(("miles to kilometres", "feet to metres"), day, 300, "looks converted")
+    alike = {name: miles for name in ("a", "b", "c")}
+    other = {
+        "a": miles,
+        "b": replace(miles, day=date(2013, 3, 2)),
+        "c": replace(miles, names=("percent to share",)),
+        "d": replace(miles, num_rows=50),
+    }
+    assert len(judge_guesses(alike, [])[0]) == 3
+    assert judge_guesses(other, [])[0] == []
+    assert len(judge_guesses(other, [])[1]) == 4
+
+
+def test_restless_values_that_double_in_a_storm_are_no_fault(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    level = np.exp(rng.normal(0, 0.8, 150))
+    delays = (level[:, None] * rng.gamma(2, 5, (150, DAY_ROWS))).ravel()
+    cut = [90 * DAY_ROWS, 120 * DAY_ROWS]
+    assert numbers(tmp_path, *np.split(delays, cut)) == ()
+    assert guessed(tmp_path, *np.split(delays, cut)) is None
+
+
+def test_a_feed_that_repeats_one_value_for_days_is_a_fault(tmp_path: Path) -> None:
+    now = season(200, 30)
+    now[10 * DAY_ROWS : 15 * DAY_ROWS] = 71.0
+    (fault,) = numbers(tmp_path, season(0, 180), season(170, 30), now)
+    assert "one value in all 200 known rows of 5 days (2013-01-11 to 2013-01-15)" in fault
+
+
+def test_dry_days_are_no_fault_of_a_rain_gauge(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    wet = np.where(rng.random(180) < 0.3, rng.gamma(2, 1, 180), 0).repeat(DAY_ROWS)
+    assert numbers(tmp_path, wet, None, np.zeros(30 * DAY_ROWS)) == ()
+
+
+def test_a_column_that_was_always_one_value_is_no_fault(tmp_path: Path) -> None:
+    constant = np.full(90 * DAY_ROWS, 2.0)
+    assert numbers(tmp_path, constant, None, constant[: 30 * DAY_ROWS]) == ()
+    one = ["only"] * (90 * DAY_ROWS)
+    assert categories(tmp_path, one, one[: 30 * DAY_ROWS]) == ()
+
+
+def test_a_few_rows_a_day_with_the_usual_category_are_no_fault(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before = rng.choice(["a", "b"], 90 * DAY_ROWS, p=[0.45, 0.55]).tolist()
+    windows = Windows(
+        window_of(tmp_path, {"c": before}, 90), window_of(tmp_path, {"c": ["a"] * 14}, 14), None
+    )
+    assert examine_categories("c", windows, CONFIG).faults == ()
+
+
+def test_a_jump_of_the_missing_rate_is_a_fault(tmp_path: Path) -> None:
+    now = season(200, 30)
+    now[np.random.default_rng(0).random(len(now)) < 0.4] = np.nan
+    (fault,) = numbers(tmp_path, season(0, 180), season(170, 30), now)
+    assert fault.startswith("missing in 38.4% of the 1,200 current rows; at most in 0.0% in")
+
+
+def test_a_column_that_is_mostly_missing_by_nature_may_be_missing_more_in_a_calm_month(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    share = np.concatenate([np.full(60, 0.6), np.full(30, 0.9), np.full(60, 0.6)])
+    gust = np.where(rng.random((150, DAY_ROWS)) < share[:, None], np.nan, rng.gamma(9, 3, (150, 1)))
+    calm = np.where(rng.random(30 * DAY_ROWS) < 0.95, np.nan, rng.gamma(9, 3, 30 * DAY_ROWS))
+    assert numbers(tmp_path, gust.ravel(), None, calm) == ()
+    (fault,) = numbers(tmp_path, gust.ravel(), None, np.full(30 * DAY_ROWS, np.nan))
+    assert fault.startswith("missing in 100.0%")
+
+
+def test_many_unknown_categories_are_a_fault_and_a_few_are_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before = rng.choice(["a", "b", "c"], 60 * DAY_ROWS).tolist()
+    few, many = (
+        [f"new{i % 5}" if i % step == 0 else value for i, value in enumerate(before[:1200])]
+        for step in (20, 5)
+    )
+    assert categories(tmp_path, before, few) == ()
+    (fault,) = categories(tmp_path, before, many)
+    assert fault.startswith("20.0% of the 1,200 current rows have categories that")
+
+
+@pytest.mark.parametrize(("rows", "is_fault"), [(14, False), (140, True)])
+def test_a_few_rows_without_a_value_or_with_a_new_category_are_no_fault(
+    tmp_path: Path, rows: int, is_fault: bool
+) -> None:
+    """A third is missing and a fifth is new, of one row a day and of ten."""
+    rng = np.random.default_rng(0)
+    known = rng.normal(0, 1, 90 * DAY_ROWS)
+    gaps = np.where(np.arange(rows) % 3 == 0, np.nan, rng.normal(0, 1, rows))
+    usual = rng.choice(["a", "b"], 90 * DAY_ROWS).tolist()
+    new = ["new" if n % 5 == 0 else "ab"[n % 2] for n in range(rows)]
+    before, now = (
+        window_of(tmp_path, {"x": x, "c": c}, days)
+        for x, c, days in ((known, usual, 90), (gaps, new, 14))
+    )
+    windows = Windows(before, now, None)
+    assert bool(examine_numbers("x", windows, CONFIG).faults) == is_fault
+    assert bool(examine_categories("c", windows, CONFIG).faults) == is_fault
+
+
+def test_infinite_values_are_counted_and_never_compared_as_quantiles(tmp_path: Path) -> None:
+    now = season(200, 30)
+    now[::50] = np.inf
+    now[1::50] = -np.inf
+    assert numbers(tmp_path, season(0, 180), season(170, 30), now) == ()
+
+
+def test_a_part_day_at_the_edge_of_a_window_makes_no_step() -> None:
+    """The last hours of a window in local time are a few rows of the next UTC day."""
+
+    class Days:
+        def known_by_day(self, values: np.ndarray) -> list[tuple[int, np.ndarray]]:
+            whole = [(day, np.full(900, 11.0 + day % 2)) for day in range(30)]
+            return [*whole, (30, values)]
+
+    step = largest_day_step((Days(), np.full(25, 4.0)))
+    assert step is not None
+    assert step.size == 1

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ks_2samp
+
+from tasks.evaluation.drift.statistics import distance, draw_blocks, psi
+from tests.support.evaluation.windows import Columns, changes
+
+MIN_EFFECT = 0.1
+
+
+def stationary(seed: int, num_rows: int, num_columns: int = 12) -> Columns:
+    """Numbers, some missing or mostly zero, and categories; the same law for every seed."""
+    rng = np.random.default_rng(seed)
+    columns: Columns = {}
+    for number in range(num_columns // 4):
+        columns[f"x{number}"] = rng.normal(size=num_rows)
+        columns[f"y{number}"] = np.where(rng.random(num_rows) < 0.9, 0, rng.gamma(2, 1, num_rows))
+        columns[f"z{number}"] = np.where(rng.random(num_rows) < 0.7, np.nan, rng.random(num_rows))
+        columns[f"c{number}"] = rng.choice([f"v{i}" for i in range(40)], num_rows).tolist()
+    return columns
+
+
+@pytest.mark.parametrize("num_rows", [300, 1_000, 10_000])
+def test_stationary_rows_never_drift_whatever_the_seed(tmp_path: Path, num_rows: int) -> None:
+    for seed in range(12):
+        found = changes(
+            tmp_path, stationary(2 * seed, num_rows), stationary(2 * seed + 1, num_rows)
+        )
+        assert max(change.effect_low for change in found) < MIN_EFFECT
+
+
+@pytest.mark.parametrize("num_rows", [100_000, 1_000_000])
+def test_stationary_rows_never_drift_however_many_there_are(tmp_path: Path, num_rows: int) -> None:
+    found = changes(tmp_path, stationary(0, num_rows, 4), stationary(1, num_rows, 4))
+    assert max(change.effect for change in found) < MIN_EFFECT / 5
+
+
+def test_very_few_rows_look_different_but_do_not_count(tmp_path: Path) -> None:
+    found = changes(tmp_path, stationary(0, 5_000), stationary(1, 60))
+    assert max(change.effect for change in found) > MIN_EFFECT
+    assert max(change.effect_low for change in found) < MIN_EFFECT
+
+
+@pytest.mark.slow
+def test_whole_days_that_lean_to_one_side_do_not_count_as_drift(tmp_path: Path) -> None:
+    alarms = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        leaning = [
+            {f"x{i}": rng.normal(size=(count, 1)) * 0.7 + rng.normal(size=(count, 100)) * 0.7
+             for i in range(10)}
+            for count in (60, 30)
+        ]  # fmt: skip
+        before, now = ({name: v.ravel() for name, v in part.items()} for part in leaning)
+        alarms += any(c.effect_low > MIN_EFFECT for c in changes(tmp_path, before, now))
+    assert alarms <= 1
+
+
+def test_a_real_shift_is_found_among_many_columns_with_5000_rows(tmp_path: Path) -> None:
+    before, now = stationary(0, 5_000, 60), stationary(1, 5_000, 60)
+    now["x3"] = np.asarray(now["x3"], dtype=float) + 0.6
+    now["y3"] = np.asarray(now["y3"], dtype=float) + 1.0
+    now["c3"] = ["v0" if i % 3 == 0 else value for i, value in enumerate(now["c3"])]
+    found = dict(zip(before, changes(tmp_path, before, now), strict=True))
+    drifted = {name for name, change in found.items() if change.effect_low > MIN_EFFECT}
+    assert drifted == {"x3", "y3", "c3"}
+
+
+def test_rain_that_starts_is_seen_although_most_values_are_zero(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before = np.where(rng.random(20_000) < 0.93, 0, rng.gamma(2, 0.1, 20_000))
+    now = np.where(rng.random(20_000) < 0.63, 0, rng.gamma(2, 0.1, 20_000))
+    (change,) = changes(tmp_path, {"x": before}, {"x": now})
+    assert change.effect == pytest.approx(0.3, abs=0.02)
+    assert change.effect_low > 0.2
+    assert change.psi > 0.3
+
+
+def test_the_effect_of_a_number_is_its_ks_distance(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    before, now = rng.normal(size=20_000), rng.normal(0.5, 1.3, 20_000)
+    (change,) = changes(tmp_path, {"x": before}, {"x": now})
+    assert change.effect == pytest.approx(ks_2samp(before, now).statistic, abs=0.01)
+
+
+def test_the_effect_of_a_category_is_the_share_that_moved(tmp_path: Path) -> None:
+    before = {"c": ["a"] * 500 + ["b"] * 500}
+    now = {"c": ["a"] * 200 + ["b"] * 500 + ["new"] * 300}
+    before["c"], now["c"] = (list(np.random.default_rng(0).permutation(v)) for v in
+                             (before["c"], now["c"]))  # fmt: skip
+    (change,) = changes(tmp_path, before, now)
+    assert change.effect == pytest.approx(0.3)
+
+
+def test_a_rise_of_missing_values_is_an_effect_of_its_size(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    before, now = rng.random(10_000), rng.random(10_000)
+    now[rng.random(10_000) < 0.25] = np.nan
+    (change,) = changes(tmp_path, {"x": before}, {"x": now})
+    assert change.effect == pytest.approx(0.25, abs=0.02)
+    assert change.missing_reference == 0
+    assert change.missing_current == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize("values", [np.full(1000, 3.0), np.full(1000, np.nan)])
+def test_a_column_that_never_changes_does_not_drift(tmp_path: Path, values: np.ndarray) -> None:
+    (change,) = changes(tmp_path, {"x": values}, {"x": values})
+    assert change.effect == 0
+    assert change.effect_low == 0
+
+
+def test_a_constant_that_becomes_another_has_drifted_wholly(tmp_path: Path) -> None:
+    (change,) = changes(tmp_path, {"x": np.full(1000, 3.0)}, {"x": np.full(1000, 4.0)})
+    assert change.effect_low == 1
+
+
+def test_psi_of_stationary_rows_is_about_its_noise(tmp_path: Path) -> None:
+    ratios = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        (change,) = changes(tmp_path, {"x": rng.random(3000)}, {"x": rng.random(3000)}, (60, 60))
+        ratios.append(change.psi / change.psi_noise)
+    assert 0.4 < np.mean(ratios) < 1.6
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=2, max_size=8),
+    st.lists(st.integers(0, 1000), min_size=8, max_size=8),
+)
+def test_psi_is_symmetric_finite_and_zero_for_equal_counts(
+    left: list[int], right: list[int]
+) -> None:
+    p, q = np.array(left, float), np.array(right[: len(left)], float)
+    assert psi(p, q) == pytest.approx(psi(q, p))
+    assert psi(p, q) >= 0
+    assert np.isfinite(psi(p, q))
+    assert psi(p, p) == 0
+
+
+@given(st.lists(st.integers(0, 50), min_size=3, max_size=10))
+def test_distances_lie_between_0_and_1_and_order_matters_only_for_numbers(
+    counts: list[int],
+) -> None:
+    p = (np.array(counts, float) + 1) / (sum(counts) + len(counts))
+    q = np.full(len(p), 1 / len(p))
+    ks, variation = (float(distance(p - q, ordered=ordered)) for ordered in (True, False))
+    assert 0 <= ks <= variation + 1e-12 <= 1
+    shuffled = np.random.default_rng(0).permutation(p)
+    assert distance(shuffled - q, ordered=False) == pytest.approx(variation)
+
+
+@given(st.integers(1, 60), st.integers(1, 30))
+def test_draws_hold_as_many_days_as_there_are(num_days: int, block_days: int) -> None:
+    draws = draw_blocks(num_days, block_days, 100, np.random.default_rng(0))
+    assert (draws.weights.sum(axis=1) == num_days).all()
+    assert draws.widening >= 1

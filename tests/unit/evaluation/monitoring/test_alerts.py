@@ -1,0 +1,102 @@
+"""Alert events are appended once, whole, and read from where the reader stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tasks.contracts.base import TimeWindow
+from tasks.evaluation.monitoring.alerts import (
+    FILE,
+    MOST_GROUPS,
+    AlertEvent,
+    alert,
+    append_alerts,
+    grouped,
+    read_alerts,
+)
+
+
+def event(day: int, kind: str = "freshness") -> AlertEvent:
+    start = datetime(2013, 3, 1, tzinfo=UTC) + timedelta(days=day)
+    window = TimeWindow(start=start, end=start + timedelta(days=1))
+    return alert(kind, "weather", None, window, "warning", 9.0, 4.0, "weather is 9 h old")  # type: ignore[arg-type]
+
+
+def test_the_same_event_is_told_once(tmp_path: Path) -> None:
+    assert append_alerts(tmp_path, [event(1), event(2), event(1)]) == 2
+    assert append_alerts(tmp_path, [event(2), event(3)]) == 1
+
+    events, _ = read_alerts(tmp_path)
+
+    assert [e.time.day for e in events] == [3, 4, 5]
+
+
+def test_a_reader_gets_only_what_came_after_its_cursor(tmp_path: Path) -> None:
+    assert read_alerts(tmp_path) == ((), 0)
+    append_alerts(tmp_path, [event(1)])
+    first, cursor = read_alerts(tmp_path)
+    append_alerts(tmp_path, [event(2)])
+
+    later, end = read_alerts(tmp_path, cursor)
+
+    assert (len(first), len(later)) == (1, 1)
+    assert read_alerts(tmp_path, end) == ((), end)
+
+
+def test_a_line_that_is_not_whole_is_left_for_later_and_does_no_harm(tmp_path: Path) -> None:
+    append_alerts(tmp_path, [event(1)])
+    with (tmp_path / FILE).open("a") as stream:
+        stream.write('{"id": "cut')
+    events, cursor = read_alerts(tmp_path)
+    assert len(events) == 1
+
+    append_alerts(tmp_path, [event(2)])
+
+    assert [e.time.day for e in read_alerts(tmp_path, cursor)[0]] == [4]
+
+
+def test_an_infinite_value_is_written_as_nothing(tmp_path: Path) -> None:
+    endless = alert(
+        "freshness", "weather", None, event(1).window, "critical", float("inf"), 4.0, "never seen"
+    )
+
+    append_alerts(tmp_path, [endless])
+
+    assert read_alerts(tmp_path)[0][0].value is None
+
+
+def _write(folder: str) -> None:
+    for day in range(20):
+        append_alerts(Path(folder), [event(day)])
+
+
+def test_writers_at_once_lose_and_double_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(str(tmp_path),)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+
+    events, _ = read_alerts(tmp_path)
+
+    assert len(events) == len({e.id for e in events}) == 20
+
+
+def test_thousands_of_alerts_are_told_in_a_few_lines_the_serious_first() -> None:
+    events = [
+        event(day).model_copy(update={"view": f"view{view}", "value": 5.0 + day})
+        for view in range(60)
+        for day in range(80)
+    ]
+    events += [event(3, "volume").model_copy(update={"severity": "critical", "value": None})]
+
+    told = grouped(events)
+
+    assert len(told) == MOST_GROUPS + 1
+    assert told[0] == "weather is 9 h old"
+    assert told[1].startswith("80 times from 2013-03-01 to 2013-05-20")
+    assert told[-1].startswith("3,280 alerts more, of 41 other")
+    assert sum(map(len, told)) < 4000

@@ -1,0 +1,226 @@
+"""Features over time: statistics are kept, faults are told, clean weeks stay silent."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureMonitoring
+from tasks.evaluation.monitoring.alerts import read_alerts
+from tasks.evaluation.monitoring.config import MonitoringConfig
+from tasks.evaluation.monitoring.drift import baseline_noise, ks, psi
+from tasks.evaluation.monitoring.history import days_kept, read_feature
+from tasks.evaluation.monitoring.kept import monitor_once
+from tasks.evaluation.monitoring.monitor import monitor_tables
+from tasks.evaluation.monitoring.rules import freshness_alerts
+from tasks.evaluation.monitoring.statistics import ViewDay
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
+from tests.support.data.stations import CONFIG, KEYS, LATER, START, Change, after, tables
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def monitored(
+    tmp_path: Path, store: ArtifactStore, change: Change, config: MonitoringConfig = CONFIG
+) -> FeatureMonitoring:
+    return monitor_tables(tables(store, change), LATER, KEYS, config, tmp_path / "home", store)
+
+
+def test_clean_weeks_give_statistics_and_no_alert(tmp_path: Path, store: ArtifactStore) -> None:
+    seen = monitored(tmp_path, store, lambda data: data)
+
+    assert seen.alerts == ()
+    [view] = seen.views
+    assert view.num_rows == 28 * 24 * 6
+    assert view.lag_minutes == 5
+    assert view.age_hours == 1
+    assert view.highest_psi is not None
+    assert view.psi_bound is not None
+    assert view.highest_psi < view.psi_bound
+    assert days_kept(tmp_path / "home", "stations", LATER) == 28
+    kept = read_feature(tmp_path / "home", "stations", "level", "a" * 32)
+    assert len(kept) == 28
+    assert kept[0].mean == pytest.approx(50, abs=3)
+    [state] = read_feature(tmp_path / "home", "stations", "state", "a" * 32)[:1]
+    assert state.distinct == 2
+    assert state.top_share == pytest.approx(0.5, abs=0.15)
+
+
+def test_the_same_window_again_multiplies_neither_statistics_nor_alerts(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    def stale(data: pd.DataFrame) -> pd.DataFrame:
+        return data[data["event_timestamp"] < after(26)]
+
+    first = monitored(tmp_path, store, stale)
+    again = monitored(tmp_path, store, stale)
+
+    assert first.num_new_alerts == len(first.alerts) > 0
+    assert again.num_new_alerts == 0
+    assert len(read_alerts(tmp_path / "home")[0]) == len(first.alerts)
+    assert len(read_feature(tmp_path / "home", "stations", "level", "a" * 32)) == 26
+
+
+FAULTS: dict[str, tuple[Change, str, str]] = {
+    "a view that stopped": (
+        lambda d: d[d["event_timestamp"] < after(26)], "freshness", "stations is 25 h old at",
+    ),
+    "days without rows": (
+        lambda d: d[(d["event_timestamp"] < after(9)) | (d["event_timestamp"] >= after(10))],
+        "volume", "stations has 0 rows on 2013-02-21",
+    ),
+    "a day twice": (
+        lambda d: pd.concat(
+            [d, d[d["event_timestamp"].between(after(3), after(4))]], ignore_index=True
+        ),
+        "volume", "the days of the baseline have 144 to 144",
+    ),
+    "nulls": (
+        lambda d: d.assign(level=d["level"].where(d["event_timestamp"] < after(20))),
+        "null_rate", "level of stations missing in 100% of the 144 rows of 2013-03-04",
+    ),
+    "another unit": (
+        lambda d: d.assign(level=np.where(d["event_timestamp"] < after(14), 1, 0.5) * d["level"]),
+        "drift", "level of stations drifted in the 7 days to 2013-03-05",
+    ),
+    "rain that is always there": (
+        lambda d: d.assign(rain=d["rain"].where(d["event_timestamp"] < after(14), d["rain"] + 1)),
+        "drift", "rain of stations drifted",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_told_once_with_its_kind(
+    fault: str, tmp_path: Path, store: ArtifactStore
+) -> None:
+    change, kind, words = FAULTS[fault]
+
+    monitored(tmp_path, store, change)
+
+    events = [e for e in read_alerts(tmp_path / "home")[0] if e.kind == kind]
+    assert [words in event.sentence for event in events] == [True]
+
+
+def sparse(data: pd.DataFrame) -> pd.DataFrame:
+    """A shop: of every four days two are empty, on the others there are one or two rows."""
+    day = (data["event_timestamp"] - START).dt.days
+    kept = data[(day % 4 < 2) & (data["event_timestamp"].dt.hour % 19 == 5)]
+    return kept.groupby(kept["event_timestamp"].dt.date).head(2)
+
+
+def test_days_without_rows_are_part_of_a_baseline(tmp_path: Path, store: ArtifactStore) -> None:
+    seen = monitored(tmp_path, store, sparse)
+
+    assert seen.alerts == ()
+    assert seen.num_alerts == 0
+
+
+def test_a_longer_silence_than_any_of_a_sparse_baseline_is_told(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    seen = monitored(tmp_path, store, lambda d: sparse(d)[sparse(d)["event_timestamp"] < after(20)])
+
+    [stale] = seen.alerts
+    assert "h old" in stale
+
+
+def test_a_view_without_any_value_is_told_as_such() -> None:
+    usual, empty = ViewDay(START, 9, 3, 20.0, 5.0), ViewDay(after(30), 0, 0, math.inf, math.inf)
+    [told] = freshness_alerts("stations", [usual], [empty], CONFIG)
+    assert "stations has had no value yet at" in told.sentence
+
+
+def test_a_table_that_begins_within_the_baseline_is_judged_by_the_days_since(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    late = START + timedelta(days=20)
+
+    def change(data: pd.DataFrame) -> pd.DataFrame:
+        moments = data["event_timestamp"]
+        return data[(moments >= late) & ((moments < after(9)) | (moments >= after(11)))]
+
+    seen = monitored(tmp_path, store, change)
+
+    assert sorted(e.kind for e in read_alerts(tmp_path / "home")[0]) == ["freshness", "volume"]
+    assert len(seen.alerts) == 2
+
+
+def test_alerts_of_one_view_and_kind_are_one_sentence_with_their_number(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    def every_second_day_twice(data: pd.DataFrame) -> pd.DataFrame:
+        day = (data["event_timestamp"] - START).dt.days
+        again = data[(data["event_timestamp"] >= after(0)) & (day % 2 == 0)]
+        return pd.concat([data, again], ignore_index=True)
+
+    seen = monitored(tmp_path, store, every_second_day_twice)
+
+    assert seen.num_alerts == seen.num_new_alerts == 14
+    [sentence] = seen.alerts
+    assert sentence.startswith("14 times from 2013-02-12 to 2013-03-11, at its worst: stations has")
+
+
+def test_without_a_baseline_nothing_is_judged(tmp_path: Path, store: ArtifactStore) -> None:
+    seen = monitored(
+        tmp_path, store, lambda d: d[d["event_timestamp"] < after(20)], MonitoringConfig()
+    )
+
+    assert seen.alerts == ()
+    assert seen.views[0].highest_psi is None
+    assert seen.num_statistics > 0
+
+
+def test_a_day_is_judged_over_the_week_before_it(tmp_path: Path, store: ArtifactStore) -> None:
+    halved: Change = lambda d: d.assign(  # noqa: E731
+        level=d["level"].where(d["event_timestamp"] < after(14), d["level"] / 2)
+    )
+    made = tables(store, halved)
+
+    for day in range(14, 24):
+        window = TimeWindow(start=after(day), end=after(day + 1))
+        monitor_tables(made, window, KEYS, CONFIG, tmp_path / "home", store)
+
+    kinds = [event.kind for event in read_alerts(tmp_path / "home")[0]]
+    assert kinds == ["drift"]
+
+
+def test_a_finished_monitoring_is_read_and_not_measured_again(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    made, home = tables(store, lambda d: d[d["event_timestamp"] < after(26)]), tmp_path / "home"
+    first = monitor_once(made, LATER, KEYS, CONFIG, home, store)
+    builds = store.num_builds
+
+    again = monitor_once(made, LATER, KEYS, CONFIG, home, store)
+
+    assert again == first.model_copy(update={"num_new_alerts": 0})
+    assert store.num_builds == builds
+
+
+def test_a_table_without_its_key_is_refused(tmp_path: Path, store: ArtifactStore) -> None:
+    with pytest.raises(DataContractError, match="stations has no column station"):
+        monitored(tmp_path, store, lambda d: d.drop(columns="station"))
+
+
+def test_equal_shares_have_no_psi_and_no_distance() -> None:
+    counts = np.array([5.0, 50, 10, 30])
+
+    assert psi(counts * 100, counts * 100) == 0
+    assert ks(counts, counts * 7) == pytest.approx(0)
+    assert ks(np.array([10.0, 0]), np.array([0.0, 10])) == 1
+
+
+def test_a_short_baseline_cannot_say_what_noise_is() -> None:
+    assert baseline_noise(np.ones((13, 4)), 7) == float("inf")
+    assert baseline_noise(np.ones((14, 4)), 7) == 0

@@ -1,0 +1,229 @@
+"""What the edge writes for Envoy, and what it refuses to be told."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.gateway.__main__ import main
+from infra.gateway.clusters import clusters
+from infra.gateway.config import EdgePlan, read_plan
+from infra.gateway.envoy_process import check_bootstrap, envoy_command
+from infra.gateway.prepare import prepare
+from infra.gateway.routes import route_configuration
+from infra.gateway.rules import role_filter
+from infra.gateway.service import edge_service, has_edge
+from infra.gateway.shares import Shares, read_shares, write_shares
+from infra.gateway.traffic import EdgeTraffic
+from infra.gateway.values import version_of
+from serving.security.config import read_security
+from tasks.kernel.errors import ConfigurationError, TransientError
+
+Describe = Callable[..., EdgePlan]
+
+
+def test_all_files_are_the_owners_alone(describe: Describe) -> None:
+    plan = describe()
+    prepare(plan)
+    files = [path for path in plan.place.folder.rglob("*") if path.is_file()]
+    written = {path.name for path in files}
+    assert {"bootstrap.json", "listeners.json", "routes.json", "clusters.json"} <= written
+    assert plan.place.folder.stat().st_mode & 0o777 == 0o700
+    ours = [path for path in files if path.name != "edge.yaml"]
+    assert {path.stat().st_mode & 0o077 for path in ours} == {0}
+
+
+def test_nothing_is_written_anew_where_nothing_changed(describe: Describe) -> None:
+    plan = describe()
+    prepare(plan)
+    before = {p: p.stat().st_ino for p in plan.place.folder.rglob("*") if p.is_file()}
+    prepare(plan)
+    after = {p: p.stat().st_ino for p in before}
+    changed = {p.name for p in before if before[p] != after[p]}
+    assert changed <= {"bootstrap.json"}
+
+
+def test_envoy_takes_the_first_file(describe: Describe) -> None:
+    plan = describe()
+    prepare(plan)
+    assert check_bootstrap(plan) == ""
+    assert "--disable-hot-restart" in envoy_command(plan)
+
+
+def test_the_servers_part_is_read_as_it_was_written(describe: Describe, tmp_path: Path) -> None:
+    plan = describe({"api_keys": "secrets/keys.json", "owners": {"acme-churn": "acme"}})
+    prepare(plan)
+    server = read_security(plan.place.server_security_file)
+    assert server.behind_edge
+    assert server.tls is not None
+    assert server.tls.client_ca is not None
+    assert server.owners == {"acme-churn": "acme"}
+    assert server.api_keys == tmp_path / "serving" / "secrets" / "keys.json"
+    assert server.issuers[0].keys == str(tmp_path / "serving" / "keys.json")
+
+
+def test_both_ends_speak_tls_1_3_alone(describe: Describe) -> None:
+    plan = describe()
+    prepare(plan)
+    (listener,) = json.loads(plan.place.resource("listeners").read_text())["resources"]
+    tls = listener["filter_chains"][0]["transport_socket"]["typed_config"]
+    only = {
+        "tls_minimum_protocol_version": "TLSv1_3",
+        "tls_maximum_protocol_version": "TLSv1_3",
+    }
+    assert tls["common_tls_context"]["tls_params"] == only
+    for cluster in clusters(plan):
+        assert (
+            cluster["transport_socket"]["typed_config"]["common_tls_context"]["tls_params"] == only
+        )
+
+
+def split_of(plan: EdgePlan, shares: Shares) -> dict[str, Any]:
+    routes = route_configuration(plan, {"flight-delay": shares})["virtual_hosts"][0]["routes"]
+    return next(
+        r["route"]
+        for r in routes
+        if "delay" in str(r["match"]) and "weighted_clusters" in r.get("route", {})
+    )
+
+
+def test_weights_always_sum_to_the_same(describe: Describe) -> None:
+    plan = describe()
+    for share in (0.0, 0.0001, 0.1, 1 / 3, 0.99999, 1.0):
+        split = split_of(plan, Shares(candidate=share))
+        weights = [c["weight"] for c in split["weighted_clusters"]["clusters"]]
+        assert sum(weights) == 10_000
+        assert weights[0] == round(share * 10_000)
+        assert split["weighted_clusters"]["use_hash_policy"] is True
+    assert "hash_policy" not in split_of(plan, Shares(candidate=0.5, sticky=False))
+    assert "request_mirror_policies" not in split_of(plan, Shares())
+
+
+def test_a_model_belongs_to_its_tenant_for_every_issuer(describe: Describe) -> None:
+    issuers = [
+        {"issuer": "https://a", "audience": "x", "keys": "keys.json", "tenant_claim": "org"},
+        {"issuer": "https://b", "audience": "x", "keys": "keys.json", "tenant": "globex"},
+        {"issuer": "https://c", "audience": "x", "keys": "keys.json"},
+    ]
+    plan = describe({"issuers": issuers, "owners": {"acme-churn": "acme"}})
+    policies = role_filter(plan)["typed_config"]["rules"]["policies"]
+    allowed = json.dumps(policies["infer-acme-churn"]["principals"])
+    assert "https://a" in allowed
+    assert '"acme"' in allowed
+    assert "https://b" not in allowed
+    assert "https://c" in allowed
+    assert "https://b" in json.dumps(policies["infer-flight-delay"]["principals"])
+
+
+@pytest.mark.parametrize("role", ["a|b", "team+ops", "(x", "infer:*"])
+def test_a_role_is_matched_as_it_is_written(describe: Describe, role: str) -> None:
+    plan = describe({"grants": {role: ["infer:acme-churn"]}})
+    policies = role_filter(plan)["typed_config"]["rules"]["policies"]
+    found = set(re.findall(r'"regex": "(.*?)"', json.dumps(policies["infer-acme-churn"])))
+    patterns = [json.loads(f'"{one}"') for one in found]
+    assert any(re.fullmatch(pattern, f"first {role} last") for pattern in patterns)
+    assert not any(re.fullmatch(one, text) for one in patterns for text in ("a", "b", "infer:x"))
+
+
+@pytest.mark.parametrize(
+    ("edge", "said"),
+    [
+        ({"models": {}}, "at least 1"),
+        ({"models": {"a/b": {}}}, "pattern"),
+        ({"certificate": "c.pem"}, "both certificate and key"),
+        ({"http": ["10.0.0.9:8000"], "upstream_tls": False}, "not on the loopback device"),
+        ({"traces": "http://user:secret@host:1/x"}, "pattern"),
+        ({"unknown": 1}, "unknown"),
+        (
+            {
+                "models": {
+                    "m": {
+                        "experiments": [
+                            {"header": "x-falaj-slot", "value": "b", "slot": "candidate"}
+                        ]
+                    }
+                }
+            },
+            "removes x-falaj-slot",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(describe: Describe, edge: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        describe(**edge)
+
+
+def test_what_the_edge_cannot_hold_is_refused(describe: Describe, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="anonymous clients"):
+        describe({"anonymous": ["infer:*"]})
+    secret = {"issuer": "a", "audience": "b", "secret_file": "s"}
+    with pytest.raises(ConfigurationError, match="shared secret"):
+        describe({"issuers": [secret]})
+    (tmp_path / "edge" / "edge.yaml").unlink()
+    with pytest.raises(ConfigurationError, match=r"models: \{flight-delay: \{\}\}"):
+        read_plan(tmp_path)
+
+
+def test_keys_that_are_absent_are_named(describe: Describe, tmp_path: Path) -> None:
+    plan = describe()
+    (tmp_path / "serving" / "keys.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"keys\.json cannot be read"):
+        prepare(plan)
+
+
+def test_shares_are_kept_though_no_envoy_runs(describe: Describe, tmp_path: Path) -> None:
+    plan = describe()
+    prepare(plan)
+    traffic = EdgeTraffic(tmp_path)
+    with pytest.raises(TransientError, match="The shares are kept"):
+        traffic.set_shares("flight-delay", 0.25, 0.5)
+    assert traffic.shares("flight-delay") == Shares(candidate=0.25, mirror=0.5)
+    assert traffic.shares("acme-churn") == Shares()
+    kept = plan.place.resource("routes").read_text()
+    prepare(plan)
+    assert version_of(plan.place.resource("routes").read_text()) == version_of(kept)
+
+
+def test_a_broken_file_of_shares_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "shares.json"
+    write_shares(file, {"m": Shares(candidate=0.5)})
+    assert read_shares(file) == {"m": Shares(candidate=0.5)}
+    file.write_text("{")
+    with pytest.raises(ConfigurationError, match="holds no shares"):
+        read_shares(file)
+
+
+def test_commands_say_what_is_wrong(
+    describe: Describe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = ["--home", str(tmp_path)]
+    assert main([*home, "prepare"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    describe()
+    assert main([*home, "check"]) == 0
+    assert main([*home, "prepare"]) == 0
+    assert "public.pem" in capsys.readouterr().out
+    assert main([*home, "status"]) == 1
+    assert "down" in capsys.readouterr().out
+    assert main([*home, "shares"]) == 0
+    assert "candidate 0.00%" in capsys.readouterr().out
+    assert main([*home, "shares", "flight-delay", "--candidate", "7"]) == 2
+    assert main([*home, "shares", "flight-delay", "--candidate", "0.5"]) == 1
+
+
+def test_the_supervisor_is_told_of_a_service_without_secrets(
+    describe: Describe, tmp_path: Path
+) -> None:
+    assert not has_edge(tmp_path)
+    describe()
+    assert has_edge(tmp_path)
+    service = edge_service(tmp_path, {"PATH": "/bin"})
+    assert service.environment == {"PATH": "/bin"}
+    assert service.command[-1] == "run"
+    assert service.probe is not None

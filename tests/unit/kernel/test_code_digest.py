@@ -1,0 +1,129 @@
+"""What decides a stage's content key of its code, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.kernel.code_digest import statements_digest
+from tasks.kernel.settings import PROJECT_ROOT, code_digest
+
+STORY = '''
+"""What the room does."""
+import logging
+from tasks.contracts.model import Model
+from tasks.maths import double
+
+LOGGER = logging.getLogger(__name__)
+WORKER = "tasks.room.worker"
+RATE = 0.5
+
+
+def train(rows: int) -> Model:
+    """Train."""
+    from tasks.room import lazily
+
+    LOGGER.info("training on %d rows", rows)
+    if rows < 1:
+        raise ValueError(f"{rows} rows; give one")
+    return Model(lazily.weight(rows) * RATE)  # a comment
+'''
+FILES = {
+    "tasks/room/story.py": STORY,
+    "tasks/room/lazily.py": "def weight(rows: int) -> float:\n    return rows * 2.0\n",
+    "tasks/room/worker.py": "from tasks.room.shown import SHOWN\nSTEPS = 3\n",
+    "tasks/room/shown.py": "SHOWN = 1\n",
+    "tasks/room/unreached.py": "LIMIT = 1\n",
+    "tasks/other/story.py": "LIMIT = 1\n",
+    "tasks/maths.py": "def double(x: int) -> int:\n    return 2 * x\n",
+    "tasks/contracts/model.py": 'class Model:\n    rows = Field(ge=1, description="Rows.")\n',
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def digest(root: Path, *also: str, without: tuple[str, ...] = ()) -> str:
+    return statements_digest(root / "tasks/room/story.py", root, also, without)
+
+
+def changed(root: Path, name: str, old: str, new: str) -> bool:
+    """Whether an edit changes the digest."""
+    before, text = digest(root), (root / name).read_text()
+    assert old in text
+    (root / name).write_text(text.replace(old, new))
+    return digest(root) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("tasks/room/story.py", "What the room does.", "Another story."),
+        ("tasks/room/story.py", '    """Train."""\n', ""),
+        ("tasks/room/story.py", "RATE = 0.5\n", 'RATE = 0.5\n"""Of learning."""\n'),
+        ("tasks/room/story.py", "  # a comment", ""),
+        ("tasks/room/story.py", "\n\n\ndef train", "\n\n# Story.\ndef train"),
+        ("tasks/room/story.py", "training on %d rows", "%d rows"),
+        ("tasks/room/story.py", "rows; give one", "rows; give two"),
+        ("tasks/contracts/model.py", "Rows.", "Number of rows."),
+        ("tasks/room/unreached.py", "1", "2"),
+        ("tasks/other/story.py", "1", "2"),
+        ("tasks/maths.py", "2 * x", "3 * x"),
+    ],
+)
+def test_words_and_what_is_not_reached_leave_the_digest(
+    root: Path, name: str, old: str, new: str
+) -> None:
+    assert not changed(root, name, old, new)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("tasks/room/story.py", "RATE = 0.5", "RATE = 0.25"),
+        ("tasks/room/story.py", "rows < 1", "rows < 2"),
+        ("tasks/room/story.py", "* RATE", "+ RATE"),
+        ("tasks/room/story.py", "raise ValueError", "raise TypeError"),
+        ("tasks/room/lazily.py", "2.0", "2.5"),
+        ("tasks/room/worker.py", "STEPS = 3", "STEPS = 4"),
+        ("tasks/room/shown.py", "1", "2"),
+        ("tasks/contracts/model.py", "ge=1", "ge=2"),
+    ],
+)
+def test_a_statement_that_is_reached_changes_the_digest(
+    root: Path, name: str, old: str, new: str
+) -> None:
+    assert changed(root, name, old, new)
+
+
+def test_what_only_measures_can_be_left_out_and_what_is_copied_taken_in(root: Path) -> None:
+    measures = ("tasks.room.shown",)
+    before = digest(root, without=measures), digest(root, "tasks.room.unreached")
+    (root / "tasks/room/shown.py").write_text("SHOWN = 2\n")
+    assert digest(root, without=measures) == before[0]
+    (root / "tasks/room/shown.py").write_text(FILES["tasks/room/shown.py"])
+    (root / "tasks/room/unreached.py").write_text("LIMIT = 2\n")
+    assert digest(root, "tasks.room.unreached") != before[1]
+    with pytest.raises(FileNotFoundError, match="absent is no module"):
+        digest(root, "tasks.room.absent")
+
+
+def test_a_module_that_is_removed_changes_the_digest(root: Path) -> None:
+    before = digest(root)
+    (root / "tasks/room/shown.py").unlink()
+    assert digest(root) != before
+
+
+def test_the_training_of_this_project_is_reached_and_its_measuring_is_not() -> None:
+    launcher = PROJECT_ROOT / "tasks" / "training" / "launcher.py"
+    whole = code_digest(str(launcher))
+    for reached in ("loop", "model", "strategies.fsdp", "keras.network", "elastic.rank"):
+        assert code_digest(str(launcher), without=[f"tasks.training.{reached}"]) != whole, reached
+    assert code_digest(str(launcher), without=["tasks.training.search"]) == whole
+    assert code_digest(str(launcher), without=["tasks.training.telemetry"]) != whole

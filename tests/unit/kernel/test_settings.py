@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import MetaData
+
+from flows.embedded import only_run
+from tasks.contracts.base import Artifact, Contract
+from tasks.kernel import disk
+from tasks.kernel.errors import (
+    ArtifactError,
+    ConfigurationError,
+    StorageError,
+    refused_writes_explained,
+)
+from tasks.kernel.process import ProcessName
+from tasks.kernel.settings import (
+    DEFAULT_FEATURE_REPO,
+    PROJECT_ROOT,
+    STAGING,
+    ArtifactStore,
+    Settings,
+    StagedFolder,
+    content_key,
+    digest_of,
+    named_artifacts,
+    private_folder,
+    tool_python,
+    write_atomically,
+)
+from tasks.metadata.operation import open_database
+from tests.support.suite.promises import Promise, proves
+
+
+class Note(Contract):
+    text: Artifact
+    number: int
+
+
+def write_note(text: str = "hello", number: int = 1) -> object:
+    def build(folder: StagedFolder) -> Note:
+        (folder.path / "note.txt").write_text(text)
+        return Note(text=folder.artifact("note.txt"), number=number)
+
+    return build
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def build(store: ArtifactStore, text: str = "hello", number: int = 1) -> Note:
+    return store.build_once("notes", "k", Note, write_note(text, number))  # type: ignore[arg-type]
+
+
+def test_a_finished_build_is_not_repeated(store: ArtifactStore) -> None:
+    first = build(store)
+    assert build(store, "other", 2) == first
+    assert store.path(first.text).read_text() == "hello"
+    assert store.num_builds == 1
+
+
+def test_a_damaged_artifact_is_built_again(store: ArtifactStore) -> None:
+    first = build(store)
+    store.path(first.text).write_text("tampered")
+    assert not store.holds(first.text)
+    with pytest.raises(ArtifactError, match="changed or damaged"):
+        store.path(first.text)
+    assert store.path(build(store).text).read_text() == "hello"
+
+
+def test_a_removed_artifact_is_named(store: ArtifactStore) -> None:
+    first = build(store)
+    store.path(first.text).unlink()
+    with pytest.raises(ArtifactError, match="absent"):
+        store.path(first.text)
+
+
+@pytest.mark.parametrize("uri", ["artifact:../../secret", "/etc/passwd", "artifact:/etc/passwd"])
+def test_a_uri_that_leaves_the_store_is_refused(store: ArtifactStore, uri: str) -> None:
+    with pytest.raises(ArtifactError, match="no artifact of this store"):
+        store.path(Artifact(uri=uri, sha256="0" * 64, num_bytes=1))
+
+
+def test_a_file_where_a_folder_of_the_store_should_be_is_told_and_left_alone(
+    store: ArtifactStore,
+) -> None:
+    store.root.mkdir(parents=True, exist_ok=True)
+    (store.root / "notes").write_text("in the way")
+    with pytest.raises(StorageError, match="notes/k: the disk refused a write"):
+        build(store)
+    assert (store.root / "notes").read_text() == "in the way"
+    (store.root / "notes").unlink()
+    assert build(store) == build(store)
+    assert store.num_builds == 1
+
+
+def test_a_failed_build_leaves_nothing(store: ArtifactStore) -> None:
+    def fail(folder: StagedFolder) -> Note:
+        (folder.path / "half").write_text("written")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        store.build_once("notes", "k", Note, fail)
+    assert not list((store.root / "notes").iterdir())
+
+
+@proves(Promise.INTERRUPT, "nothing half built is visible")
+def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from tasks.contracts.base import Artifact, Contract\n"
+        "from tasks.kernel.settings import ArtifactStore\n"
+        "class Note(Contract):\n"
+        "    text: Artifact; number: int\n"
+        "def build(folder):\n"
+        "    (folder.path / 'half').write_text('x'); Path(sys.argv[2]).touch(); time.sleep(60)\n"
+        "ArtifactStore(Path(sys.argv[1])).build_once('notes', 'k', Note, build)\n"
+    )
+    started = tmp_path / "started"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(store.root), str(started)],
+        cwd=PROJECT_ROOT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+    )
+    deadline = time.monotonic() + 60
+    while not started.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (store.root / "notes" / "k").exists()
+    assert list((store.root / "notes").iterdir())  # what it had begun
+    assert store.path(build(store).text).read_text() == "hello"
+    assert [folder.name for folder in (store.root / "notes").iterdir()] == ["k"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_build_in_another_container_on_the_same_volume_is_left_alone(
+    store: ArtifactStore,
+) -> None:
+    contained = ProcessName.of_this().model_copy(update={"space": "pid:[1]", "pid": 4_000_000})
+    live = store.root / "notes" / f"{STAGING}-{contained.token}-abc"
+    live.mkdir(parents=True)
+    (live / "half").write_text("x")
+    build(store, "one", 1)
+    assert (live / "half").exists()
+
+
+def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still_read(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = build(store)
+    monkeypatch.setattr(disk, "LEAST_FREE_BYTES", 1 << 60)
+    assert build(store) == finished
+    with pytest.raises(StorageError, match=r"Free some space.*nothing was begun"):
+        store.build_once("notes", "another", Note, write_note())  # type: ignore[arg-type]
+
+
+def test_a_full_disk_gives_a_sentence(tmp_path: Path) -> None:
+    def fill() -> None:
+        with refused_writes_explained(tmp_path), open("/dev/full", "w") as full:
+            full.write("x")
+            full.flush()
+
+    with pytest.raises(StorageError, match=r"refused a write .*free space"):
+        fill()
+
+
+def test_other_operating_system_errors_pass_through(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), refused_writes_explained(tmp_path):
+        (tmp_path / "absent").read_text()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "state.json"
+    write_atomically(target, json.dumps({"a": 1}))
+    write_atomically(target, json.dumps({"a": 2}))
+    assert json.loads(target.read_text()) == {"a": 2}
+    assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    "first_write",
+    [
+        lambda home: private_folder(home / "platform"),
+        lambda home: write_atomically(home / "reports" / "a", "x"),
+        lambda home: build(ArtifactStore(home / "artifacts")),
+        lambda home: open_database(f"sqlite:///{home / 'operation' / 'operation.db'}", MetaData()),
+        lambda home: only_run(home).__enter__(),
+    ],
+    ids=["platform", "file", "artifact", "database", "run"],
+)
+def test_whatever_makes_the_state_folder_closes_it_to_others(
+    tmp_path: Path, first_write: Callable[[Path], object]
+) -> None:
+    tmp_path.chmod(0o755)
+    home = tmp_path / "above" / "state"
+    before = os.umask(0o022)
+    try:
+        first_write(home)
+    finally:
+        os.umask(before)
+    for folder in (home, *(path for path in home.rglob("*") if path.is_dir())):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755  # what was there stays as it was
+
+
+def test_a_folders_digest_depends_on_names_and_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    first = digest_of(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert digest_of(tmp_path) != first
+
+
+def test_content_keys_depend_on_every_part(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("1")
+    keys = {
+        content_key("a", 1),
+        content_key("a", 2),
+        content_key("a", [1]),
+        content_key("a", tmp_path / "code.py"),
+    }
+    assert len(keys) == 4
+    assert content_key({"x": 1, "y": 2}) == content_key({"y": 2, "x": 1})
+
+
+def test_all_artifacts_of_a_nested_value_are_found(store: ArtifactStore) -> None:
+    note = build(store)
+    assert list(named_artifacts({"a": [note, (note,)], "b": None})) == [note.text, note.text]
+
+
+def test_the_state_folder_comes_from_the_environment(tmp_path: Path) -> None:
+    chosen = Settings.from_environment({"FALAJ_HOME": str(tmp_path)})
+    assert chosen.home == tmp_path
+    assert Settings.from_environment({}).home == PROJECT_ROOT / ".falaj"
+
+
+@pytest.mark.parametrize("below", ["", "deep/er"])
+def test_a_folder_that_cannot_be_made_is_a_refused_write(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for home in (tmp_path / "file" / below, Path("/proc/none") / below):
+        with pytest.raises(StorageError, match="refused a write"), refused_writes_explained(home):
+            home.mkdir(parents=True, exist_ok=True)
+
+
+def test_use_cases_side_by_side_keep_their_feature_state_apart(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    default, of_a_copy, other = (
+        Settings(home=tmp_path, feature_repo=repo)
+        for repo in (
+            PROJECT_ROOT / DEFAULT_FEATURE_REPO,
+            repository_of(copy, f"name: {DEFAULT_FEATURE_REPO.name}"),
+            repository_of(tmp_path / "elsewhere", "name: other\nquestion: none"),
+        )
+    )
+    assert default.features_home == of_a_copy.features_home == tmp_path
+    assert other.features_home == tmp_path / "use_cases" / "other"
+    assert default.reports == tmp_path / "reports"
+    assert other.reports == tmp_path / "use_cases" / "other" / "reports"
+    assert other.store == default.store
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "does not exist; name a feature repository"),
+        ("name: [", "is no YAML"),
+        ("- name", "holds a list"),
+        ("name: ../../elsewhere", "it names a folder too"),
+        ("name: 7", "names the use case 7"),
+    ],
+)
+def test_a_repository_that_names_no_use_case_has_no_state(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
+    settings = Settings(home=tmp_path, feature_repo=repository_of(tmp_path / "repo", text))
+    with pytest.raises(ConfigurationError, match=words):
+        _ = settings.features_home
+
+
+def repository_of(folder: Path, text: str | None) -> Path:
+    folder.mkdir()
+    if text is not None:
+        (folder / "use_case.yaml").write_text(text)
+    return folder
+
+
+def test_operation_has_a_database_in_the_state_folder_or_a_shared_one(tmp_path: Path) -> None:
+    own = Settings.from_environment({"FALAJ_HOME": str(tmp_path)})
+    assert own.operation_url == f"sqlite:///{tmp_path.resolve()}/operation/operation.db"
+    address = "postgresql://falaj:hunter2@host/falaj"
+    shared = Settings.from_environment({"FALAJ_DATABASE_URL": address})
+    assert shared.operation_url == address
+    assert "hunter2" not in repr(shared)
+
+
+def test_a_tool_has_the_interpreter_that_is_named_or_none(tmp_path: Path) -> None:
+    assert tool_python("no-such-tool", {}) is None
+    assert tool_python("no-such-tool", {"FALAJ_NO_SUCH_TOOL_PYTHON": str(tmp_path)}) is None
+    named = {"FALAJ_NO_SUCH_TOOL_PYTHON": sys.executable}
+    assert tool_python("no-such-tool", named) == Path(sys.executable)

@@ -1,0 +1,123 @@
+"""The log: JSON lines with what belongs in them and nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.errors import BadRequestError, NotReadyError, OverloadedError
+from serving.observability.config import LogConfig
+from serving.observability.logs import AccessLog, Log, configure_logging, without_tokens
+from tests.support.serving.builders import batch, call
+
+logger = logging.getLogger("serving.trial")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[tuple[Log, Path]]:
+    file = tmp_path / "logs" / "serving.jsonl"
+    made = configure_logging(LogConfig(file=file, level="INFO"))
+    yield made, file
+    made.stop()
+
+
+def lines(log: tuple[Log, Path]) -> list[dict[str, Any]]:
+    log[0].stop()
+    return [json.loads(line) for line in log[1].read_text().splitlines()]
+
+
+def test_a_line_says_when_what_and_of_which_request(log: tuple[Log, Path]) -> None:
+    told = {"request_id": "r-7", "model": "flight-delay", "version": "3", "subject": "ann"}
+    logger.warning("a slot moved to %s", "4", extra=told)
+    logger.debug("not important enough")
+    try:
+        raise ValueError("broken with\ntwo lines")
+    except ValueError:
+        logger.exception("it failed")
+    first, second = lines(log)
+    assert first["message"] == "a slot moved to 4"
+    assert first["level"] == "warning"
+    assert first["logger"] == "serving.trial"
+    assert (first["request_id"], first["model"], first["version"]) == ("r-7", "flight-delay", "3")
+    assert first["time"].endswith("+00:00")
+    assert "subject" not in first
+    assert "two lines" in second["error"]
+
+
+def test_uvicorns_lines_are_of_the_same_form(log: tuple[Log, Path]) -> None:
+    logging.getLogger("uvicorn.error").info("Started server process")
+    assert [line["logger"] for line in lines(log)] == ["uvicorn.error"]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "falaj_0123456789ab_abcdefghijklmnop" + "-A_" * 9,
+        "Authorization: Bearer abcdefghijklmnop.qrst",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcdefghijklmnop",
+        "x-api-key: abcdefghijklmnop",
+        'token="abcdefghijklmnop"',
+        "password=abcdefghijklmnop",
+    ],
+)
+def test_what_looks_like_a_token_is_taken_out(secret: str) -> None:
+    cleaned = without_tokens(f"refused {secret} for good")
+    assert "abcdefghijklmnop" not in cleaned
+    assert cleaned.startswith("refused")
+    assert cleaned.endswith("for good")
+
+
+def test_ordinary_sentences_stay_as_they_are() -> None:
+    text = "model flight-delay version 3: the tokens of 5 rows, and basic checks, are whole"
+    assert without_tokens(text) == text
+
+
+def test_the_access_log_has_no_features_and_no_sentences(log: tuple[Log, Path]) -> None:
+    access = AccessLog(1.0)
+    access.served(batch(call(0.01, num_rows=2, subject="ann", entities={"tailnum": ["N14228"]})))
+    access.refused(call(), BadRequestError("entity key 'N14228' is wrong"))
+    answered, refused = lines(log)
+    assert (answered["message"], answered["version"], answered["rows"]) == ("answered", "3", 2)
+    assert answered["latency_ms"] >= 10
+    assert (refused["reason"], refused["status"]) == ("bad_request", 400)
+    assert "N14228" not in json.dumps([answered, refused])
+    assert "ann" not in json.dumps([answered, refused])
+
+
+def test_a_share_of_0_writes_nothing_and_a_small_one_still_tells_our_faults(
+    log: tuple[Log, Path],
+) -> None:
+    AccessLog(0.0).refused(call(), OverloadedError("full"))
+    AccessLog(1e-12).served(batch(call()))
+    AccessLog(1e-12).refused(call(), NotReadyError("away"))
+    AccessLog(1e-12).refused(call(), OverloadedError("full"))  # there may be thousands a second
+    assert [line["reason"] for line in lines(log)] == ["not_ready"]
+
+
+def test_lines_that_cannot_be_written_in_time_are_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = configure_logging(LogConfig(file=tmp_path / "log", max_waiting=5))
+    held, first = threading.Event(), threading.Event()
+    write = made._target.emit
+
+    def slow(record: logging.LogRecord) -> None:
+        first.set()
+        held.wait(20)
+        write(record)
+
+    monkeypatch.setattr(made._target, "emit", slow)
+    logger.info("taken up")
+    assert first.wait(20)
+    for number in range(20):
+        logger.info("line %d", number)
+    assert made.counters() == {"dropped": 15}
+    held.set()
+    made.stop()
+    assert len((tmp_path / "log").read_text().splitlines()) == 6

@@ -1,0 +1,168 @@
+"""Spans of sampled calls, received by a real OTLP endpoint and read from a file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from serving.errors import OverloadedError
+from serving.observability.config import TraceConfig
+from serving.observability.tracing import Tracing, read_traceparent
+from tests.support.serving.builders import MODEL, TRACE, batch, call
+
+
+@dataclass
+class Collector:
+    url: str
+    received: list[Any]
+
+    def spans(self) -> dict[str, Any]:
+        return {span.name: span for span in self.received}
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    received: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            request = ExportTraceServiceRequest.FromString(body)
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    received.extend(scope.spans)
+            answer = ExportTraceServiceResponse().SerializeToString()
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *said: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield Collector(f"http://127.0.0.1:{server.server_port}/v1/traces", received)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def traced(config: TraceConfig) -> Tracing:
+    tracing = Tracing(config)
+    tracing.start()
+    return tracing
+
+
+def test_a_callers_trace_goes_on_from_arrival_to_backend(collector: Collector) -> None:
+    tracing = traced(TraceConfig(endpoint=collector.url, ratio=0))
+    asked = call(0.01, num_rows=3, trace=TRACE)
+    asked.features = SimpleNamespace(began=asked.arrived, ended=asked.arrived + 0.004)
+    tracing.served(batch(asked, call(0.01)))
+    tracing.stop()
+    spans = collector.spans()
+    assert set(spans) == {f"infer {MODEL}", "features", "queue", "compute"}
+    own = spans[f"infer {MODEL}"]
+    assert own.trace_id.hex() == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert own.parent_span_id.hex() == "00f067aa0ba902b7"
+    assert all(span.trace_id == own.trace_id for span in collector.received)
+    inner = [spans[name] for name in ("features", "queue", "compute")]
+    assert all(span.parent_span_id == own.span_id for span in inner)
+    assert own.start_time_unix_nano <= inner[0].start_time_unix_nano
+    assert inner[0].end_time_unix_nano <= inner[1].start_time_unix_nano + 1000
+    assert inner[1].end_time_unix_nano <= inner[2].start_time_unix_nano + 1000
+    assert inner[2].end_time_unix_nano <= own.end_time_unix_nano + 1_000_000
+    told = {a.key: a.value for a in own.attributes}
+    assert told["falaj.version"].string_value == "3"
+    assert told["falaj.rows"].int_value == 3
+    assert {a.key: a.value.int_value for a in inner[2].attributes}["falaj.batch.calls"] == 2
+    assert tracing.counters()["sent_spans"] == 4
+
+
+def test_a_caller_that_does_not_sample_is_followed(collector: Collector) -> None:
+    tracing = traced(TraceConfig(endpoint=collector.url, ratio=1.0))
+    tracing.served(batch(call(trace=TRACE[:-2] + "00")))
+    tracing.served(batch(call(trace="nonsense")))
+    tracing.stop()
+    assert tracing.counters()["sampled"] == 1, "one that says nothing valid is a new trace"
+
+
+def test_a_refused_call_is_an_error_with_its_reason(collector: Collector) -> None:
+    tracing = traced(TraceConfig(endpoint=collector.url))
+    tracing.refused(call(trace=TRACE), OverloadedError("entity 'N14228' waits"))
+    tracing.stop()
+    (span,) = collector.received
+    assert span.status.code == 2
+    assert span.status.message == "overloaded"
+    assert b"N14228" not in span.SerializeToString()
+
+
+def test_the_ratio_decides_for_calls_without_a_trace(tmp_path: Path) -> None:
+    file = tmp_path / "traces" / "spans.jsonl"
+    tracing = traced(TraceConfig(file=file, ratio=0.25, max_waiting=10_000))
+    for _ in range(600):
+        tracing.served(batch(call()))
+    tracing.stop()
+    spans = [json.loads(line) for line in file.read_text().splitlines()]
+    assert 90 < len(spans) / 3 < 210
+    assert spans[0]["name"] == f"infer {MODEL}"
+    assert len({span["context"]["trace_id"] for span in spans}) == len(spans) / 3
+
+
+def test_more_than_may_wait_is_dropped_and_counted(tmp_path: Path) -> None:
+    tracing = traced(TraceConfig(file=tmp_path / "f", ratio=1, max_waiting=3, every_s=600))
+    for _ in range(5):
+        tracing.served(batch(call()))
+    assert (tracing.num_sampled, tracing.num_dropped) == (3, 2)
+    tracing.stop()
+    assert tracing.counters()["sent_spans"] == 9
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_collector_that_is_away_ends_nothing() -> None:
+    config = TraceConfig(endpoint="http://127.0.0.1:9/v1/traces", ratio=1, timeout_s=0.5)
+    tracing = traced(config)
+    tracing.served(batch(call()))
+    tracing.stop()
+    assert tracing.counters()["failed_spans"] == 3
+
+
+def test_where_tracing_is_off_nothing_is_kept() -> None:
+    tracing = traced(TraceConfig(ratio=1.0))
+    tracing.served(batch(call(trace=TRACE)))
+    tracing.refused(call(trace=TRACE), OverloadedError("full"))
+    tracing.stop()
+    assert tracing.counters()["sampled"] == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "00",
+        TRACE.upper(),
+        "ff" + TRACE[2:],
+        TRACE.replace("4bf92f3577b34da6a3ce929d0e0e4736", "0" * 32),
+        TRACE.replace("00f067aa0ba902b7", "0" * 16),
+        TRACE + "0",
+        "x" * 4000,
+    ],
+)
+def test_what_is_no_traceparent_is_none(text: str) -> None:
+    assert read_traceparent(text) is None

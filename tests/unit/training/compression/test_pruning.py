@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.settings import ArtifactStore, digest_of
+from tasks.training.compression.pruning import (
+    hidden_sizes_of,
+    num_parameters_of,
+    prune,
+    pruned_start,
+    pruned_weights,
+    read_checkpoint,
+)
+from tasks.training.model import TabularNetwork
+from tests.support.training.parents import LARGE, large_network, parent, preprocessing, raw_rows
+
+ROWS = 300
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    codes, numeric = raw_rows(preprocessing(), ROWS)
+    positions = preprocessing().category_positions(codes)
+    return torch.from_numpy(positions), torch.from_numpy(numeric)
+
+
+def kept_units(before: nn.Linear, after: nn.Linear) -> list[int]:
+    """Which units are left, by their biases, which no two units share."""
+    biases = before.bias.tolist()
+    return [biases.index(value) for value in after.bias.tolist()]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.75])
+def test_what_is_left_computes_what_the_whole_network_does_with_the_lost_units_silent(
+    share: float,
+) -> None:
+    whole = large_network()
+    left = pruned_weights(whole.state_dict(), share)
+    sizes = hidden_sizes_of(left)
+    assert sizes == tuple(int(size * (1 - share)) for size in LARGE.hidden_sizes)
+    small = TabularNetwork(preprocessing(), LARGE.model_copy(update={"hidden_sizes": sizes})).eval()
+    small.load_state_dict(left)
+    masked = large_network()
+    with torch.no_grad():
+        for position in (0, 3):
+            kept = kept_units(masked.perceptron[position], small.perceptron[position])
+            assert kept == sorted(kept)
+            lost = [unit for unit in range(LARGE.hidden_sizes[position // 3]) if unit not in kept]
+            masked.perceptron[position + 3].weight[:, lost] = 0.0
+        torch.testing.assert_close(small(*inputs()), masked(*inputs()), rtol=0, atol=1e-6)
+        assert not torch.allclose(small(*inputs()), whole(*inputs()), atol=1e-4)
+
+
+def test_the_units_of_least_weight_go() -> None:
+    perceptron = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    strengths = torch.tensor([0.1, 3.0, 0.2, 2.0])
+    with torch.no_grad():
+        perceptron[0].weight.copy_(strengths[:, None].expand(4, 3))
+        perceptron[2].weight.copy_(strengths[None])
+    before = perceptron[0].weight.clone()
+    prune(perceptron, 0.5)
+    assert torch.equal(perceptron[0].weight, before[[1, 3]])
+    assert perceptron[2].weight.tolist() == [[3.0, 2.0]]
+
+
+def test_what_goes_into_a_unit_and_what_goes_out_of_it_count_both() -> None:
+    perceptron = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+    with torch.no_grad():
+        perceptron[0].weight.copy_(torch.tensor([[1.0], [0.2], [0.1]]))
+        perceptron[2].weight.copy_(torch.tensor([[0.1, 0.2, 5.0]]))
+    prune(perceptron, 1 / 3)
+    assert perceptron[2].weight.tolist() == [[pytest.approx(0.1), 5.0]]
+
+
+def test_pruning_leaves_the_parent_as_it_is_and_is_the_same_every_time() -> None:
+    whole = large_network()
+    before = {name: value.clone() for name, value in whole.state_dict().items()}
+    one, other = (pruned_weights(whole.state_dict(), 0.5) for _ in range(2))
+    assert all(torch.equal(before[name], value) for name, value in whole.state_dict().items())
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert all(torch.equal(one[name], before[name]) for name in before if "perceptron" not in name)
+
+
+def test_embeddings_and_weights_are_counted_and_what_was_fitted_is_not() -> None:
+    network = large_network()
+    trained = sum(parameter.numel() for parameter in network.parameters())
+    assert num_parameters_of(network.state_dict()) == trained
+
+
+def test_a_layer_that_would_be_left_empty_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="takes all 16 units of hidden layer 1"):
+        pruned_weights(large_network().state_dict(), 0.95)
+
+
+def test_a_network_of_another_framework_cannot_be_pruned_and_what_can_be_done_is_said() -> None:
+    state = {"embeddings.0": torch.ones(2, 2), "perceptron.0._kernel": torch.ones(2, 2)}
+    with pytest.raises(ConfigurationError, match="choose method 'distillation'"):
+        pruned_weights(state, 0.5)
+
+
+def test_a_start_keeps_the_preprocessing_and_names_its_parent(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    made = parent(store)
+    start = pruned_start(made, 0.5, store)
+    assert start.version == made.program.version
+    assert start.trained_on == made.splits.train
+    content = read_checkpoint(start.checkpoint, store)
+    assert hidden_sizes_of(content["network"]) == (16, 8)
+    before = read_checkpoint(made.checkpoint, store)["preprocessing"]["vocabularies"]
+    for kept, was in zip(content["preprocessing"]["vocabularies"], before, strict=True):
+        assert torch.equal(kept, was)
+    assert pruned_start(made, 0.5, store) == start
+
+
+def test_a_checkpoint_that_holds_no_network_is_a_sentence(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    good = parent(store).checkpoint
+    torch.save({"weights": torch.ones(1)}, store.root / good.uri.split(":")[1])
+    odd = good.model_copy(update={"sha256": digest_of(store.root / good.uri.split(":")[1])})
+    with pytest.raises(ArtifactError, match="holds no network"):
+        read_checkpoint(odd, store)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.contracts.training import EpochMetrics, Shrinking, TrainedModel
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import ArtifactStore
+from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.planning import plan_student
+from tasks.training.compression.student import StudentPlan, chosen
+from tasks.training.config import TrainingConfig
+from tasks.training.launch.config import LaunchConfig
+from tests.support.data.builders import dataset
+from tests.support.registry.builders import trained_model
+from tests.support.training.parents import LARGE, large_network, parent
+
+PRESENT = TrainingConfig(
+    launch=LaunchConfig(ranks=3), hidden_sizes=(999,), seed=77, progress_timeout_s=11
+)
+
+
+def planned(
+    folder: Path, recorded: dict[str, object] | None = None, **asked: object
+) -> StudentPlan:
+    store = ArtifactStore(folder)
+    config = ShrinkingConfig.model_validate(asked)
+    return plan_student(parent(store, **(recorded or {})), config, PRESENT, store)
+
+
+def test_a_student_is_trained_as_its_parent_was_and_carried_out_as_the_use_case_says(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, method="distillation", hidden_sizes=[8], max_epochs=5)
+    assert plan.config.hidden_sizes == (8,)
+    assert plan.config.max_epochs == 5
+    assert plan.config.seed == LARGE.seed
+    assert plan.config.global_batch_size == LARGE.global_batch_size
+    assert plan.config.learning_rate == LARGE.learning_rate
+    assert plan.config.launch == PRESENT.launch
+    assert plan.config.progress_timeout_s == PRESENT.progress_timeout_s
+    assert plan.initial is None
+    assert plan.shrinking.is_taught
+
+
+def test_pruning_begins_with_what_is_left_and_trains_to_the_end(tmp_path: Path) -> None:
+    plan = planned(tmp_path, pruned_share=0.5, max_embedding_size=2, num_bins=3, dropout=0.1)
+    assert plan.initial is not None
+    assert plan.config.hidden_sizes == (16, 8)
+    assert plan.config.learning_rate == LARGE.learning_rate
+    assert plan.config.patience == plan.config.max_epochs
+    config = plan.config
+    assert (config.max_embedding_size, config.num_bins, config.dropout) == (2, 3, 0.1)
+    made = plan.shrinking
+    assert (made.parent_sizes, made.is_taught) == ((32, 16), False)
+    assert made.parent_parameters == sum(p.numel() for p in large_network().parameters())
+
+
+def test_a_parent_of_an_earlier_release_is_read_though_ranks_are_started_otherwise_now(
+    tmp_path: Path,
+) -> None:
+    recorded: dict[str, object] = {"launch": {"ranks": "auto", "probe_above_s": 60.0}}
+    plan = planned(tmp_path, recorded, method="distillation", hidden_sizes=[8])
+    assert plan.config.launch == PRESENT.launch
+
+
+def test_a_parent_that_was_continued_makes_a_student_from_its_own_rows(tmp_path: Path) -> None:
+    recorded = {"start": "champion", "replay_share": 0.2}
+    plan = planned(tmp_path, recorded, method="distillation", hidden_sizes=[8])
+    assert (plan.config.start, plan.config.replay_share) == ("scratch", None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"method": "distillation", "hidden_sizes": [64, 32]}, "expected a smaller one"),
+        ({"method": "distillation", "hidden_sizes": [32, 16]}, "expected a smaller one"),
+        (
+            {"method": "distillation", "hidden_sizes": [8], "max_embedding_size": 500},
+            "max_embedding_size 500, num_bins 6, the large one has hidden_sizes 32-16, ",
+        ),
+        ({"num_bins": 12}, "expected a smaller one for method 'pruning'"),
+        ({"pruned_share": 0.99}, "expected one to be left"),
+    ],
+)
+def test_a_student_that_is_no_smaller_is_refused(
+    tmp_path: Path, asked: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        planned(tmp_path, **asked)
+
+
+def test_a_parent_of_settings_that_nobody_reads_any_more_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="late version 7 was trained with settings that"):
+        planned(tmp_path, {"gears": 5})
+
+
+@pytest.mark.parametrize(
+    ("asked", "place"),
+    [
+        ({"method": "magic"}, "method"),
+        ({"pruned_share": 1.0}, "pruned_share"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"teacher_weight": 0}, "teacher_weight"),
+        ({"hidden_sizes": []}, "hidden_sizes"),
+        ({"share": 0.5}, "share"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_place(asked: dict[str, object], place: str) -> None:
+    with pytest.raises(ValidationError, match=rf"(?m)^{place}$"):
+        ShrinkingConfig.model_validate(asked)
+
+
+def with_quality(model: TrainedModel, best: float) -> TrainedModel:
+    epochs = [
+        EpochMetrics.model_validate(
+            {**e.model_dump(), "validation_auc": best - 0.1 * (e.epoch != 2)}
+        )
+        for e in model.epochs
+    ]
+    return model.model_copy(update={"epochs": tuple(epochs)})
+
+
+@pytest.mark.parametrize(
+    ("taught", "untaught", "is_taught"),
+    [(0.80, 0.79, True), (0.79, 0.80, False), (0.8, 0.8, False)],
+)
+def test_the_better_twin_by_the_validation_rows_is_offered_and_the_simpler_of_equals(
+    tmp_path: Path, taught: float, untaught: float, is_taught: bool
+) -> None:
+    store = ArtifactStore(tmp_path)
+    rows = dataset(store)
+    one, other = trained_model(store, rows, seed=1), trained_model(store, rows, seed=2)
+    shrinking = Shrinking(
+        parent=parent(store).program.version,
+        method="distillation",
+        settings={},
+        parent_sizes=(32,),
+        parent_parameters=9,
+        is_taught=True,
+    )
+    choice = chosen(shrinking, with_quality(one, taught), with_quality(other, untaught))
+    assert choice.model.program == (one if is_taught else other).program
+    assert choice.model.shrinking.is_taught is is_taught
+    assert f"{taught:.4f}" in choice.reason
+    assert ("the taught one is offered" in choice.reason) is is_taught
+    assert chosen(shrinking, None, other).model.shrinking.is_taught is False
