@@ -1,6 +1,6 @@
 """Online stores under writers that are killed or run at once, with readers that go on all the time.
 
-A longer drill: `FALAJ_KILLS=50 python -m pytest tests/contracts/platform/test_interrupted_writes.py`.
+`FALAJ_KILLS=50` makes a longer drill of it.
 """
 
 from __future__ import annotations
