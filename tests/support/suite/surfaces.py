@@ -1,5 +1,7 @@
-"""What users and other programs rely on, one line each: `python -m tests.support.suite.surfaces FOLDER`
-writes it to files that a test compares with the tree."""
+"""What users and other programs rely on, one line each.
+
+`python -m tests.support.suite.surfaces FOLDER` writes it to files that a test compares with the tree.
+"""
 
 from __future__ import annotations
 
