@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.conversion.tensorrt_engine import ShapeRange, build_plan, is_supported
+from tasks.conversion.targets.tensorrt_engine import ShapeRange, build_plan, is_supported
 from tasks.kernel.errors import ConversionError
 
 

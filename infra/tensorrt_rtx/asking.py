@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tasks.conversion.tensorrt_engine import ShapeRange
+from tasks.conversion.targets.tensorrt_engine import ShapeRange
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import PROJECT_ROOT
 

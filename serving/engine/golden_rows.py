@@ -22,9 +22,9 @@ from serving.engine.golden import Call, Golden, write_golden
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.program import load_program
-from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.program import load_program
+from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.variants import sentence_of
 from tasks.kernel.errors import ArtifactError, ConversionError, DataContractError, FalajError
 

@@ -22,8 +22,8 @@ from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.registry import bound_of, family_of
 from tasks.conversion.loading import open_variant
-from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
 from tasks.kernel.errors import FalajError, RegistryError
 from tasks.kernel.settings import size_of
 from tasks.registry.mlflow_registry import RegisteredVersion

@@ -12,10 +12,10 @@ from pathlib import Path
 from tasks.contracts.base import Artifact
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.processor import check_weight_bits
-from tasks.conversion.runtimes import LoadedModel
-from tasks.conversion.stamps import check_stamp, identity
+from tasks.conversion.provenance import check_stamp, identity
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import target_of
+from tasks.conversion.targets.runtimes import LoadedModel
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import ArtifactStore, digest_of
 

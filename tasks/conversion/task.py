@@ -126,11 +126,11 @@ def map_program(
         ArtifactError: a file is absent or damaged. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.conversion import score_map
+    from tasks.conversion import calibrator
 
     assert outcome.fit is not None
     store = Settings.from_environment().store
-    return score_map.map_program(source, outcome.fit, dataset, splits, store)
+    return calibrator.map_program(source, outcome.fit, dataset, splits, store)
 
 
 def judge_variants(
@@ -188,7 +188,7 @@ def judge_built(
         ArtifactError: program or rows are absent or damaged. Not retried.
         DataContractError: the rows cannot judge: none, or labels that are all equal. Not retried.
     """
-    from tasks.conversion.judge import judge_variants as judge
+    from tasks.conversion.convert import judge_variants as judge
 
     variants = judge(program, built, rows, config, Settings.from_environment().store)
     create_table_artifact(

@@ -16,7 +16,7 @@ from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.interface import Batches
 from tasks.conversion.kinds.registry import family_of
-from tasks.conversion.stamps import (
+from tasks.conversion.provenance import (
     check_sample,
     check_stamp,
     full_stamp,

@@ -11,8 +11,8 @@ from onnx import helper, numpy_helper
 
 from tasks.contracts.conversion import SnapshotRows
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.judge import judge_variants
-from tasks.conversion.onnx_export import MODEL_FILE
+from tasks.conversion.convert import judge_variants
+from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered

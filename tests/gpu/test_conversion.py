@@ -14,20 +14,20 @@ import torch
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.convert import judge_variants
+from tasks.conversion.gates.parity import score_batches, score_gap
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.judge import judge_variants
 from tasks.conversion.kinds.registry import bound_of, family_of
-from tasks.conversion.parity import score_batches, score_gap
-from tasks.conversion.runtimes import (
+from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.registry import TARGET
+from tasks.conversion.targets.runtimes import (
     GPU_PROVIDER,
     TENSORRT_PROVIDER,
     LoadedModel,
     load_onnx,
     tensorrt_options,
 )
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import TARGET
-from tasks.conversion.tensorrt_runtime import FACTS_FILE
+from tasks.conversion.targets.tensorrt import FACTS_FILE
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case, case, edges, quick, typical

@@ -26,16 +26,16 @@ from infra.bench.parts import Bench
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.gates.parity import score_batches, score_gap
 from tasks.conversion.kinds.interface import Batches, JudgedRows, Scores
 from tasks.conversion.kinds.registry import family_of
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.onnx_quantization import quantize_onnx
-from tasks.conversion.openvino_export import read_ir, save_ir
-from tasks.conversion.parity import score_batches, score_gap
-from tasks.conversion.quantization import quantize
-from tasks.conversion.runtimes import LoadedModel, load_pytorch, torch_threads_restored
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.onnx_quantization import quantize_onnx
+from tasks.conversion.targets.openvino import read_ir, save_ir
+from tasks.conversion.targets.openvino_quantization import quantize
 from tasks.conversion.targets.registry import TARGET
+from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch, torch_threads_restored
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore
 

@@ -8,9 +8,9 @@ from infra.bench.finished import newest_record
 from infra.bench.parts import Bench
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.release import RegisteredProgram
+from tasks.conversion.gates.comparison import EAGER
 from tasks.conversion.kinds.registry import family_of
-from tasks.conversion.races import EAGER
-from tasks.conversion.runtimes import torch_threads_restored
+from tasks.conversion.targets.runtimes import torch_threads_restored
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.programs import fetch_version

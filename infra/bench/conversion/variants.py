@@ -18,12 +18,12 @@ from infra.bench.parts import Bench
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.convert import judge_variants
+from tasks.conversion.gates.comparison import EAGER
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.judge import judge_variants
-from tasks.conversion.races import EAGER
-from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET, TARGETS, with_sources
+from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore
 

@@ -17,9 +17,9 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows, Signature, TensorSpec
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.runtimes import load_pytorch
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
+from tasks.conversion.targets.runtimes import load_pytorch
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tasks.registry.config import RegistryConfig

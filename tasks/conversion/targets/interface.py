@@ -20,7 +20,7 @@ from tasks.kernel.settings import ArtifactStore
 if TYPE_CHECKING:
     from tasks.conversion.config import ConversionConfig
     from tasks.conversion.kinds.interface import Batches
-    from tasks.conversion.runtimes import LoadedModel
+    from tasks.conversion.targets.runtimes import LoadedModel
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,23 @@ from tasks.contracts.conversion import Signature
 from tasks.conversion.targets.interface import BuildRequest, Runtime, Target
 
 if TYPE_CHECKING:
-    from tasks.conversion.runtimes import LoadedModel
+    from tasks.conversion.targets.runtimes import LoadedModel
 
 
 def _build(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.litert_runtime import write_litert
+    from tasks.conversion.targets.litert import write_litert
 
     return write_litert(request, folder)
 
 
 def _load(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
-    from tasks.conversion.litert_runtime import load_litert
+    from tasks.conversion.targets.litert import load_litert
 
     return load_litert(folder, signature, runtime)
 
 
 def _equipment() -> Mapping[str, str]:
-    from tasks.conversion.litert_runtime import equipment
+    from tasks.conversion.targets.litert import equipment
 
     return equipment()
 

@@ -10,41 +10,41 @@ from tasks.conversion.processor import int8_equipment
 from tasks.conversion.targets.interface import BuildRequest, Runtime, Target
 
 if TYPE_CHECKING:
-    from tasks.conversion.runtimes import LoadedModel
+    from tasks.conversion.targets.runtimes import LoadedModel
 
 
 def _build_fp32(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.onnx_export import write_onnx
+    from tasks.conversion.targets.onnx import write_onnx
 
     return write_onnx(request, folder)
 
 
 def _build_fp16(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.onnx_halving import write_fp16
+    from tasks.conversion.targets.onnx_halving import write_fp16
 
     return write_fp16(request, folder, ONNX_FP32.name)
 
 
 def _build_int8(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.onnx_quantization import write_int8
+    from tasks.conversion.targets.onnx_quantization import write_int8
 
     return write_int8(request, folder, ONNX_FP32.name)
 
 
 def _load(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
-    from tasks.conversion.runtimes import load_onnx
+    from tasks.conversion.targets.runtimes import load_onnx
 
     return load_onnx(folder, signature, runtime)
 
 
 def _load_fp16(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
-    from tasks.conversion.runtimes import load_onnx
+    from tasks.conversion.targets.runtimes import load_onnx
 
     return load_onnx(folder, signature, runtime, precision="fp16")
 
 
 def _read_stamp(folder: Path) -> dict[str, str]:
-    from tasks.conversion.onnx_export import read_stamp
+    from tasks.conversion.targets.onnx import read_stamp
 
     return read_stamp(folder)
 

@@ -11,41 +11,41 @@ from tasks.conversion.targets.interface import BuildRequest, Runtime, Target
 from tasks.conversion.targets.onnx_targets import ONNX_FP32
 
 if TYPE_CHECKING:
-    from tasks.conversion.runtimes import LoadedModel
+    from tasks.conversion.targets.runtimes import LoadedModel
 
 
 def _build_floats(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.openvino_export import write_openvino
+    from tasks.conversion.targets.openvino import write_openvino
 
     return write_openvino(request, folder, ONNX_FP32.name)
 
 
 def _build_int8(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.quantization import write_int8
+    from tasks.conversion.targets.openvino_quantization import write_int8
 
     return write_int8(request, folder, OPENVINO_FP32.name)
 
 
 def _build_weights_int8(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.quantization import write_weights_int8
+    from tasks.conversion.targets.openvino_quantization import write_weights_int8
 
     return write_weights_int8(request, folder, OPENVINO_FP32.name)
 
 
 def _load_f32(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
-    from tasks.conversion.runtimes import load_openvino
+    from tasks.conversion.targets.runtimes import load_openvino
 
     return load_openvino(folder, signature, runtime)
 
 
 def _load_bf16(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
-    from tasks.conversion.runtimes import load_openvino
+    from tasks.conversion.targets.runtimes import load_openvino
 
     return load_openvino(folder, signature, runtime, precision="bf16")
 
 
 def _read_stamp(folder: Path) -> dict[str, str]:
-    from tasks.conversion.openvino_export import read_stamp
+    from tasks.conversion.targets.openvino import read_stamp
 
     return read_stamp(folder)
 

@@ -11,29 +11,29 @@ from tasks.conversion.targets.interface import BuildRequest, Runtime, Target
 from tasks.conversion.targets.onnx_targets import ONNX_FP16, ONNX_INT8
 
 if TYPE_CHECKING:
-    from tasks.conversion.runtimes import LoadedModel
+    from tasks.conversion.targets.runtimes import LoadedModel
 
 
 def _build_fp16(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.tensorrt_runtime import write_engine
+    from tasks.conversion.targets.tensorrt import write_engine
 
     return write_engine(request, folder, ONNX_FP16.name)
 
 
 def _build_int8(request: BuildRequest, folder: Path) -> dict[str, str]:
-    from tasks.conversion.tensorrt_runtime import write_engine
+    from tasks.conversion.targets.tensorrt import write_engine
 
     return write_engine(request, folder, ONNX_INT8.name)
 
 
 def _load(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
-    from tasks.conversion.tensorrt_runtime import load_engine
+    from tasks.conversion.targets.tensorrt import load_engine
 
     return load_engine(folder, signature, runtime)
 
 
 def _equipment() -> Mapping[str, str]:
-    from tasks.conversion.tensorrt_runtime import equipment
+    from tasks.conversion.targets.tensorrt import equipment
 
     return equipment()
 

@@ -44,7 +44,7 @@ def told() -> Iterator[list[str]]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("tasks.conversion.judge")
+    logger = logging.getLogger("tasks.conversion.convert")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     yield lines
@@ -117,9 +117,9 @@ def test_a_full_disk_for_one_target_fails_the_stage_and_leaves_the_others_standi
     rows = dataset(settings.store)
     program = registered(settings.store, rows, exported(SmallNetwork(seed=3)))
     # Imported while the disk is full, it would keep the full disk for all later tests.
-    importlib.import_module("tasks.conversion.quantization")
+    importlib.import_module("tasks.conversion.targets.openvino_quantization")
     with monkeypatch.context() as patched:
-        patched.setattr("tasks.conversion.openvino_export.save_ir", full)
+        patched.setattr("tasks.conversion.targets.openvino.save_ir", full)
         with pytest.raises(StorageError, match="No space left on device"):
             build(program, rows, splits())
     (there,) = settings.store.root.glob("variants/*/*/model.onnx")
@@ -164,5 +164,5 @@ def test_the_tasks_are_cheap_to_import() -> None:
 
 
 def test_a_serving_process_can_load_variants_without_prefect() -> None:
-    program = "import sys; sys.modules['prefect'] = None; import tasks.conversion.judge"
+    program = "import sys; sys.modules['prefect'] = None; import tasks.conversion.convert"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from tasks.contracts.release import BuiltVariant
+from tasks.conversion.convert import judge_variants
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.judge import judge_variants
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.litert_runtime import (
+from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.litert import (
     MODEL_FILE,
     equipment,
     load_litert,
     refuse_other_axes,
 )
-from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import target_of
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore, tool_python

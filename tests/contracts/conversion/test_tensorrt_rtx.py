@@ -17,8 +17,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from infra.tensorrt_rtx.asking import NAME, Opinion, ask
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.tensorrt_engine import ShapeRange, shape_ranges
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.tensorrt_engine import ShapeRange, shape_ranges
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore, tool_python
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered

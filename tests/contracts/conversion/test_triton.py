@@ -15,8 +15,8 @@ from tasks.contracts.release import RegisteredProgram, TritonRepository
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.kinds.text_embedding import padded
-from tasks.conversion.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
 from tasks.conversion.triton.config import TritonConfig
 from tasks.conversion.triton.repository import write_repository
 from tasks.imports.config import CorpusConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from tasks.conversion.score_map import map_program
+from tasks.conversion.calibrator import map_program
 from tasks.evaluation.calibration.gain import why_no_gain
 from tasks.kernel.errors import RegistryError
 from tasks.registry.mlflow_registry import Registry

@@ -19,7 +19,7 @@ from serving.errors import NotComputedError, NotReadyError, ServingError, Unknow
 from tasks.contracts.base import ModelVersionRef
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.text_embedding import padded
-from tasks.conversion.runtimes import torch_threads_restored
+from tasks.conversion.targets.runtimes import torch_threads_restored
 from tasks.registry.mlflow_registry import Registry
 from tests.support.conversion.forging import passed_off
 from tests.support.serving.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows

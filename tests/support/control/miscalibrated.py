@@ -13,7 +13,7 @@ from flows.config import read_pipeline_config
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.calibration import MapFit, ScoreMap
 from tasks.contracts.run import RunRecord
-from tasks.conversion.score_map import map_program
+from tasks.conversion.calibrator import map_program
 from tasks.evaluation.judge import judge_model
 from tasks.evaluation.yardstick import score_yardstick
 from tasks.kernel.settings import Settings

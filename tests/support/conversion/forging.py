@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.onnx_export import MODEL_FILE, write_stamp
+from tasks.conversion.targets.onnx import MODEL_FILE, write_stamp
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 Change = Callable[[Path], None]

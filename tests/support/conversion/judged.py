@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from tasks.contracts.conversion import ConversionRows, SnapshotRows
 from tasks.contracts.release import ModelVariant, RegisteredProgram
-from tasks.conversion.judge import judge_variants
+from tasks.conversion.convert import judge_variants
 from tasks.conversion.targets.registry import TARGETS
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import QUICK

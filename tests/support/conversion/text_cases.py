@@ -10,9 +10,9 @@ from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.processor import this_processor
-from tasks.conversion.runtimes import load_pytorch
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET, TARGETS
+from tasks.conversion.targets.runtimes import load_pytorch
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import built
 from tests.support.data import encoders

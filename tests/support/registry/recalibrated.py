@@ -16,7 +16,7 @@ from tasks.contracts.data import DataSplits
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import CalibrationSource, PromotionDecision
 from tasks.contracts.training import CandidateModel, RecalibratedModel
-from tasks.conversion.score_map import map_program
+from tasks.conversion.calibrator import map_program
 from tasks.evaluation.calibration.config import RecalibrationConfig
 from tasks.evaluation.calibration.scored import fit_scored
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig

@@ -15,8 +15,8 @@ from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
-from tasks.conversion.runtimes import load_pytorch, torch_threads_restored
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.runtimes import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation

@@ -16,10 +16,10 @@ from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.judge import judge_variants
+from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
-from tasks.conversion.onnx_export import MODEL_FILE, check_opset, export_onnx
-from tasks.conversion.program import load_program
+from tasks.conversion.targets.onnx import MODEL_FILE, check_opset, export_onnx
+from tasks.conversion.targets.program import load_program
 from tasks.conversion.targets.registry import with_sources
 from tasks.conversion.variants import build_variant
 from tasks.kernel.disk import LEAST_FREE_BYTES

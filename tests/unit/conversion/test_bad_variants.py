@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.examination import Examined, examine, take_reference
+from tasks.conversion.gates.examination import Examined, examine, take_reference
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.registry import FAMILIES
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.onnx_quantization import _Reader
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.onnx_quantization import _Reader
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import Decided, build_one, exported, registered

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.measurement import GoalStanding, VariantLatency, VariantThroughput
 from tasks.contracts.release import ModelVariant
-from tasks.conversion.choice import choose, latency_at
 from tasks.conversion.config import GOALS, ConversionConfig, Goal
+from tasks.conversion.gates.choice import choose, latency_at
 
 
 def _variant(

@@ -9,12 +9,12 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.examination import Examined, quality_failure
-from tasks.conversion.judge import judge_variants
+from tasks.conversion.convert import judge_variants
+from tasks.conversion.gates.comparison import EAGER, NOTHING, Measurements, decide
+from tasks.conversion.gates.examination import Examined, quality_failure
+from tasks.conversion.gates.latency import Timing
+from tasks.conversion.gates.parity import ScoreGap
 from tasks.conversion.kinds.tabular import TABULAR, WORDING
-from tasks.conversion.latency import Timing
-from tasks.conversion.parity import ScoreGap
-from tasks.conversion.races import EAGER, NOTHING, Measurements, decide
 from tasks.conversion.targets.registry import TARGET
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tests.support.conversion.cases import Case

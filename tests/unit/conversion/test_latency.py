@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.conversion.latency import (
+from tasks.conversion.gates.latency import (
     LEAST_CALLS,
     WARM_UP_CALLS,
     Timing,
@@ -66,7 +66,7 @@ def test_short_calls_are_repeated_until_the_round_is_long_enough() -> None:
 
 
 def test_a_long_call_is_a_turn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.conversion.latency.SLOW_CALL_MS", -1.0)
+    monkeypatch.setattr("tasks.conversion.gates.latency.SLOW_CALL_MS", -1.0)
     calls: list[int] = []
     timing = time_interleaved({"A": lambda: calls.append(1)}, rounds=4, round_ms=1.0)["A"]
     assert len(calls) == 1 + 4

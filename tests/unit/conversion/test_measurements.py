@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.footprint import _answers, measure_footprints
+from tasks.conversion.gates.batch_invariance import CALL_SIZES, rearrange, steadiness_failure
+from tasks.conversion.gates.footprint import _answers, measure_footprints
+from tasks.conversion.gates.profiles import top_operators
+from tasks.conversion.gates.throughput import ROUNDS, measure_throughput, usable_cores
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import WORDING, score_distances
 from tasks.conversion.loading import load_variant
-from tasks.conversion.profiles import top_operators
-from tasks.conversion.runtimes import load_pytorch, torch_threads_restored
-from tasks.conversion.steadiness import CALL_SIZES, rearrange, steadiness_failure
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.throughput import ROUNDS, measure_throughput, usable_cores
+from tasks.conversion.targets.runtimes import load_pytorch, torch_threads_restored
 from tests.support.conversion.cases import Case
 
 BOUND = QualityBound(max_gap=0.04, mean_gap=0.004, quality_drop=0.1)

@@ -12,8 +12,8 @@ import torch
 from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.stamps import schema_digest
+from tasks.conversion.provenance import schema_digest
+from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case

@@ -11,8 +11,8 @@ import torch
 from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.openvino_export import read_ir, save_ir
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.openvino import read_ir, save_ir
 from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
@@ -88,7 +88,7 @@ def test_openvino_and_nncf_report_nothing_and_leave_logging_alone(case: Case) ->
                 calls.append((event, details))
         sys.addaudithook(watch)
         from pathlib import Path
-        from tasks.conversion.openvino_export import convert_onnx, without_reporting
+        from tasks.conversion.targets.openvino import convert_onnx, without_reporting
         convert_onnx(Path(sys.argv[1]))
         without_reporting("nncf")
         assert "openvino_telemetry.main" not in sys.modules

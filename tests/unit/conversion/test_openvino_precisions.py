@@ -8,9 +8,9 @@ import pytest
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.openvino_export import read_ir
 from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.openvino import read_ir
 from tasks.conversion.targets.registry import TARGET
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one

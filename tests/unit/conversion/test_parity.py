@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.tabular import WORDING, edge_batches, score_distances
-from tasks.conversion.kinds.tabular_rows import tabular_inputs
-from tasks.conversion.parity import (
+from tasks.conversion.gates.parity import (
     ScoreGap,
     answered_gap,
     parity_failure,
     score_batches,
     score_gap,
 )
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular import WORDING, edge_batches, score_distances
+from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.kernel.errors import ConversionParityError
 
 BOUND = QualityBound(max_gap=0.01, mean_gap=0.001, quality_drop=0.0)

@@ -11,11 +11,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.conversion.judge import judge_variants
+from tasks.conversion.convert import judge_variants
 from tasks.conversion.loading import load_variant
-from tasks.conversion.openvino_export import without_reporting
 from tasks.conversion.processor import LIMITS, Processor, this_processor
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.openvino import without_reporting
 from tasks.kernel.errors import ConversionError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one

@@ -10,13 +10,11 @@ import onnx
 import pytest
 
 from tasks.contracts.release import BuiltVariant, ModelVariant
+from tasks.conversion.convert import judge_variants
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.judge import judge_variants
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.loading import load_variant, open_variant
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.openvino_export import read_ir, without_reporting
-from tasks.conversion.stamps import (
+from tasks.conversion.provenance import (
     check_sample,
     check_stamp,
     digest_of_inputs,
@@ -24,6 +22,8 @@ from tasks.conversion.stamps import (
     write_beside,
 )
 from tasks.conversion.targets.interface import Runtime, Target
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.openvino import read_ir, without_reporting
 from tasks.conversion.targets.registry import TARGET, TARGETS
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import digest_of

@@ -10,7 +10,7 @@ from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.openvino_export import read_ir
+from tasks.conversion.targets.openvino import read_ir
 from tasks.kernel.errors import ArtifactError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case

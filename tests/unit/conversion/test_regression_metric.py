@@ -8,11 +8,11 @@ from sklearn.metrics import r2_score
 
 from tasks.contracts.evaluation import Metric
 from tasks.conversion.config import QualityBound
-from tasks.conversion.examination import quality_failure
+from tasks.conversion.gates.examination import quality_failure
+from tasks.conversion.gates.parity import ScoreGap, parity_failure, score_gap
 from tasks.conversion.kinds.tabular import WORDING, score_distances
 from tasks.conversion.kinds.tabular_metric import PairedAuc, PairedR2, paired_quality
 from tasks.conversion.kinds.tabular_rows import LabelledRows, tabular_inputs
-from tasks.conversion.parity import ScoreGap, parity_failure, score_gap
 from tasks.kernel.errors import DataContractError
 
 BOUND = QualityBound(max_gap=0.05, mean_gap=0.005, quality_drop=0.001)

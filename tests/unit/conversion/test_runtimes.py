@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from tasks.contracts.conversion import tabular_signature
-from tasks.conversion import runtimes
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
-from tasks.conversion.runtimes import (
+from tasks.conversion.targets import runtimes
+from tasks.conversion.targets.interface import Load, Runtime
+from tasks.conversion.targets.runtimes import (
     LoadedModel,
     load_onnx,
     load_openvino,
     load_pytorch,
     torch_threads_restored,
 )
-from tasks.conversion.targets.interface import Load, Runtime
 from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
 from tests.support.data.builders import COLUMNS

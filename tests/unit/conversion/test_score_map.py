@@ -14,14 +14,14 @@ from tasks.contracts.calibration import MapFit, ScoreMap
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.release import CalibrationSource
+from tasks.conversion.calibrator import check_mapped, map_program, mapped_outputs, write_mapped
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import edge_rows, read_rows
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.program import load_program
-from tasks.conversion.runtimes import load_pytorch
-from tasks.conversion.score_map import check_mapped, map_program, mapped_outputs, write_mapped
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.program import load_program
+from tasks.conversion.targets.runtimes import load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError, ConversionParityError
 from tasks.kernel.settings import ArtifactStore, digest_of
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered

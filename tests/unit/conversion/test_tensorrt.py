@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.conversion.judge import judge_variants
-from tasks.conversion.runtimes import TENSORRT_PROVIDER, load_onnx, tensorrt_options
+from tasks.conversion.convert import judge_variants
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.tensorrt_engine import ShapeRange, shape_ranges
-from tasks.conversion.tensorrt_runtime import FACTS_FILE, equipment, load_engine
+from tasks.conversion.targets.runtimes import TENSORRT_PROVIDER, load_onnx, tensorrt_options
+from tasks.conversion.targets.tensorrt import FACTS_FILE, equipment, load_engine
+from tasks.conversion.targets.tensorrt_engine import ShapeRange, shape_ranges
 from tasks.kernel.errors import ConversionError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import built

@@ -10,7 +10,8 @@ import pytest
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import PreparedRows
-from tasks.conversion.judge import judge_variants
+from tasks.conversion.convert import judge_variants
+from tasks.conversion.gates.parity import score_batches
 from tasks.conversion.kinds.neighbours import neighbour_overlaps, overlap_change
 from tasks.conversion.kinds.registry import bound_of
 from tasks.conversion.kinds.text_embedding import (
@@ -23,8 +24,7 @@ from tasks.conversion.kinds.text_embedding import (
     padded,
     timing_texts,
 )
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.parity import score_batches
+from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.registry import TARGET
 from tasks.kernel.errors import ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder

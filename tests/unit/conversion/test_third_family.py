@@ -15,8 +15,8 @@ from tasks.contracts.conversion import ConversionRows, PreparedRows, Signature, 
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.convert import judge_variants
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.judge import judge_variants
 from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Wording
 from tasks.conversion.kinds.registry import FAMILIES
 from tasks.conversion.kinds.tabular import BOUNDS

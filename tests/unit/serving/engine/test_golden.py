@@ -17,8 +17,8 @@ from serving.engine.golden_rows import answer_golden_rows
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.runtimes import load_pytorch, torch_threads_restored
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.runtimes import load_pytorch, torch_threads_restored
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import digest_of
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.conversion.onnx_export import MODEL_FILE as ONNX_FILE
-from tasks.conversion.stamps import STAMP_PREFIX
+from tasks.conversion.provenance import STAMP_PREFIX
 from tasks.conversion.targets.interface import BuildRequest
+from tasks.conversion.targets.onnx import MODEL_FILE as ONNX_FILE
 from tasks.conversion.variants import sentence_of
 from tasks.kernel.errors import ArtifactError, ConversionError, StorageError
 

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.conversion.onnx_export import MODEL_FILE, finish_onnx
-from tasks.conversion.onnx_graphs import encoding_nodes
 from tasks.conversion.targets.interface import BuildRequest
+from tasks.conversion.targets.onnx import MODEL_FILE, finish_onnx
+from tasks.conversion.targets.onnx_graphs import encoding_nodes
 from tasks.kernel.errors import ConversionError
 
 LARGEST = 65504.0  # that 16 bits hold

@@ -11,9 +11,9 @@ from typing import Any
 
 from tasks.conversion.kinds.interface import Batches
 from tasks.conversion.kinds.registry import family_of
-from tasks.conversion.openvino_export import read_ir, save_ir, without_reporting
 from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import BuildRequest
+from tasks.conversion.targets.openvino import read_ir, save_ir, without_reporting
 from tasks.conversion.variants import sentence_of
 from tasks.kernel.errors import ConversionError
 

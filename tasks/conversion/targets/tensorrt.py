@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from tasks.contracts.conversion import Signature
-from tasks.conversion.onnx_export import MODEL_FILE
-from tasks.conversion.runtimes import Array, Float32Array, LoadedModel
 from tasks.conversion.targets.interface import BuildRequest, Runtime
-from tasks.conversion.tensorrt_engine import build_plan, shape_ranges
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.runtimes import Array, Float32Array, LoadedModel
+from tasks.conversion.targets.tensorrt_engine import build_plan, shape_ranges
 from tasks.kernel.errors import ConversionError
 
 ENGINE_FILE = "model.plan"

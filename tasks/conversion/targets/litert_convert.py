@@ -1,8 +1,8 @@
 """PyTorch program to LiteRT, in an environment that has the converter: `litert-torch`.
 
-`python -m tasks.conversion.litert_convert < order.json`; the order says which program, of which
-digest, where to write, and the shapes of each signature. Nothing of the project is imported: that
-environment has PyTorch and the converter, and no more.
+`python -m tasks.conversion.targets.litert_convert < order.json`; the order names the program, its
+digest, the file to write, and the shapes of each signature. Nothing of the project is imported:
+that environment has PyTorch and the converter only.
 """
 
 from __future__ import annotations

@@ -12,20 +12,20 @@ from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Scores
-from tasks.conversion.kinds.registry import bound_of, family_of
-from tasks.conversion.loading import load_variant
-from tasks.conversion.parity import (
+from tasks.conversion.gates.batch_invariance import steadiness_failure
+from tasks.conversion.gates.parity import (
     ScoreGap,
     answered_gap,
     parity_failure,
     score_batches,
     score_gap,
 )
-from tasks.conversion.runtimes import LoadedModel, load_pytorch
-from tasks.conversion.steadiness import steadiness_failure
+from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Scores
+from tasks.conversion.kinds.registry import bound_of, family_of
+from tasks.conversion.loading import load_variant
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGET
+from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import ArtifactStore
 

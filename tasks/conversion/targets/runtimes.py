@@ -20,13 +20,18 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
-from tasks.conversion.onnx_export import MODEL_FILE as ONNX_FILE
-from tasks.conversion.onnx_halving import with_overflows
-from tasks.conversion.openvino_export import MODEL_FILE as OPENVINO_FILE
-from tasks.conversion.openvino_export import without_reporting
-from tasks.conversion.profiles import Profiler, profile_onnx, profile_openvino, profile_pytorch
+from tasks.conversion.gates.profiles import (
+    Profiler,
+    profile_onnx,
+    profile_openvino,
+    profile_pytorch,
+)
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.tensorrt_engine import shape_ranges
+from tasks.conversion.targets.onnx import MODEL_FILE as ONNX_FILE
+from tasks.conversion.targets.onnx_halving import with_overflows
+from tasks.conversion.targets.openvino import MODEL_FILE as OPENVINO_FILE
+from tasks.conversion.targets.openvino import without_reporting
+from tasks.conversion.targets.tensorrt_engine import shape_ranges
 from tasks.conversion.variants import sentence_of
 from tasks.kernel.errors import ConversionError, DataContractError
 
@@ -133,7 +138,7 @@ def load_pytorch(path: Path, signature: Signature, runtime: Runtime) -> LoadedMo
     """
     import torch
 
-    from tasks.conversion.program import load_program
+    from tasks.conversion.targets.program import load_program
 
     start = time.perf_counter()
     torch.set_num_threads(runtime.threads)

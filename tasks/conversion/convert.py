@@ -14,24 +14,24 @@ from functools import partial
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.measurement import OperatorProfile, VariantThroughput
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
-from tasks.conversion.choice import choose
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.examination import (
+from tasks.conversion.gates.choice import choose
+from tasks.conversion.gates.comparison import EAGER, Measurements, decide
+from tasks.conversion.gates.examination import (
     Examined,
     Reference,
     examine,
     runtime_for,
     take_reference,
 )
-from tasks.conversion.footprint import Footprint, measure_footprints
-from tasks.conversion.latency import Timing, time_interleaved
+from tasks.conversion.gates.footprint import Footprint, measure_footprints
+from tasks.conversion.gates.latency import Timing, time_interleaved
+from tasks.conversion.gates.profiles import top_operators
+from tasks.conversion.gates.throughput import measure_throughput, usable_cores
 from tasks.conversion.loading import load_variant
-from tasks.conversion.profiles import top_operators
-from tasks.conversion.races import EAGER, Measurements, decide
-from tasks.conversion.runtimes import LoadedModel, load_pytorch, torch_threads_restored
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import TARGETS
-from tasks.conversion.throughput import measure_throughput, usable_cores
+from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch, torch_threads_restored
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 

@@ -16,10 +16,10 @@ from tasks.contracts.evaluation import Metric
 from tasks.contracts.measurement import OperatorProfile, VariantLatency, VariantThroughput
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.examination import Examined
-from tasks.conversion.footprint import Footprint
+from tasks.conversion.gates.examination import Examined
+from tasks.conversion.gates.footprint import Footprint
+from tasks.conversion.gates.latency import Timing
 from tasks.conversion.kinds.interface import Wording
-from tasks.conversion.latency import Timing
 
 EAGER = "PyTorch eager"
 

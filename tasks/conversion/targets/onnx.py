@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.conversion.stamps import STAMP_PREFIX
+from tasks.conversion.provenance import STAMP_PREFIX
 from tasks.conversion.targets.interface import BuildRequest
 from tasks.conversion.variants import sentence_of
 from tasks.kernel.errors import ArtifactError, ConversionError
@@ -32,7 +32,7 @@ def write_onnx(request: BuildRequest, folder: Path) -> dict[str, str]:
             signature says, or the exported file does not pass the ONNX checker.
         ArtifactError: the program file is absent or damaged.
     """
-    from tasks.conversion.program import check_program, load_program
+    from tasks.conversion.targets.program import check_program, load_program
 
     signature, opset = request.program.signature, request.config.opset
     loaded = load_program(request.program_path)

@@ -9,10 +9,10 @@ import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
 from tasks.conversion.kinds.interface import Batches
-from tasks.conversion.onnx_export import MODEL_FILE, finish_onnx
-from tasks.conversion.onnx_graphs import MATRIX_PRODUCTS
 from tasks.conversion.processor import this_processor
 from tasks.conversion.targets.interface import BuildRequest
+from tasks.conversion.targets.onnx import MODEL_FILE, finish_onnx
+from tasks.conversion.targets.onnx_graphs import MATRIX_PRODUCTS
 from tasks.conversion.variants import sentence_of
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.scratch import scratch_folder

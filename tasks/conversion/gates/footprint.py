@@ -29,7 +29,7 @@ from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 
 logger = logging.getLogger(__name__)
 TIMEOUT_S = 600
-MODULE = "tasks.conversion.footprint"
+MODULE = "tasks.conversion.gates.footprint"
 _PR_SET_PDEATHSIG = 1
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from tasks.contracts.measurement import VariantThroughput
+from tasks.conversion.gates.latency import median_interval
+from tasks.conversion.gates.parity import Scorer
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.latency import median_interval
-from tasks.conversion.parity import Scorer
 
 ROUNDS = 7
 ROUND_LENGTHS = 10  # of a latency turn: a round holds many calls of each caller

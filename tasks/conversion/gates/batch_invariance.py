@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.conversion.config import QualityBound
+from tasks.conversion.gates.parity import Scorer, score_batches, score_gap
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.interface import Batches, FloatArray, Scores, Wording
-from tasks.conversion.parity import Scorer, score_batches, score_gap
 
 MOST_BATCHES = 8
 ROWS_OF_A_BATCH = 64

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from tasks.contracts.conversion import BATCH_AXIS, Signature
-from tasks.conversion.program import check_program, load_program
-from tasks.conversion.runtimes import Array, Float32Array, LoadedModel
 from tasks.conversion.targets.interface import BuildRequest, Runtime
+from tasks.conversion.targets.program import check_program, load_program
+from tasks.conversion.targets.runtimes import Array, Float32Array, LoadedModel
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import PROJECT_ROOT, tool_python
 
@@ -114,7 +114,7 @@ def _run_converter(order: dict[str, Any]) -> None:
     assert python is not None  # the equipment of the target
     try:
         done = subprocess.run(
-            [python, "-m", "tasks.conversion.litert_convert"],
+            [python, "-m", "tasks.conversion.targets.litert_convert"],
             input=json.dumps(order),
             capture_output=True,
             text=True,
