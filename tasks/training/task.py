@@ -87,7 +87,7 @@ def train_distributed(
         TrainingError: training failed in a way that will repeat. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.training.launcher import launch_training
+    from tasks.training.launch.launcher import launch_training
 
     settings = Settings.from_environment()
     logger = get_run_logger()

@@ -11,7 +11,7 @@ from tasks.contracts.training import StartingPoint, TrainedModel
 from tasks.kernel.errors import WindowError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
-from tasks.training.launcher import launch_training
+from tasks.training.launch.launcher import launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
 from tests.support.ranks.runs import NUM_ROWS, config, on_ranks, start_of, train
 

@@ -123,6 +123,6 @@ def test_a_forced_stall_ends_with_an_error(tmp_path: Path) -> None:
 def test_worker_imports_without_prefect() -> None:
     program = (
         "import sys; sys.modules['prefect'] = None\n"
-        "import tasks.training.worker, tasks.training.launcher"
+        "import tasks.training.launch.worker, tasks.training.launch.launcher"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT_ROOT)

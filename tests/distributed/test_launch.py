@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from tasks.kernel.settings import PROJECT_ROOT
+from tasks.training.launch.fork_server import Nursery
 from tasks.training.launch.guard import descendants
-from tasks.training.launch.nursery import Nursery
 from tests.support.host.processes import wait_until
 from tests.support.ranks.rank_programs import GONE_WITHIN_S, RANK_MODULE, group, run_to_the_end
 

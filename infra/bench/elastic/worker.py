@@ -23,7 +23,7 @@ from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.rank import run_elastic
 from tasks.training.elastic.session import CommitPoint
 from tasks.training.strategies.base import Exchange, State
-from tasks.training.strategies.horovod_exchange import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodExchange
 
 NUM_SHARDS = 6
 ROWS_PER_SHARD = 16

@@ -24,7 +24,7 @@ from infra.bench.parts import Bench
 from infra.bench.training.compression_rank import WAYS, Outcome
 from infra.bench.training.rank_processes import NUM_RANKS, run_ranks
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.training.run_directory import RunDirectory, TrainingJob
+from tasks.training.core.run_directory import RunDirectory, TrainingJob
 
 RANK_MODULE = "infra.bench.training.compression_rank"
 NUM_EPOCHS = 2

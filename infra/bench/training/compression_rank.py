@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
+from tasks.training.core.metrics import NUM_SCORE_BINS, histogram_auc, score_histograms
+from tasks.training.core.network import TabularNetwork
+from tasks.training.core.run_directory import RunDirectory
+from tasks.training.core.schedule import adamw, one_cycle_rate
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import RowSource, Sources
-from tasks.training.metrics import NUM_SCORE_BINS, histogram_auc, score_histograms
-from tasks.training.model import TabularNetwork
-from tasks.training.run_directory import RunDirectory
-from tasks.training.schedule import adamw, one_cycle_rate
 from tasks.training.strategies.base import Batch, Exchange, Strategy
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig

@@ -81,10 +81,10 @@ def drive(how: str, folder: Path) -> None:
     from contextlib import nullcontext
 
     from tasks.training.config import TrainingConfig
+    from tasks.training.core.run_directory import RunDirectory, TrainingJob, exclusive
     from tasks.training.launch.config import LaunchConfig
-    from tasks.training.launch.nursery import Nursery
-    from tasks.training.launcher import run_job
-    from tasks.training.run_directory import RunDirectory, TrainingJob, exclusive
+    from tasks.training.launch.fork_server import Nursery
+    from tasks.training.launch.launcher import run_job
 
     launch = LaunchConfig(ranks=2, threads_per_rank=1, fork_ranks=how == "fork")
     config = TrainingConfig(launch=launch, max_epochs=1)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.training import worker
+from tasks.training.launch import worker
 from tasks.training.strategies.horovod import HorovodStrategy
 
 FIRST_STEP_FILE = "first-step"

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
-from tasks.training.launch.nursery import allowed_environment, guarded_command
+from tasks.training.launch.fork_server import allowed_environment, guarded_command
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 
 NUM_RANKS = 2

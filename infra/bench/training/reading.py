@@ -24,7 +24,7 @@ from infra.bench.training.reading_rank import STEPS
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot
 from tasks.training.config import TrainingConfig
-from tasks.training.run_directory import RunDirectory, TrainingJob
+from tasks.training.core.run_directory import RunDirectory, TrainingJob
 
 RANK_MODULE = "infra.bench.training.reading_rank"
 NUM_COPIES = 10

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from tasks.training.core.network import TabularNetwork
+from tasks.training.core.run_directory import RunDirectory, TrainingJob
+from tasks.training.core.schedule import adamw
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import Sources
-from tasks.training.model import TabularNetwork
-from tasks.training.run_directory import RunDirectory, TrainingJob
-from tasks.training.schedule import adamw
 from tasks.training.strategies.base import Batch
-from tasks.training.strategies.horovod_exchange import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodExchange
 
 # Four pools of each shard and a little: reading them is paid for in full.
 STEPS = 512

@@ -44,7 +44,7 @@ from tasks.training.compression.config import ShrinkingConfig
 from tasks.training.compression.planning import plan_student
 from tasks.training.compression.student import chosen, lesson_of
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
-from tasks.training.launcher import launch_training
+from tasks.training.launch.launcher import launch_training
 
 LARGE = "large onnx-fp32"
 FORMS = ("onnx-fp32", "openvino-fp32", "openvino-bf16", "openvino-int8")

@@ -19,7 +19,7 @@ from infra.bench.parts import Bench
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
-from tasks.training.launcher import launch_training
+from tasks.training.launch.launcher import launch_training
 
 SEEDS, PERTURBED_SEEDS = 8, 3
 ROUNDING = 1e-7

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
+from tasks.training.core.metrics import histogram_auc, score_histograms
+from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.metrics import histogram_auc, score_histograms
-from tasks.training.model import TabularNetwork
 from tasks.training.strategies.base import Batch, Exchange, Strategy
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig

@@ -10,6 +10,7 @@ import numpy as np
 
 from tasks.contracts.data import DatasetSchema
 from tasks.kernel.errors import DataContractError
+from tasks.training.core.run_directory import TrainingJob
 from tasks.training.data.decode import RowFacts, RowLayout
 from tasks.training.data.order import merged_ranges
 from tasks.training.data.preprocess import (
@@ -20,7 +21,6 @@ from tasks.training.data.preprocess import (
     fit_preprocessing,
 )
 from tasks.training.data.store import ShardStore
-from tasks.training.run_directory import TrainingJob
 from tasks.training.strategies.base import Exchange
 
 # Rows over all shards from which the quantiles of numbers are taken.

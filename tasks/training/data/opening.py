@@ -12,6 +12,8 @@ import psutil
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import DataContractError
+from tasks.training.core.run_directory import TrainingJob
+from tasks.training.core.schedule import StepPlan
 from tasks.training.data.config import ReadingMode
 from tasks.training.data.decode import RowFacts, SnapshotFile
 from tasks.training.data.fitting import fit_on_all_ranks, label_moments, total_facts
@@ -20,8 +22,6 @@ from tasks.training.data.preprocess import Preprocessing
 from tasks.training.data.source import RowSource, Shuffle, Sources
 from tasks.training.data.store import FileStore, MemoryStore, ShardStore
 from tasks.training.data.stream import StreamedRows
-from tasks.training.run_directory import TrainingJob
-from tasks.training.schedule import StepPlan
 from tasks.training.strategies.base import Exchange
 
 LOGGER = logging.getLogger(__name__)

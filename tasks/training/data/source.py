@@ -13,11 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tasks.training.core.schedule import StepPlan
 from tasks.training.data.config import ReadingMode
 from tasks.training.data.decode import RowLayout
 from tasks.training.data.order import Pool, ShardOrder
 from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array, Preprocessing
-from tasks.training.schedule import StepPlan
 from tasks.training.strategies.base import Batch
 
 BLOCK_ROWS = 8192

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from tasks.kernel import errors
 from tasks.kernel.errors import FalajError, StorageError, TrainingError, TransientError
-from tasks.training.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
+from tasks.training.core.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
 
 OUR_KINDS: dict[str, type[FalajError]] = {
     name: kind

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self, cast
 
-from tasks.training.launch.nursery import (
+from tasks.training.launch.fork_server import (
     END_WITHIN_S,
     Nursery,
     allowed_environment,

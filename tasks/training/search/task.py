@@ -37,7 +37,7 @@ def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) 
         TransientError: a rank was lost, or the study's database does not answer. Retried.
         FalajError: what says nothing about this point, such as a full disk. Not retried.
     """
-    from tasks.training.launcher import launch_training
+    from tasks.training.launch.launcher import launch_training
     from tasks.training.search import trial
     from tasks.training.search.storage import StudyStorage
 

@@ -72,7 +72,7 @@ def study_name(
         splits,
         base.computation(),
         config.identity(),
-        code_digest(__file__, "tasks.training.launcher", without=ONLY_MEASURES),
+        code_digest(__file__, "tasks.training.launch.launcher", without=ONLY_MEASURES),
     )
     return f"{config.name}-{key[:12]}"
 

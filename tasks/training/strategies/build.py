@@ -18,7 +18,7 @@ from tasks.training.strategies.config import StrategyConfig
 STRATEGIES = {
     "horovod": "tasks.training.strategies.horovod:HorovodStrategy",
     "ddp": "tasks.training.strategies.ddp:DdpStrategy",
-    "fsdp": "tasks.training.strategies.fsdp:FsdpStrategy",
+    "fsdp": "tasks.training.strategies.sharded:FsdpStrategy",
     "tensor-parallel": "tasks.training.strategies.tensor_parallel:TensorParallel",
     "pipeline-parallel": "tasks.training.strategies.pipeline_parallel:PipelineParallel",
     "local-sgd": "tasks.training.strategies.local_sgd:LocalSgd",
@@ -45,10 +45,10 @@ def join(config: StrategyConfig, device: str) -> Exchange:
                 "a rank on Horovod needs HOROVOD_HOSTNAME, HOROVOD_RANK and the like in its "
                 "environment; seen: none. Start it through the launcher or horovodrun"
             )
-        from tasks.training.strategies.horovod_exchange import HorovodExchange
+        from tasks.training.strategies.horovod_communicator import HorovodExchange
 
         return HorovodExchange()
-    from tasks.training.strategies.torch_exchange import TorchExchange
+    from tasks.training.strategies.torch_communicator import TorchExchange
 
     return TorchExchange.join(os.environ, device)
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasks.training.strategies.data_parallel import DataParallel
 from tasks.training.strategies.flat_gradients import ring_bytes
-from tasks.training.strategies.torch_exchange import TorchExchange
+from tasks.training.strategies.torch_communicator import TorchExchange
 
 
 class DdpStrategy(DataParallel):

@@ -14,7 +14,7 @@ from tasks.training.strategies.flat_gradients import ExactSum, FlatGradients, Gr
 
 # Where each way to sum gradients with fewer bytes is; built with (config, exchange).
 COMPRESSIONS = {
-    "fp16": "tasks.training.strategies.compression:HalfPrecisionSum",
+    "fp16": "tasks.training.strategies.gradient_compression:HalfPrecisionSum",
     "powersgd": "tasks.training.strategies.power_sgd:PowerSgdSum",
     "topk": "tasks.training.strategies.top_k:TopKSum",
 }

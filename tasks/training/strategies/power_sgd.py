@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tasks.training.strategies.base import Exchange, State
-from tasks.training.strategies.compression import ErrorFeedback, views_of
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.flat_gradients import FlatGradients
+from tasks.training.strategies.gradient_compression import ErrorFeedback, views_of
 
 # Where the first power iteration starts: anywhere, but on all ranks at the same place.
 START_SEED = 20190531

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from tasks.training.strategies.compression import ErrorFeedback
 from tasks.training.strategies.flat_gradients import FlatGradients
+from tasks.training.strategies.gradient_compression import ErrorFeedback
 
 
 class TopKSum(ErrorFeedback):

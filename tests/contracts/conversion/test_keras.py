@@ -24,9 +24,9 @@ from tasks.conversion.targets.program import load_program
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.config import TrainingConfig
+from tasks.training.core.keras_network import KerasNetwork, load_keras
+from tasks.training.core.network import TabularNetwork, export_program
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.keras.network import KerasNetwork, load_keras
-from tasks.training.model import TabularNetwork, export_program
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,9 @@ def test_without_keras_the_sentence_says_what_to_install() -> None:
 
 
 def test_importing_the_module_does_not_import_keras() -> None:
-    program = "import sys; import tasks.training.keras.network; sys.exit('keras' in sys.modules)"
+    program = (
+        "import sys; import tasks.training.core.keras_network; sys.exit('keras' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT_ROOT)
 
 

@@ -13,7 +13,7 @@ import pytest
 from flows.search import with_best_trial
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tasks.registry.connection import RegistryLocation, load_mlflow
-from tasks.training.launcher import launch_training
+from tasks.training.launch.launcher import launch_training
 from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.training.searches import NUM_ROWS, search_under_test, trained_once, use_case

@@ -18,7 +18,7 @@ from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.state import TensorRows
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.strategies.base import Exchange
-from tasks.training.strategies.horovod_exchange import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodExchange
 
 NUM_ROWS = 1000
 SHARD_BYTES = 1 << 14

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tasks.kernel.settings import write_atomically
-from tasks.training.strategies.horovod_exchange import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodExchange
 
 WAYS_FILE = "describe.json"
 

@@ -19,8 +19,8 @@ from torch import nn
 
 from tasks.kernel.errors import FalajError
 from tasks.training.config import TrainingConfig
+from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.model import TabularNetwork
 from tasks.training.strategies.base import Batch, Exchange, Strategy
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
-from tasks.training.launch.nursery import Nursery
+from tasks.training.launch.fork_server import Nursery
 from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 from tasks.training.strategies.torch_environment import local_torch_variables

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tasks.training.strategies.base import Batch, Exchange
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.horovod_exchange import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodExchange
 from tasks.training.telemetry.profiler import StepProfiler, profiler_variables
 from tasks.training.telemetry.step_clock import StepClock
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.training.run_directory import RunDirectory
-from tasks.training.strategies.horovod_exchange import HorovodExchange
-from tasks.training.worker import errors_reported
+from tasks.training.core.run_directory import RunDirectory
+from tasks.training.launch.worker import errors_reported
+from tasks.training.strategies.horovod_communicator import HorovodExchange
 
 
 def main(run_path: str) -> None:

@@ -12,8 +12,8 @@ from tasks.contracts.data import category_code
 from tasks.contracts.release import RegisteredProgram, ShrinkingParent
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.training.config import TrainingConfig
+from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Float32Array, LabelScale, Preprocessing, fit_edges
-from tasks.training.model import TabularNetwork
 from tests.support.data.builders import COLUMNS, splits
 
 LARGE = TrainingConfig(hidden_sizes=(32, 16), num_shards=4, global_batch_size=64, seed=3)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.training.config import TrainingConfig
+from tasks.training.core.run_directory import TrainingJob
 from tasks.training.data.config import ReadingConfig
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import Sources
-from tasks.training.run_directory import TrainingJob
 from tests.support.data.builders import COLUMNS, frame, splits
 
 Result = TypeVar("Result")

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import torch
 
+from tasks.training.core.schedule import StepPlan
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.data.source import Shuffle
-from tasks.training.schedule import StepPlan
 from tasks.training.strategies.base import Batch
 from tests.support.data.builders import COLUMNS, frame
 

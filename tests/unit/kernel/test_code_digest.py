@@ -121,9 +121,15 @@ def test_a_module_that_is_removed_changes_the_digest(root: Path) -> None:
 
 
 def test_the_training_of_this_project_is_reached_and_its_measuring_is_not() -> None:
-    launcher = PROJECT_ROOT / "tasks" / "training" / "launcher.py"
+    launcher = PROJECT_ROOT / "tasks" / "training" / "launch" / "launcher.py"
     whole = code_digest(str(launcher))
-    for reached in ("loop", "model", "strategies.fsdp", "keras.network", "elastic.rank"):
+    for reached in (
+        "core.train",
+        "core.network",
+        "strategies.sharded",
+        "core.keras_network",
+        "elastic.rank",
+    ):
         assert code_digest(str(launcher), without=[f"tasks.training.{reached}"]) != whole, reached
     assert code_digest(str(launcher), without=["tasks.training.search"]) == whole
     assert code_digest(str(launcher), without=["tasks.training.telemetry"]) != whole

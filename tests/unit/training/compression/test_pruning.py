@@ -16,7 +16,7 @@ from tasks.training.compression.pruning import (
     pruned_weights,
     read_checkpoint,
 )
-from tasks.training.model import TabularNetwork
+from tasks.training.core.network import TabularNetwork
 from tests.support.training.parents import LARGE, large_network, parent, preprocessing, raw_rows
 
 ROWS = 300

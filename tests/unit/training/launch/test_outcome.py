@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.errors import DataContractError, StorageError, TrainingError, TransientError
+from tasks.training.core.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
 from tasks.training.launch.outcome import failure_of
-from tasks.training.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
 
 
 @pytest.fixture

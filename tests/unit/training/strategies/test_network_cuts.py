@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import TrainingConfig
+from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.model import TabularNetwork
 from tasks.training.strategies.base import Batch
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.data_parallel import DataParallel

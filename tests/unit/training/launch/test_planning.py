@@ -8,7 +8,7 @@ import pytest
 
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.host import Host
-from tasks.training.planning import plan_ranks
+from tasks.training.launch.planning import plan_ranks
 
 
 def config(**changes: object) -> TrainingConfig:

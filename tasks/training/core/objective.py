@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasks.contracts.training import Lesson
-from tasks.training.data.preprocess import LabelScale, Preprocessing
-from tasks.training.metrics import (
+from tasks.training.core.metrics import (
     NUM_SCORE_BINS,
     explained_share,
     histogram_auc,
     score_histograms,
     squared_sums,
 )
+from tasks.training.data.preprocess import LabelScale, Preprocessing
 from tasks.training.strategies.base import RowLosses
 
 Float64Array = NDArray[np.float64]

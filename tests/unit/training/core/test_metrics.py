@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from tasks.training.metrics import histogram_auc, score_histograms
+from tasks.training.core.metrics import histogram_auc, score_histograms
 
 
 @given(st.integers(0, 10_000), st.integers(4, 400), st.floats(0, 3))

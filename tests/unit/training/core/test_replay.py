@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.kernel.errors import WindowError
-from tasks.training.replay import new_rows_window, numbers_of, replay_probability, replayed
+from tasks.training.core.replay import new_rows_window, numbers_of, replay_probability, replayed
 from tests.support.data.builders import month
 
 

@@ -16,19 +16,20 @@ from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.access import access_handed_over
 from tasks.training.checkpoints.store import open_store
+from tasks.training.compression.distillation import write_taught
 from tasks.training.config import ONLY_MEASURES, TrainingConfig
+from tasks.training.core.replay import write_replayed
+from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
+from tasks.training.launch.fork_server import GRACE_S, Nursery
 from tasks.training.launch.host import Host
-from tasks.training.launch.nursery import GRACE_S, Nursery
+from tasks.training.launch.monitor import OnEpoch, Watch
 from tasks.training.launch.outcome import failure_of
+from tasks.training.launch.planning import RankPlan, plan_ranks
 from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rank_log import RankLog
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES
-from tasks.training.lesson import write_taught
-from tasks.training.planning import RankPlan, plan_ranks
-from tasks.training.replay import write_replayed
-from tasks.training.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.telemetry.exporting import RunLabels
 from tasks.training.telemetry.facts import job_facts
 from tasks.training.telemetry.profiler import profile_files, profiler_variables
@@ -39,11 +40,10 @@ from tasks.training.telemetry.suggestions import (
     note_diagnosis,
     with_suggestions,
 )
-from tasks.training.watch import OnEpoch, Watch
 
 LOGGER = logging.getLogger(__name__)
-WORKER_MODULE = "tasks.training.worker"
-ELASTIC_WORKER_MODULE = "tasks.training.elastic_worker"
+WORKER_MODULE = "tasks.training.launch.worker"
+ELASTIC_WORKER_MODULE = "tasks.training.elastic.worker"
 POLL_S = 0.2
 # How long the guards of a killed driver may take to end its ranks.
 LOCK_WAIT_S = 3 * GRACE_S

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tasks.contracts.data import category_code
 from tasks.training.config import TrainingConfig
+from tasks.training.core.network import NumberEncoding, ScoringProgram, export_program
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.model import NumberEncoding, ScoringProgram, export_program
 from tests.support.training.parents import network_of, preprocessing, raw_rows
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import nn
 
 from tasks.training.config import TrainingConfig
+from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.model import TabularNetwork
 
 NetworkBuilder = Callable[[Preprocessing, TrainingConfig], nn.Module]
 
@@ -21,7 +21,7 @@ def build_network(preprocessing: Preprocessing, config: TrainingConfig) -> Tabul
     """
     if config.network == "torch":
         return TabularNetwork(preprocessing, config)
-    from tasks.training.keras.network import KerasNetwork  # an optional extra
+    from tasks.training.core.keras_network import KerasNetwork  # an optional extra
 
     keras: NetworkBuilder = KerasNetwork
     network: TabularNetwork = keras(preprocessing, config)  # type: ignore[assignment]

@@ -6,11 +6,11 @@ from typing import cast
 import pytest
 
 from tasks.kernel.errors import TrainingError, TransientError
-from tasks.training import watch as watch_module
 from tasks.training.config import TrainingConfig
+from tasks.training.core.run_directory import RankProgress, RunDirectory, RunPlan, TrainingJob
+from tasks.training.launch import monitor as watch_module
+from tasks.training.launch.monitor import SETTLE_S, Watch
 from tasks.training.launch.rank_group import RankGroup
-from tasks.training.run_directory import RankProgress, RunDirectory, RunPlan, TrainingJob
-from tasks.training.watch import SETTLE_S, Watch
 from tests.support.data.builders import COLUMNS, splits
 from tests.support.training.trials import epoch
 

@@ -25,25 +25,25 @@ from tasks.training.checkpoints.files import serialized, write_file
 from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tasks.training.data.opening import open_sources
-from tasks.training.data.source import BLOCK_ROWS, Sources
-from tasks.training.elastic.session import CommitPoint
-from tasks.training.model import export_program
-from tasks.training.networks import build_network
-from tasks.training.objective import Objective, labels_of, objective_of
-from tasks.training.run_directory import (
+from tasks.training.core.network import export_program
+from tasks.training.core.networks import build_network
+from tasks.training.core.objective import Objective, labels_of, objective_of
+from tasks.training.core.run_directory import (
     ProgressReporter,
     RunDirectory,
     RunPlan,
     RunResult,
     TrainingJob,
 )
-from tasks.training.schedule import MIN_STEPS_PER_EPOCH, adamw, averaged, one_cycle_rate
+from tasks.training.core.schedule import MIN_STEPS_PER_EPOCH, adamw, averaged, one_cycle_rate
+from tasks.training.core.warm_start import Fitted, described, warm_start
+from tasks.training.data.opening import open_sources
+from tasks.training.data.source import BLOCK_ROWS, Sources
+from tasks.training.elastic.session import CommitPoint
 from tasks.training.strategies.base import Batch, Exchange, State, Strategy
 from tasks.training.strategies.build import build_strategy
 from tasks.training.telemetry.profiler import StepProfiler
 from tasks.training.telemetry.step_clock import StepClock
-from tasks.training.warm_start import Fitted, described, warm_start
 
 LOGGER = logging.getLogger(__name__)
 # A question to rank 0 costs all ranks an exchange of a few bytes.

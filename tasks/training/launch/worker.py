@@ -1,4 +1,4 @@
-"""Entry of one rank: `python -m tasks.training.worker RUN_DIRECTORY`.
+"""Entry of one rank: `python -m tasks.training.launch.worker RUN_DIRECTORY`.
 
 The launcher starts one for each rank. It reads `job.json`, trains, and reports errors by file.
 """
@@ -22,15 +22,15 @@ from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tasks.training.launch.pinning import Cores, cores_near_gpu
-from tasks.training.loop import TrainingSession
-from tasks.training.run_directory import (
+from tasks.training.core.run_directory import (
     EXIT_REPORT_REFUSED,
     ProgressReporter,
     RankError,
     RunDirectory,
     TrainingJob,
 )
+from tasks.training.core.train import TrainingSession
+from tasks.training.launch.pinning import Cores, cores_near_gpu
 from tasks.training.strategies.base import Exchange
 from tasks.training.strategies.build import join
 from tasks.training.strategies.failures import is_loss_of_another_rank

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import TrainingError, TransientError
+from tasks.training.core.run_directory import RankProgress, RunDirectory, TrainingJob
 from tasks.training.launch.eta import Eta, Position
 from tasks.training.launch.rank_group import RankGroup
-from tasks.training.run_directory import RankProgress, RunDirectory, TrainingJob
 
 LOGGER = logging.getLogger(__name__)
 # After a first rank has failed, how long the others may take to notice and report.

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tasks.training.strategies.base import Exchange, State
-from tasks.training.strategies.compression import RESIDUAL, ErrorFeedback, HalfPrecisionSum
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.flat_gradients import GradientSum
+from tasks.training.strategies.gradient_compression import RESIDUAL, ErrorFeedback, HalfPrecisionSum
 from tasks.training.strategies.power_sgd import LowRank, PowerSgdSum
 from tasks.training.strategies.top_k import TopKSum
 from tests.support.suite.examples import examples

@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from tasks.kernel.errors import DataContractError
 from tasks.training.config import TrainingConfig
+from tasks.training.core.objective import Classification, Regression, objective_of
+from tasks.training.core.run_directory import TrainingJob
 from tasks.training.data.decode import RowFacts
 from tasks.training.data.fitting import fit_labels, label_moments
-from tasks.training.objective import Classification, Regression, objective_of
-from tasks.training.run_directory import TrainingJob
 from tests.support.data.builders import COLUMNS, splits
 from tests.support.training.parents import SCALE, preprocessing
 from tests.support.training.reading_ranks import on_ranks

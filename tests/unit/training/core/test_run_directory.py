@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.errors import StorageError, TransientError
-from tasks.training import run_directory
 from tasks.training.config import TrainingConfig
-from tasks.training.run_directory import (
+from tasks.training.core import run_directory
+from tasks.training.core.run_directory import (
     ProgressReporter,
     RankError,
     RankProgress,
@@ -94,7 +94,7 @@ def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_second_driver_is_refused_with_the_holders_process(tmp_path: Path) -> None:
     holder = (
         "import sys; from pathlib import Path\n"
-        "from tasks.training.run_directory import exclusive\n"
+        "from tasks.training.core.run_directory import exclusive\n"
         "with exclusive(Path(sys.argv[1]), 0): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", holder, str(tmp_path / "run")]

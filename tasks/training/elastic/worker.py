@@ -1,4 +1,4 @@
-"""Entry of one rank of an elastic run: `python -m tasks.training.elastic_worker RUN_DIRECTORY`.
+"""Entry of one rank of an elastic run: `python -m tasks.training.elastic.worker RUN_DIRECTORY`.
 
 `ElasticDriver` starts one for each slot. The rank may join hours after the start, and may be
 another number in each group.
@@ -14,12 +14,12 @@ import torch
 
 from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
+from tasks.training.core.run_directory import RunDirectory, TrainingJob
+from tasks.training.core.train import TrainingSession
 from tasks.training.elastic.rank import run_elastic
-from tasks.training.loop import TrainingSession
-from tasks.training.run_directory import RunDirectory, TrainingJob
+from tasks.training.launch.worker import prepare_device, speak_by_log
 from tasks.training.strategies.base import Exchange
 from tasks.training.strategies.build import join
-from tasks.training.worker import prepare_device, speak_by_log
 
 
 def main(arguments: list[str]) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tasks.contracts.data import DatasetSchema, category_code
 from tasks.kernel.errors import ArtifactError
 from tasks.training.config import TrainingConfig
+from tasks.training.core.network import TabularNetwork
+from tasks.training.core.warm_start import Fitted, WarmStart, described, warm_start
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.model import TabularNetwork
-from tasks.training.warm_start import Fitted, WarmStart, described, warm_start
 
 CONFIG = TrainingConfig(hidden_sizes=(12, 8))
 NAMES = [f"value {n}" for n in range(30)]

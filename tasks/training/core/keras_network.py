@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import KERAS_IS_MISSING
+from tasks.training.core.network import NumberEncoding
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.model import NumberEncoding
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -12,9 +12,9 @@ from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.training import Lesson
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
+from tasks.training.compression.distillation import logits_of, write_taught
+from tasks.training.core.objective import Classification, Regression, labels_of
 from tasks.training.data.decode import ANSWER
-from tasks.training.lesson import logits_of, write_taught
-from tasks.training.objective import Classification, Regression, labels_of
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.training.parents import SCALE
 from tests.support.training.reading_ranks import job, opened

@@ -19,7 +19,7 @@ from tasks.training.compression.config import ShrinkingConfig
 from tasks.training.compression.planning import plan_student
 from tasks.training.compression.student import StudentPlan
 from tasks.training.config import TrainingConfig
-from tasks.training.launcher import OnEpoch, launch_training
+from tasks.training.launch.launcher import OnEpoch, launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.ranks.runs import (
     NUM_ROWS,
