@@ -20,17 +20,7 @@ from pydantic import ValidationError
 
 from flows.approve_command import add_approve_commands, answer_candidate
 from flows.bless_command import add_bless_command, bless_window
-from flows.client import running_platform
 from flows.decisions_command import add_decisions_command, show_decisions
-from flows.embedded import (
-    client_environment,
-    disk_with_space,
-    free_port,
-    only_run,
-    prefect_server,
-    send_what_is_left,
-    wait_until_ready,
-)
 from flows.feature_commands import (
     add_feature_commands,
     forget_features,
@@ -46,6 +36,16 @@ from flows.retry_argument import add_retry_command
 from flows.search_command import add_search_command, run_search
 from flows.shrink_command import add_shrink_command, run_shrink
 from flows.withdraw_command import add_withdraw_command, withdraw_version
+from infra.orchestration.client import running_platform
+from infra.orchestration.embedded import (
+    client_environment,
+    disk_with_space,
+    free_port,
+    only_run,
+    prefect_server,
+    send_what_is_left,
+    wait_until_ready,
+)
 from tasks.contracts.base import TimeWindow
 from tasks.features.reports import ViewParity
 from tasks.kernel.errors import (
@@ -185,7 +185,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
             _tell(f"Prefect UI at http://127.0.0.1:{port} - Ctrl-C ends it")
             server.wait()
             return []
-        from flows.retry_command import end_lost_runs
+        from infra.orchestration.retry import end_lost_runs
 
         end_lost_runs()
         return _run_flow(options, config, window, settings, watched=False)
@@ -211,7 +211,7 @@ def _run_flow(
 ) -> list[str]:
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from flows.retry_command import retry_run
+    from infra.orchestration.retry import retry_run
 
     # On a server of its own nobody watches heartbeats, and their thread delays the end of each flow
     # by a second.

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.client import platform_environment
 from flows.config import faults
+from infra.orchestration.client import platform_environment
 from tasks.contracts.release import PromotionDecision
 from tasks.features.audit import AuditTrail, process_identity
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows.embedded import only_run
 from flows.feature_servers import PORTS, feature_servers, wait_for_any
+from infra.orchestration.embedded import only_run
 from tasks.features.audit import AuditLine, AuditTrail
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tasks.kernel.settings import Settings

@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 
-from flows.embedded import free_port
+from infra.orchestration.embedded import free_port
 
 START_LIMIT_S = 60
 ATTEMPTS = 3

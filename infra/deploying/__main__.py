@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.client import platform_environment
+from infra.orchestration.client import platform_environment
 from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 from tasks.kernel.settings import Settings
 

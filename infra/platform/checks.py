@@ -13,7 +13,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from flows.client import read_password
+from infra.orchestration.client import read_password
 from infra.platform.api import PrefectApi
 from infra.platform.config import Place, PlatformConfig
 from infra.platform.state import Endpoint, PlatformState

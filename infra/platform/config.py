@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from flows.client import platform_folder
+from infra.orchestration.client import platform_folder
 from tasks.kernel.errors import ConfigurationError
 
 COORDINATOR = "coordinator"
@@ -209,7 +209,7 @@ class Place:
 
     @property
     def endpoint(self) -> Path:
-        """Where the platform answers; see `flows.client`."""
+        """Where the platform answers; see `infra.orchestration.client`."""
         return self.folder / "endpoint.json"
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from flows.client import is_running
+from infra.orchestration.client import is_running
 from infra.platform.checks import (
     Finding,
     api_of,

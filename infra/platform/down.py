@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from flows.client import is_running, read_password
+from infra.orchestration.client import is_running, read_password
 from infra.platform.api import NotFoundError, PrefectApi
 from infra.platform.config import COORDINATOR, Place, stored_config
 from infra.platform.cut_off import runs_of

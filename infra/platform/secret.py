@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
-from flows.client import read_password
+from infra.orchestration.client import read_password
 from infra.platform.config import Place
 from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.settings import write_atomically

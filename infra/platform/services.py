@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from flows.client import client_settings
 from infra.gateway.service import edge_service, has_edge
+from infra.orchestration.client import client_settings
 from infra.platform.api import PROBE_TIMEOUT_S, PrefectApi, answers
 from infra.platform.children import START_LIMIT_S, Service
 from infra.platform.config import COORDINATOR, DATABASE_URL, REDIS_URL, Place, PlatformConfig

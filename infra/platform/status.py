@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from flows.client import is_running, read_password
+from infra.orchestration.client import is_running, read_password
 from infra.platform.api import PROBE_TIMEOUT_S, PrefectApi, answers
 from infra.platform.config import Place, kept_options
 from infra.platform.services import MLFLOW, SERVER

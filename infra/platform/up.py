@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.client import is_running, read_password
+from infra.orchestration.client import is_running, read_password
 from infra.platform.api import PrefectApi
 from infra.platform.checks import refuse_wrong_pins
 from infra.platform.config import Place, PlatformConfig, stored_config

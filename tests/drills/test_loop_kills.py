@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.client import is_running
+from infra.orchestration.client import is_running
 from tests.support.host.processes import wait_until
 from tests.support.platform.accounts import STAGES, Account
 from tests.support.platform.whole_platform import (

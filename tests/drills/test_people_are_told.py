@@ -21,9 +21,9 @@ from prefect import flow
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 
-from flows.embedded import send_what_is_left
 from flows.feature_refresh import announce_staleness
 from flows.promotion import announce_refusal
+from infra.orchestration.embedded import send_what_is_left
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import deploy
 from tests.support.platform.deploys import on_server, part_of_the_file, plan_of, redeploy

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from flows.client import read_password
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
+from infra.orchestration.client import read_password
 from infra.platform.api import PrefectApi
 from infra.platform.config import Place
 from infra.platform.state import read_endpoint

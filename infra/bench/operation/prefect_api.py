@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from flows.embedded import free_port
+from infra.orchestration.embedded import free_port
 from infra.platform.services import SERVER_SETTINGS
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard

@@ -18,7 +18,6 @@ from pathlib import Path
 import psutil
 import yaml
 
-from flows.embedded import free_port
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from infra.bench.serving.gateway import (
@@ -36,6 +35,7 @@ from infra.bench.waiting import wait_until
 from infra.gateway.place import EdgePlace
 from infra.gateway.prepare import server_tls
 from infra.gateway.traffic import EdgeTraffic
+from infra.orchestration.embedded import free_port
 
 MODEL = "flight-delay"
 CONNECTIONS, REQUESTS, ROUNDS = 16, 2000, 5

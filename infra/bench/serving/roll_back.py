@@ -24,7 +24,6 @@ from pathlib import Path
 
 import yaml
 
-from flows.embedded import free_port
 from flows.release_ports import RegistryChampions, traffic_of
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
@@ -41,6 +40,7 @@ from infra.bench.serving.gateway import (
 from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
 from infra.bench.serving.signer import Signer
 from infra.bench.waiting import wait_until
+from infra.orchestration.embedded import free_port
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings

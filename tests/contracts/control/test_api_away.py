@@ -27,7 +27,7 @@ from prefect.settings import (
 )
 
 import infra.platform.api as api_module
-from flows.client import client_settings
+from infra.orchestration.client import client_settings
 from tasks.kernel.errors import TransientError
 from tasks.kernel.retry_policy import is_api_away, only_transient
 from tasks.training.task import Progress

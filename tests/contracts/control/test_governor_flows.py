@@ -21,10 +21,10 @@ from prefect.states import Cancelled
 from flows import decision, pipeline, starting
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.decision import advise_on_drift, decision_flow
-from flows.embedded import send_what_is_left
 from flows.governor_sweep import governor_sweep_flow
 from flows.pipeline import pipeline_flow
 from flows.recalibration import recalibration_flow
+from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
 from tasks.control.retraining.config import GovernorConfig
 from tasks.control.retraining.decision import Action

@@ -21,8 +21,8 @@ from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled, Susp
 
 import infra.platform.api as api_module
 from flows.recovery_sweep import recovery_sweep_flow, sweep_once
-from flows.retry_command import find_run
 from flows.whereabouts import BOOT, HOST, NOT_RETRIED, PID, SPACE, STARTED, own_labels
+from infra.orchestration.retry import find_run
 from infra.platform.api import WORKER_LABEL
 from infra.platform.cut_off import end_cut_off
 from infra.platform.status import given_up, waiting_for_workers

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.embedded import disk_with_space, only_run
+from infra.orchestration.embedded import disk_with_space, only_run
 from tasks.kernel import disk
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError, WindowError
 from tasks.kernel.settings import PROJECT_ROOT
@@ -21,7 +21,8 @@ SECRET = "marker-of-a-secret-90ce"
 RUN_A_FLOW = """
 import os, sys
 from pathlib import Path
-from flows.embedded import client_environment, free_port, prefect_server, wait_until_ready
+from infra.orchestration.embedded import client_environment, free_port, prefect_server
+from infra.orchestration.embedded import wait_until_ready
 home, then = Path(sys.argv[1]), sys.argv[2]
 port = free_port()
 with prefect_server(home, port) as server:

@@ -22,7 +22,6 @@ from prefect.events.actions import RunDeployment, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.server.utilities.user_templates import validate_user_template
 
-from flows.embedded import send_what_is_left
 from flows.feature_refresh import announce_staleness
 from flows.promotion import announce_refusal
 from infra.deploying.notifications import (
@@ -37,6 +36,7 @@ from infra.deploying.notifications import (
     WORKER_OFFLINE,
     Notification,
 )
+from infra.orchestration.embedded import send_what_is_left
 from tests.support.release.builders import WORSE, refused
 from tests.support.services.prefect_platform import PrefectApi
 

@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 import psutil
 import pytest
 
-from flows.client import is_running, platform_environment
+from infra.orchestration.client import is_running, platform_environment
 from infra.platform.api import basic_auth
 from infra.platform.checks import check_workers
 from infra.platform.state import supervisor_pid

@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import FlowRun
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.drift_check import drift_check_flow
 from flows.drift_volume import TAG, check_drift_by_volume, new_since
-from flows.embedded import send_what_is_left
+from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows
 from tasks.control.retraining.ledger import Ledger

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from prefect import Flow
 
-from flows.retry_command import flow_named
 from flows.whereabouts import not_retried_because, note_whereabouts
 from infra.deploying.deployments import DeploymentItem, deployment_items, load_flow
 from infra.deploying.file import PREFECT_FILE, Deployment, PrefectFile, read_prefect_file
 from infra.deploying.pools import read_pools_file
 from infra.deploying.use_cases import UseCase, read_use_cases
+from infra.orchestration.retry import flow_named
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 

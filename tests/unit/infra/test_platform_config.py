@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.client import is_running, platform_environment, running_platform
+from infra.orchestration.client import is_running, platform_environment, running_platform
 from infra.platform.config import DATABASE_URL, REDIS_URL, Place, PlatformConfig, read_config
 from infra.platform.mlflow_app import PasswordGate, WithReports
 from infra.platform.ports import Ports, choose_ports, is_free

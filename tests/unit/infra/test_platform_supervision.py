@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.client import is_running
+from infra.orchestration.client import is_running
 from infra.platform import children
 from infra.platform.__main__ import EXIT_INTERRUPTED
 from infra.platform.api import PROBE_TIMEOUT_S

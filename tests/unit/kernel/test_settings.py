@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import MetaData
 
-from flows.embedded import only_run
+from infra.orchestration.embedded import only_run
 from tasks.contracts.base import Artifact, Contract
 from tasks.kernel import disk
 from tasks.kernel.errors import (

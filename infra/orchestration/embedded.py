@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.orchestration.client import prefect_settings
 from tasks.kernel.disk import lack_of_space, require_space
 from tasks.kernel.errors import (
     ConfigurationError,
@@ -25,7 +26,7 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.settings import PROJECT_ROOT, make_folder
+from tasks.kernel.settings import make_folder
 
 SERVER = "infra.platform.prefect_app:create_app"
 START_TIMEOUT_S = 180
@@ -106,16 +107,7 @@ def only_run(home: Path) -> Iterator[None]:
 
 def client_environment(home: Path, port: int) -> dict[str, str]:
     """What Prefect reads in this process; to be set before Prefect is imported."""
-    return {
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "results"),
-        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-        "PREFECT_LOGGING_SETTINGS_PATH": str(PROJECT_ROOT / "infra" / "prefect" / "logging.yml"),
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",
-        "PREFECT_CLI_PROMPT": "false",
-        "DO_NOT_TRACK": "1",
-    }
+    return prefect_settings(home / "prefect", f"http://127.0.0.1:{port}/api")
 
 
 def server_environment(caller: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 
 PLATFORM = "platform"
+LOGGING = PROJECT_ROOT / "infra" / "orchestration" / "logging.yml"
 ASK_AGAIN_CODES = "500"
 """The server answers so while its database or its Redis is away. By itself Prefect's client asks
 again only when the server is away or busy, so a restart of PostgreSQL would end every run that says
@@ -110,7 +111,9 @@ def client_settings(
         "PREFECT_LOCAL_STORAGE_PATH": str(prefect / "results"),
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": ASK_AGAIN_CODES,
-        "PREFECT_LOGGING_SETTINGS_PATH": str(PROJECT_ROOT / "infra" / "prefect" / "logging.yml"),
+        "PREFECT_LOGGING_SETTINGS_PATH": str(
+            PROJECT_ROOT / "infra" / "orchestration" / "logging.yml"
+        ),
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",
@@ -120,3 +123,22 @@ def client_settings(
     if password:
         settings["PREFECT_API_AUTH_STRING"] = password
     return settings
+
+
+def prefect_settings(folder: Path, api_url: str) -> dict[str, str]:
+    """What Prefect reads in any process of ours; to be set before Prefect is imported.
+
+    Args:
+        folder: where Prefect keeps its own files.
+        api_url: address that ends in `/api`.
+    """
+    return {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_API_URL": api_url,
+        "PREFECT_LOCAL_STORAGE_PATH": str(folder / "results"),
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_LOGGING_SETTINGS_PATH": str(LOGGING),
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",
+        "PREFECT_CLI_PROMPT": "false",
+        "DO_NOT_TRACK": "1",
+    }
