@@ -18,8 +18,8 @@ from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tasks.kernel.errors import DataContractError
-from tasks.metadata.operation import database_now, transaction
-from tasks.release import tables
+from tasks.metadata import tables
+from tasks.metadata.database import database_now, open_database, transaction
 from tasks.release.config import ReleaseConfig
 from tasks.release.records import (
     BY_ITSELF,
@@ -47,11 +47,11 @@ class ReleaseLedger:
         url: SQLAlchemy address of the database of operation.
 
     Raises:
-        ConfigurationError, TransientError, StorageError: as `tables.open_database`.
+        ConfigurationError, TransientError, StorageError: as `open_database`.
     """
 
     def __init__(self, url: str) -> None:
-        self.engine: Engine = tables.open_database(url)
+        self.engine: Engine = open_database(url)
 
     def open(
         self,

@@ -20,7 +20,7 @@ from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.cores import CoreSet
 from tasks.control.leases.hardware import HostDevices
 from tasks.control.leases.leases import acquire
-from tasks.control.leases.table import STATE
+from tasks.metadata.tables import lease_state
 
 ROUNDS = 60
 BOUND = 10.0
@@ -50,7 +50,7 @@ def figures(bench: Bench) -> Measured:
 
 def _transact(book: LeaseBook) -> None:
     with book.table.engine.begin() as connection:
-        connection.execute(sa.update(STATE).values(version=STATE.c.version + 1))
+        connection.execute(sa.update(lease_state).values(version=lease_state.c.version + 1))
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -20,7 +20,7 @@ from tasks.control.leases.doorbell import ring
 from tasks.control.leases.hardware import HostDevices
 from tasks.control.leases.liveness import Liveness
 from tasks.control.leases.placement import Taken, due_s, grants_for, place
-from tasks.control.leases.table import LeaseTable, open_database
+from tasks.control.leases.table import LeaseTable
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.process import ProcessName
 
@@ -100,7 +100,7 @@ class LeaseBook:
         self.host = host or socket.gethostname()
         self.boot = who().boot
         self._who = who  # asked again for each claim: a process that forks is another one then
-        self.table = LeaseTable(open_database(url))
+        self.table = LeaseTable(url)
         self._clock = clock
         self._liveness = Liveness(who(), clock)
 

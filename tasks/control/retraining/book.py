@@ -24,7 +24,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tasks.control.retraining import tables
 from tasks.control.retraining.budget import KINDS, Spent
 from tasks.control.retraining.clock import Uptime
 from tasks.control.retraining.config import GovernorConfig
@@ -33,7 +32,7 @@ from tasks.control.retraining.evidence import Evidence
 from tasks.control.retraining.records import ClaimState, Outcome, StoredVerdict
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import content_key
-from tasks.metadata import operation
+from tasks.metadata import database, tables
 
 Value = TypeVar("Value", bound=BaseModel)
 
@@ -65,13 +64,13 @@ class Book:
     def __init__(self, connection: Connection, model: str, use_case: str, actor: str) -> None:
         self._connection = connection
         self.model, self.use_case, self.actor = model, use_case, actor
-        self.now = operation.database_now(connection)
+        self.now = database.database_now(connection)
         self._uptime = Uptime.now()
         self._bring_later_claims_to_now()
 
     def unanswered(self) -> list[StoredVerdict]:
         """Verdicts without an answer, in the order in which they were stored."""
-        table = tables.verdicts
+        table = tables.drift_results
         rows = self._connection.execute(
             select(table)
             .where(self._mine(table), table.c.answered_at.is_(None))
@@ -81,13 +80,13 @@ class Book:
 
     def verdict(self, verdict_id: str) -> StoredVerdict:
         """One stored verdict."""
-        table = tables.verdicts
+        table = tables.drift_results
         query = select(table).where(table.c.verdict_id == verdict_id)
         return read_verdict_row(self._connection.execute(query).mappings().one())
 
     def latest_window_end(self) -> datetime | None:
         """End of the latest window that was answered."""
-        table = tables.verdicts
+        table = tables.drift_results
         query = select(table.c.window_end).where(
             self._mine(table), table.c.answered_at.is_not(None)
         )
@@ -98,14 +97,14 @@ class Book:
 
     def mark_answered(self, verdict_id: str) -> None:
         """Note that the verdict has its answer."""
-        table = tables.verdicts
+        table = tables.drift_results
         self._connection.execute(
             update(table).where(table.c.verdict_id == verdict_id).values(answered_at=self.now)
         )
 
     def open_episodes(self) -> list[Episode]:
         """Episodes that have not been closed, the oldest first."""
-        table, claims = tables.episodes, tables.claims
+        table, claims = tables.incidents, tables.actions
         rows = self._connection.execute(
             select(table, claims.c.episode_id.label("claim"), claims.c.action, claims.c.state)
             .outerjoin(claims, claims.c.episode_id == table.c.episode_id)
@@ -129,7 +128,7 @@ class Book:
         """The open episode of this cause, or a new one; the verdict is its newest."""
         for known in self.open_episodes():
             if known.cause is cause:
-                table = tables.episodes
+                table = tables.incidents
                 self._connection.execute(
                     update(table)
                     .where(table.c.episode_id == known.episode_id)
@@ -138,7 +137,7 @@ class Book:
                 return known
         episode_id = content_key("episode", self.model, self.use_case, cause, verdict.verdict_id)
         self._connection.execute(
-            insert(tables.episodes).values(
+            insert(tables.incidents).values(
                 episode_id=episode_id,
                 model=self.model,
                 use_case=self.use_case,
@@ -154,7 +153,7 @@ class Book:
 
     def close(self, episode: Episode, by: str) -> None:
         """End an episode: the next bad verdict of its cause opens another one."""
-        table = tables.episodes
+        table = tables.incidents
         self._connection.execute(
             update(table)
             .where(table.c.episode_id == episode.episode_id)
@@ -163,12 +162,11 @@ class Book:
 
     def spent(self) -> list[Spent]:
         """Retrainings and recalibrations of the model that were claimed before, oldest first."""
-        table, clocks, verdicts = tables.claims, tables.claim_clocks, tables.verdicts
+        table, verdicts = tables.actions, tables.drift_results
         kinds = [action.value for action in KINDS]
         rows = self._connection.execute(
-            select(table, clocks.c.boot, clocks.c.uptime_s, verdicts.c.version)
+            select(table, verdicts.c.version)
             .join(verdicts, verdicts.c.verdict_id == table.c.verdict_id)
-            .outerjoin(clocks, clocks.c.episode_id == table.c.episode_id)
             .where(table.c.model == self.model, table.c.action.in_(kinds))
             .order_by(table.c.claimed_at)
         )
@@ -194,7 +192,7 @@ class Book:
     def claim(self, episode: Episode, action: Action, verdict_id: str, reason: str) -> None:
         """Take the one run of an episode; the primary key lets nobody take it twice."""
         self._connection.execute(
-            insert(tables.claims).values(
+            insert(tables.actions).values(
                 episode_id=episode.episode_id,
                 model=self.model,
                 use_case=self.use_case,
@@ -205,11 +203,6 @@ class Book:
                 claimed_at=self.now,
                 claimed_by=self.actor,
                 num_starts=0,
-            )
-        )
-        self._connection.execute(
-            insert(tables.claim_clocks).values(
-                episode_id=episode.episode_id,
                 boot=self._uptime.boot,
                 uptime_s=self._uptime.seconds,
             )
@@ -265,7 +258,7 @@ class Book:
 
         Else a clock that had been years ahead would hold every cool-down for years.
         """
-        table = tables.claims
+        table = tables.actions
         self._connection.execute(
             update(table)
             .where(table.c.model == self.model, table.c.claimed_at > self.now)
@@ -281,14 +274,14 @@ def governing(engine: Engine, model: str, use_case: str, actor: str) -> Iterator
         TransientError: the database does not answer, or was busy.
         StorageError: its disk refused.
     """
-    with operation.transaction(engine) as connection:
+    with database.transaction(engine) as connection:
         lock(connection, model)
         yield Book(connection, model, use_case, actor)
 
 
 def lock(connection: Connection, model: str) -> None:
     """Hold the row of a model until the transaction ends."""
-    table = tables.governed
+    table = tables.models
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     connection.execute(dialect.insert(table).values(model=model).on_conflict_do_nothing())
     connection.execute(select(table).where(table.c.model == model).with_for_update()).all()
@@ -327,7 +320,7 @@ def read_stored(kind: type[Value], text: str) -> Value:
 
 def count_asked(connection: Connection, verdict_id: str) -> None:
     """Count one more question about a verdict that has its answer."""
-    table = tables.verdicts
+    table = tables.drift_results
     connection.execute(
         update(table)
         .where(table.c.verdict_id == verdict_id)

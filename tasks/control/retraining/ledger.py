@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, RowMapping, Select, and_, case, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tasks.control.retraining import tables
 from tasks.control.retraining.book import count_asked, lock, read_stored, read_verdict_row
 from tasks.control.retraining.config import GovernorConfig
 from tasks.control.retraining.decision import Action, Cause
@@ -27,7 +26,7 @@ from tasks.control.retraining.records import (
 )
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import content_key
-from tasks.metadata import operation
+from tasks.metadata import database, tables
 
 RESERVED_FOR = timedelta(minutes=15)
 """A claim that its platform has reserved and not started since is free for another one: three of
@@ -59,7 +58,7 @@ class Ledger:
     """
 
     def __init__(self, url: str) -> None:
-        self.engine: Engine = tables.open_database(url)
+        self.engine: Engine = database.open_database(url)
 
     def store_verdict(
         self, model: str, use_case: str, evidence: Evidence, policy: GovernorConfig
@@ -69,7 +68,7 @@ class Ledger:
         Numbers are given under the model's lock, so verdicts are seen in their order.
         """
         verdict_id = verdict_id_of(model, use_case, evidence)
-        with operation.transaction(self.engine) as connection:
+        with database.transaction(self.engine) as connection:
             lock(connection, model)
             dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
             row = {
@@ -81,10 +80,10 @@ class Ledger:
                 "window_end": evidence.window.end,
                 "evidence": evidence.model_dump_json(),
                 "policy": policy.model_dump_json(),
-                "stored_at": operation.database_now(connection),
+                "stored_at": database.database_now(connection),
                 "num_asked": 0,
             }
-            table = tables.verdicts
+            table = tables.drift_results
             connection.execute(dialect.insert(table).values(row).on_conflict_do_nothing())
             query = select(table).where(table.c.verdict_id == verdict_id)
             return read_verdict_row(connection.execute(query).mappings().one())
@@ -95,8 +94,8 @@ class Ledger:
         Raises:
             DataContractError: there is none.
         """
-        table = tables.verdicts
-        with operation.transaction(self.engine, reads_only=True) as connection:
+        table = tables.drift_results
+        with database.transaction(self.engine, reads_only=True) as connection:
             query = select(table).where(table.c.verdict_id == verdict_id)
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
@@ -109,21 +108,21 @@ class Ledger:
 
     def newest_verdict(self, model: str, use_case: str) -> StoredVerdict | None:
         """The verdict on a model that was stored last; None before the first."""
-        table = tables.verdicts
+        table = tables.drift_results
         query = select(table).where(table.c.model == model, table.c.use_case == use_case)
-        with operation.transaction(self.engine, reads_only=True) as connection:
+        with database.transaction(self.engine, reads_only=True) as connection:
             newest = query.order_by(table.c.number.desc()).limit(1)
             row = connection.execute(newest).mappings().one_or_none()
         return read_verdict_row(row) if row is not None else None
 
     def count_asked(self, verdict_id: str) -> None:
         """Count one more question about an answered verdict."""
-        with operation.transaction(self.engine) as connection:
+        with database.transaction(self.engine) as connection:
             count_asked(connection, verdict_id)
 
     def unsettled(self) -> list[tuple[str, str]]:
         """Models and use cases with unanswered verdicts, or trouble that nobody acts on yet."""
-        verdicts, episodes, claims = tables.verdicts, tables.episodes, tables.claims
+        verdicts, episodes, claims = tables.drift_results, tables.incidents, tables.actions
         unanswered = select(verdicts.c.model, verdicts.c.use_case).where(
             verdicts.c.answered_at.is_(None)
         )
@@ -136,7 +135,7 @@ class Ledger:
                 episodes.c.cause != Cause.FEED.value,
             )
         )
-        with operation.transaction(self.engine, reads_only=True) as connection:
+        with database.transaction(self.engine, reads_only=True) as connection:
             found = {
                 tuple(row) for query in (unanswered, waiting) for row in connection.execute(query)
             }
@@ -144,7 +143,7 @@ class Ledger:
 
     def claims(self, state: ClaimState, model: str | None = None) -> list[Claim]:
         """Claims in one state, the oldest first."""
-        table, verdicts = tables.claims, tables.verdicts
+        table, verdicts = tables.actions, tables.drift_results
         query = (
             select(table, verdicts.c.version, verdicts.c.evidence)
             .join(verdicts, verdicts.c.verdict_id == table.c.verdict_id)
@@ -153,7 +152,7 @@ class Ledger:
         )
         if model is not None:
             query = query.where(table.c.model == model)
-        with operation.transaction(self.engine, reads_only=True) as connection:
+        with database.transaction(self.engine, reads_only=True) as connection:
             return [_read_claim(row) for row in connection.execute(query).mappings()]
 
     def reserve(self, episode_id: str, place: str) -> bool:
@@ -166,9 +165,9 @@ class Ledger:
         Returns:
             False where another one has reserved it, or it was started.
         """
-        table = tables.claims
-        with operation.transaction(self.engine) as connection:
-            now = operation.database_now(connection)
+        table = tables.actions
+        with database.transaction(self.engine) as connection:
+            now = database.database_now(connection)
             changed = connection.execute(
                 update(table)
                 .where(_may_be_started(episode_id, place, now))
@@ -178,9 +177,9 @@ class Ledger:
 
     def mark_started(self, episode_id: str, started: StartedAction) -> bool:
         """Note what carries an action out; False where somebody else did so, or will."""
-        table = tables.claims
-        with operation.transaction(self.engine) as connection:
-            now = operation.database_now(connection)
+        table = tables.actions
+        with database.transaction(self.engine) as connection:
+            now = database.database_now(connection)
             changed = connection.execute(
                 update(table)
                 .where(_may_be_started(episode_id, started.place, now))
@@ -198,8 +197,8 @@ class Ledger:
 
     def mark_trouble(self, episode_id: str, trouble: str) -> None:
         """Note why a start failed; the claim stays, and the sweep tries it again."""
-        table = tables.claims
-        with operation.transaction(self.engine) as connection:
+        table = tables.actions
+        with database.transaction(self.engine) as connection:
             connection.execute(
                 update(table)
                 .where(table.c.episode_id == episode_id, table.c.state == ClaimState.CLAIMED.value)
@@ -208,8 +207,8 @@ class Ledger:
 
     def take_up(self, episode_id: str, run_id: str) -> bool:
         """Make a run that was lost a claim again; False where somebody else has done so."""
-        table = tables.claims
-        with operation.transaction(self.engine) as connection:
+        table = tables.actions
+        with database.transaction(self.engine) as connection:
             changed = connection.execute(
                 update(table)
                 .where(
@@ -227,14 +226,14 @@ class Ledger:
 
     def mark_ended(self, episode_id: str, end: RunEnd, trouble: str | None = None) -> bool:
         """Note how the run of an action ended; False where that is known already."""
-        table = tables.claims
-        with operation.transaction(self.engine) as connection:
+        table = tables.actions
+        with database.transaction(self.engine) as connection:
             changed = connection.execute(
                 update(table)
                 .where(table.c.episode_id == episode_id, table.c.state == ClaimState.STARTED.value)
                 .values(
                     state=ClaimState.ENDED.value,
-                    ended_at=operation.database_now(connection),
+                    ended_at=database.database_now(connection),
                     run_state=end.state,
                     run_seconds=end.seconds,
                     trouble=trouble,
@@ -256,7 +255,7 @@ class Ledger:
                 query = query.where(column == str(value))
         if wanted.since is not None:
             query = query.where(table.c.decided_at >= wanted.since)
-        with operation.transaction(self.engine, reads_only=True) as connection:
+        with database.transaction(self.engine, reads_only=True) as connection:
             return [_read_decision(row) for row in connection.execute(query).mappings()]
 
     def numbered(self, numbers: Sequence[int], verdict_id: str | None = None) -> list[Decision]:
@@ -265,14 +264,14 @@ class Ledger:
         query = _with_runs().where(
             or_(table.c.number.in_(numbers), table.c.verdict_id == verdict_id)
         )
-        with operation.transaction(self.engine, reads_only=True) as connection:
+        with database.transaction(self.engine, reads_only=True) as connection:
             rows = connection.execute(query.order_by(table.c.number)).mappings()
             return [_read_decision(row) for row in rows]
 
 
 def _may_be_started(episode_id: str, place: str, now: datetime) -> ColumnElement[bool]:
     """Claimed, and reserved by nobody else, or so long ago that who did it is away."""
-    table = tables.claims
+    table = tables.actions
     free = or_(
         table.c.place.is_(None),
         table.c.place == place,
@@ -290,7 +289,7 @@ def verdict_id_of(model: str, use_case: str, evidence: Evidence) -> str:
 
 
 def _with_runs() -> Select[Any]:
-    decisions, claims, verdicts = tables.decisions, tables.claims, tables.verdicts
+    decisions, claims, verdicts = tables.decisions, tables.actions, tables.drift_results
     state = case((claims.c.run_state.is_not(None), claims.c.run_state), else_=claims.c.state)
     return (
         select(

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,30 +20,10 @@ from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.control import builders
 from tests.support.control.builders import FREE, MODEL, USE_CASE
 from tests.support.control.episodes import Governor
-from tests.support.services.servers import free_port, postgres_server
+from tests.support.services.servers import free_port
 from tests.support.suite.promises import Promise, proves
 
 PROCESS_LIMIT_S = 240
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database without tables: of its own in SQLite, a schema of its own in PostgreSQL."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'operation.db'}"
-    import psycopg
-
-    server: str = request.getfixturevalue("postgres")
-    schema = f"s{abs(hash(str(tmp_path))):x}"
-    with psycopg.connect(server) as connection:
-        connection.execute(f"CREATE SCHEMA {schema}")
-    return f"{server}&options=-csearch_path%3D{schema}"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +29,12 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
 from tests.support.platform.lease_farm import children_of, farm, kill_at_random, lines_of
-from tests.support.services.servers import postgres_server
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(600)
 
 NUM_KILLS = 50
 ONE_CORE = LeaseRequest(cores=1)
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
-        yield uri
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Address of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'operation' / 'operation.db'}"
-    server = str(request.getfixturevalue("postgres"))
-    name = f"t{abs(hash(tmp_path)):x}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return server.replace("/postgres?", f"/{name}?")
 
 
 @pytest.mark.slow
@@ -242,8 +224,9 @@ def shifted_clock(book: LeaseBook, url: str, seconds: float) -> Iterator[None]:
     if url.startswith("sqlite"):
 
         def shift(connection: Any, _: object) -> None:
-            now = time.time() + seconds
-            connection.create_function("julianday", 1, lambda _: now / 86400 + 2440587.5)
+            now = datetime.fromtimestamp(time.time() + seconds, UTC)
+            shown = now.strftime("%Y-%m-%d %H:%M:%S.%f")
+            connection.create_function("strftime", 2, lambda *_: shown)
 
         sa.event.listen(book.table.engine, "connect", shift)
         yield

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from sqlalchemy import MetaData
+
+from tasks.metadata.tables import metadata
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,12 +51,11 @@ def report() -> Iterator[str]:
 
 def tables() -> Iterator[str]:
     """Every column of every table of the control plane."""
-    for metadata in _metadata():
-        for table in metadata.tables.values():
-            for column in table.columns:
-                key = " key" if column.primary_key else ""
-                null = "" if column.nullable else " not null"
-                yield f"{table.name}.{column.name} {type(column.type).__name__}{null}{key}"
+    for table in metadata.tables.values():
+        for column in table.columns:
+            key = " key" if column.primary_key else ""
+            null = "" if column.nullable else " not null"
+            yield f"{table.name}.{column.name} {type(column.type).__name__}{null}{key}"
 
 
 def http() -> Iterator[str]:
@@ -109,15 +109,6 @@ def _prefect_file() -> dict[str, Any]:
 def _flow(entry: dict[str, Any]) -> Any:
     module, _, name = entry["entrypoint"].rpartition(".")
     return getattr(import_module(module), name)
-
-
-def _metadata() -> list[MetaData]:
-    names = (
-        ("tasks.control.retraining.tables", "metadata"),
-        ("tasks.control.leases.table", "METADATA"),
-        ("tasks.release.tables", "metadata"),
-    )
-    return [getattr(import_module(module), name) for module, name in names]
 
 
 def _openapi() -> dict[str, Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData
 
 from infra.orchestration.embedded import only_run
 from tasks.contracts.base import Artifact, Contract
@@ -37,7 +36,7 @@ from tasks.kernel.settings import (
     tool_python,
     write_atomically,
 )
-from tasks.metadata.operation import open_database
+from tasks.metadata.database import open_database
 from tests.support.suite.promises import Promise, proves
 
 
@@ -198,7 +197,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         lambda home: private_folder(home / "platform"),
         lambda home: write_atomically(home / "reports" / "a", "x"),
         lambda home: build(ArtifactStore(home / "artifacts")),
-        lambda home: open_database(f"sqlite:///{home / 'operation' / 'operation.db'}", MetaData()),
+        lambda home: open_database(f"sqlite:///{home / 'operation' / 'operation.db'}"),
         lambda home: only_run(home).__enter__(),
     ],
     ids=["platform", "file", "artifact", "database", "run"],

@@ -23,7 +23,7 @@ from tasks.control.retraining.records import (
 )
 from tasks.control.retraining.task import decision_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError, TransientError
-from tasks.metadata import operation
+from tasks.metadata import database as database_module
 from tests.support.control import builders
 from tests.support.control.builders import FREE
 from tests.support.control.episodes import Governor, Runs
@@ -232,17 +232,17 @@ def test_a_clock_that_was_years_ahead_holds_a_cool_down_no_longer_than_it_lasts(
 def test_within_one_boot_a_cool_down_lasts_as_long_as_it_should_whatever_the_clock_says(
     database: Path, hours: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = operation.database_now
+    real = database_module.database_now
     governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
     governor.see(builders.stale(0))
     governor.end_runs()
     governor.see(builders.stable(1))
     with monkeypatch.context() as patch:
-        patch.setattr(operation, "database_now", lambda c: real(c) + timedelta(hours=hours))
+        patch.setattr(database_module, "database_now", lambda c: real(c) + timedelta(hours=hours))
         assert governor.see(builders.stale(2)) == [Outcome.COOL_DOWN]
     assert governor.sweep() == []  # the clock is right again
     with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE falaj_claim_clocks SET uptime_s = uptime_s - 7 * 3600")
+        connection.execute("UPDATE falaj_claims SET uptime_s = uptime_s - 7 * 3600")
     connection.close()
     assert governor.sweep() == [Outcome.ACTS]
 
@@ -397,5 +397,5 @@ def set_back_claims(database: Path, hours: float) -> None:
             "UPDATE falaj_claims SET claimed_at = strftime('%Y-%m-%d %H:%M:%f', claimed_at, ?)",
             (f"{-hours} hours",),
         )
-        connection.execute("UPDATE falaj_claim_clocks SET boot = 'the boot before'")
+        connection.execute("UPDATE falaj_claims SET boot = 'the boot before'")
     connection.close()

@@ -1,0 +1,221 @@
+"""The metadata database: SQLite, or PostgreSQL that several hosts share.
+
+One way to open it, to migrate it to the tables of this release, to begin transactions and to ask
+for its clock. Every table is in `tables`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Insert,
+    Table,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
+from tasks.kernel.settings import private_folder
+from tasks.metadata.tables import VERSION, VERSION_TABLE
+
+ANSWER_WITHIN_S = 60.0
+CONNECT_WITHIN_S = 10
+SCHEMA_LOCK = 0x46414C41  # of PostgreSQL's advisory locks; whoever migrates holds it
+READS_ONLY = "falaj_reads_only"
+MIGRATIONS = Path(__file__).with_name("migrations")
+_REFUSED = ("readonly database", "unable to open database file", "disk is full", "disk I/O error")
+_DAMAGED = ("file is not a database", "disk image is malformed")
+
+
+def open_database(
+    url: str,
+    *,
+    answer_within_s: float = ANSWER_WITHIN_S,
+    synchronous: Literal["NORMAL", "FULL"] = "FULL",
+) -> Engine:
+    """Open the database, and bring its tables to this release's version.
+
+    The engine has no pool: processes that fork may share it.
+
+    Args:
+        url: SQLAlchemy address, of a SQLite file or PostgreSQL (`postgresql://` takes psycopg).
+        answer_within_s: longest wait for locks; in PostgreSQL also for a statement.
+        synchronous: of SQLite; with `NORMAL` a power cut may take the newest transactions back.
+
+    Raises:
+        ConfigurationError: the address is of another kind, or a newer release made the database.
+        TransientError: the database does not answer, or was busy.
+        StorageError: its disk refused.
+    """
+    try:
+        address = make_url(url)
+    except ArgumentError as exc:
+        raise ConfigurationError(
+            "FALAJ_DATABASE_URL is no database address; write it as "
+            "postgresql://user:password@host/database, or leave it out for SQLite"
+        ) from exc
+    if address.get_backend_name() == "postgresql":
+        engine = _postgresql(address, answer_within_s)
+    elif address.get_backend_name() == "sqlite" and address.database:
+        private_folder(Path(address.database).parent)
+        engine = _sqlite(address, answer_within_s, synchronous)
+    else:
+        raise ConfigurationError(
+            f"FALAJ_DATABASE_URL is of {address.get_backend_name()}; expected PostgreSQL or the "
+            "path of a SQLite file"
+        )
+    _migrate(engine)
+    return engine
+
+
+@contextmanager
+def transaction(engine: Engine, *, reads_only: bool = False) -> Iterator[Connection]:
+    """One transaction, committed when the block ends and rolled back when it fails.
+
+    On SQLite one that writes holds the write lock from its beginning, so what it reads stays so.
+
+    Raises:
+        TransientError: the database does not answer, or was busy.
+        StorageError: its disk refused.
+    """
+    try:
+        with engine.execution_options(**{READS_ONLY: reads_only}).begin() as connection:
+            yield connection
+    except DBAPIError as exc:
+        raise _explained(exc, engine) from exc
+
+
+def database_now(connection: Connection) -> datetime:
+    """The database's clock, UTC; it goes on within a transaction."""
+    if connection.dialect.name == "postgresql":
+        moment: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+        return moment.astimezone(UTC)
+    shown = connection.execute(text("SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')")).scalar_one()
+    return datetime.fromisoformat(shown).replace(tzinfo=UTC)
+
+
+def insert_if_absent(connection: Connection, table: Table, **values: Any) -> None:
+    """Add a row, unless one with its key is there."""
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    statement: Insert = insert(table).values(values).on_conflict_do_nothing()
+    connection.execute(statement)
+
+
+def _postgresql(address: URL, answer_within_s: float) -> Engine:
+    limit_ms = int(answer_within_s * 1000)
+    given = address.query.get("options", "")
+    limits = f"{given} -c statement_timeout={limit_ms} -c lock_timeout={limit_ms}"
+    return create_engine(
+        address.set(drivername="postgresql+psycopg").update_query_dict({"options": limits}),
+        poolclass=NullPool,
+        connect_args={"connect_timeout": CONNECT_WITHIN_S},
+    )
+
+
+def _sqlite(address: URL, answer_within_s: float, synchronous: str) -> Engine:
+    """SQLite that takes the write lock at the start: a later wish for it would fail, not wait."""
+
+    def prepare(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself
+        _write_ahead(connection, time.monotonic() + answer_within_s)
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    def begin(connection: Connection) -> None:
+        reads_only = connection.get_execution_options().get(READS_ONLY, False)
+        connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+    engine = create_engine(address, poolclass=NullPool, connect_args={"timeout": answer_within_s})
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _write_ahead(connection: Any, until_s: float) -> None:
+    """Let readers and a writer not wait for each other; SQLite itself does not wait to set this."""
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as exc:
+            if "locked" not in str(exc) or time.monotonic() > until_s:
+                raise
+            time.sleep(0.05)
+
+
+def _migrate(engine: Engine) -> None:
+    """Run the migrations that the database lacks, in one transaction and one process at a time."""
+    with transaction(engine, reads_only=True) as connection:
+        if _version(connection) == VERSION:
+            return
+    with transaction(engine) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SCHEMA_LOCK})
+        version = _version(connection)
+        if version == VERSION:
+            return
+        # Loaded here: a process that finds its tables as they should be needs no Alembic.
+        from alembic import command
+        from alembic.config import Config
+        from alembic.script import ScriptDirectory
+
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        known = [each.revision for each in ScriptDirectory.from_config(config).walk_revisions()]
+        if version is not None and version not in known:
+            raise ConfigurationError(
+                f"{_shown(engine)} has tables of version {version}, this release knows versions up "
+                f"to {VERSION}: a newer release has used it. Nothing was changed; run that "
+                "release, or name another database with FALAJ_DATABASE_URL or FALAJ_HOME"
+            )
+        command.upgrade(config, VERSION)
+
+
+def _version(connection: Connection) -> str | None:
+    """Version of the database's tables; None where it is empty, or older than versions are."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    version: str | None = connection.execute(
+        text(f"SELECT version_num FROM {VERSION_TABLE}")
+    ).scalar_one_or_none()
+    return version
+
+
+def _shown(engine: Engine) -> str:
+    return engine.url.difference_update_query(["options"]).render_as_string(hide_password=True)
+
+
+def _explained(exc: DBAPIError, engine: Engine) -> Exception:
+    where = _shown(engine)
+    reason = (str(exc.orig).strip() or "no reason given").splitlines()[0]
+    if any(sign in reason for sign in _REFUSED):
+        return StorageError(
+            f"{where}: the disk refused ({reason}); expected a writable file with free space. "
+            "Nothing was changed; free space or mend the permissions and run again"
+        )
+    if any(sign in reason for sign in _DAMAGED):
+        return StorageError(
+            f"{where} is damaged ({reason}); expected a SQLite database. Restore it from a "
+            "backup, or move it away to begin with an empty one"
+        )
+    if isinstance(exc, OperationalError | InterfaceError) or exc.connection_invalidated:
+        return TransientError(
+            f"{where} does not answer or is busy ({reason}). Nothing was changed; try it again"
+        )
+    return exc

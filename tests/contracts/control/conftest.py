@@ -1,0 +1,30 @@
+"""A metadata database for each test, of SQLite and of a real PostgreSQL."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.services.servers import postgres_server
+
+
+@pytest.fixture(scope="package")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Address of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'operation' / 'operation.db'}"
+    server: str = request.getfixturevalue("postgres")
+    name = f"t{secrets.token_hex(6)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return server.replace("/postgres?", f"/{name}?")
