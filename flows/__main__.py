@@ -47,7 +47,7 @@ from infra.orchestration.embedded import (
     wait_until_ready,
 )
 from tasks.contracts.base import TimeWindow
-from tasks.features.reports import ViewParity
+from tasks.features.checks.reports import ViewParity
 from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
@@ -179,7 +179,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> list[str]:
                 import tasks.validation.runner
 
                 # isort: split
-                import tasks.features.materialization  # noqa: F401
+                import tasks.features.online.materialization  # noqa: F401
         wait_until_ready(server, settings.home, port)
         if config is None:
             _tell(f"Prefect UI at http://127.0.0.1:{port} - Ctrl-C ends it")
@@ -330,7 +330,7 @@ def _parity_line(view: ViewParity) -> str:
 
 
 def _verify(options: argparse.Namespace, settings: Settings) -> list[str]:
-    from tasks.features.verification import find_snapshot, verify_snapshot
+    from tasks.features.checks.verification import find_snapshot, verify_snapshot
 
     snapshot = find_snapshot(options.snapshot, settings.store)
     outcome = verify_snapshot(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from flows.config import faults
 from infra.orchestration.client import platform_environment
 from tasks.contracts.release import PromotionDecision
-from tasks.features.audit import AuditTrail, process_identity
+from tasks.features.access.audit import AuditTrail, process_identity
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError
 from tasks.kernel.settings import Settings
 

@@ -86,8 +86,8 @@ def _cut(
 
 
 def _sources(window: TimeWindow, config: PipelineConfig, settings: Settings) -> Iterator[_Source]:
-    from tasks.features.landing import land_raw_rows
-    from tasks.features.tables import published_path
+    from tasks.features.tables.build import published_path
+    from tasks.features.tables.landing import land_raw_rows
 
     store = settings.store
     landed = land_raw_rows(window, config.features, settings.feature_repo, store)

@@ -140,7 +140,7 @@ def check_repository(config: PipelineConfig, repo: Path) -> None:
         ConfigurationError: a query is missing or no text, a suite is missing or wrong, or the
             definitions are no Python.
     """
-    from tasks.features.tables import read_query
+    from tasks.features.tables.build import read_query
 
     features = config.features
     queries = [*config.feature_queries.values(), *config.staging_queries.values()]

@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.feature_servers import PORTS, feature_servers, wait_for_any
 from infra.orchestration.embedded import only_run
-from tasks.features.audit import AuditLine, AuditTrail
+from tasks.features.access.audit import AuditLine, AuditTrail
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tasks.kernel.settings import Settings
 
@@ -84,8 +84,8 @@ def rebuild_features(options: argparse.Namespace, settings: Settings) -> list[st
         ConfigurationError: there is no such view, or a run is under way.
         FeatureStoreError: nothing is online yet.
     """
-    from tasks.features.online_repair import rebuild_views
-    from tasks.features.tables import current_tables
+    from tasks.features.online.repair import rebuild_views
+    from tasks.features.tables.build import current_tables
 
     home = settings.features_home
     with only_run(settings.home):
@@ -109,7 +109,7 @@ def forget_features(options: argparse.Namespace, settings: Settings) -> list[str
     Raises:
         ConfigurationError: a view, key or feature is not there, or a run is under way.
     """
-    from tasks.features.online_repair import forget_values
+    from tasks.features.online.repair import forget_values
 
     if unclear := [text for text in options.key if "=" not in text]:
         raise ConfigurationError(

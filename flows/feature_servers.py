@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tasks.features.listening import Listening, oidc_settings
+from tasks.features.access.listening import Listening, oidc_settings
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.settings import Settings, private_folder
 
@@ -79,7 +79,14 @@ def _server(settings: Settings, kind: str, place: Listening) -> Iterator[subproc
     from tasks.training.launch import guard
 
     folder = private_folder(settings.home / "feast" / "servers")
-    command = [sys.executable, "-m", "tasks.features.servers", kind, place.host, str(place.port)]
+    command = [
+        sys.executable,
+        "-m",
+        "tasks.features.access.servers",
+        kind,
+        place.host,
+        str(place.port),
+    ]
     if place.certificate and place.key:
         command += ["--tls-cert", str(place.certificate), "--tls-key", str(place.key)]
     environment = {name: value for name, value in os.environ.items() if name not in UNSAFE}

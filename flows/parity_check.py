@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.whereabouts import FOUND
-from tasks.features.reports import ParityReport
+from tasks.features.checks.reports import ParityReport
 from tasks.features.task import compare_online_with_offline
 from tasks.kernel.errors import FeatureStoreError
 

@@ -134,7 +134,7 @@ def _label(options: argparse.Namespace, settings: Settings) -> list[str]:
 
 
 def _erase(options: argparse.Namespace, settings: Settings) -> list[str]:
-    from tasks.features.audit import AuditTrail
+    from tasks.features.access.audit import AuditTrail
     from tasks.predictions.erasure import erase_subject
     from tasks.predictions.masking import open_mask
 

@@ -57,7 +57,7 @@ def change_release(options: argparse.Namespace, settings: Settings) -> list[str]
     if options.act == "status":
         return _status(model, settings, as_json=options.json)
     from flows.release_ports import RegistryChampions, release_config, traffic_of
-    from tasks.features.audit import AuditTrail, process_identity
+    from tasks.features.access.audit import AuditTrail, process_identity
     from tasks.release.acting import Releasing, act_by_hand, check_name
     from tasks.release.ledger import ReleaseLedger
 

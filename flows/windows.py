@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prefect import runtime
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.ledger import load_ledger
+from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 from datetime import UTC, datetime
 from typing import Any
 
-from tasks.features.audit import AuditTrail, process_identity
+from tasks.features.access.audit import AuditTrail, process_identity
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 
-from tasks.features.asof_store import AsofDuckDBOfflineStoreConfig
+from tasks.features.offline.store import AsofDuckDBOfflineStoreConfig
 
 _files = importlib.import_module("tests.universal.feature_repos.universal.data_sources.file")
 

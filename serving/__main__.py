@@ -49,7 +49,7 @@ from serving.observability.logs import configure_logging
 from serving.protocol.http.admin import TOKEN_FILE
 from serving.protocol.http.openapi import document
 from serving.security.tls import only_tls_1_3
-from tasks.features.feast_import import import_feast
+from tasks.features.access.feast_import import import_feast
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.scratch import temporary_files
 from tasks.kernel.settings import Settings

@@ -31,8 +31,8 @@ from serving.features.recipe import Recipe, fingerprint, open_recipe, service_of
 from serving.features.request import checked_columns
 from serving.interfaces import VersionState
 from tasks.contracts.conversion import Signature, tabular_signature
-from tasks.features.profile import profile_file
-from tasks.features.store import open_store
+from tasks.features.access.profile import profile_file
+from tasks.features.access.store import open_store
 from tasks.kernel.errors import FalajError, TransientError
 from tasks.kernel.settings import USE_CASE_FILE, Settings
 

@@ -29,7 +29,7 @@ from serving.features.answer import EntityFeatures, slice_answer
 from serving.features.config import EntityConfig
 from serving.features.inputs import build_inputs
 from serving.features.recipe import Recipe
-from tasks.features.online_answer import OnlineAnswer
+from tasks.features.online.answer import OnlineAnswer
 from tasks.kernel.errors import DataContractError, FalajError, StaleFeaturesError, TransientError
 
 logger = logging.getLogger(__name__)

@@ -16,17 +16,17 @@ from serving.features.answer import ViewUsed
 from serving.features.config import EntityConfig
 from serving.features.origin import ModelOrigin
 from tasks.contracts.data import DatasetSchema
-from tasks.features.config import OnlineConfig
-from tasks.features.online_plan import ReadPlan
-from tasks.features.online_reader import OnlineReader
-from tasks.features.store import find_service
-from tasks.features.versions import (
+from tasks.features.access.store import find_service
+from tasks.features.access.versions import (
     DEFINITION_TAG,
     VERSION_TAG,
     published_version,
     versioned_name,
     view_digest,
 )
+from tasks.features.config import OnlineConfig
+from tasks.features.online.plan import ReadPlan
+from tasks.features.online.reader import OnlineReader
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError
 
 NUMBERS = (ValueType.FLOAT, ValueType.DOUBLE, ValueType.INT32, ValueType.INT64, ValueType.BOOL)

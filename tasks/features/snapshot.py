@@ -20,8 +20,15 @@ from tasks.contracts.data import (
     FeatureTables,
     NumberSummary,
 )
+from tasks.features.access.store import (
+    apply_definitions,
+    find_service,
+    load_definitions,
+    open_store,
+)
+from tasks.features.access.versions import ServiceVersion, newest_version
 from tasks.features.config import FeatureConfig, TrainingSet
-from tasks.features.duck import (
+from tasks.features.offline.duck import (
     NUMBERS,
     duckdb_session,
     endless_numbers,
@@ -29,16 +36,9 @@ from tasks.features.duck import (
     sql_name,
     sql_text,
 )
-from tasks.features.evidence import pin
-from tasks.features.ledger import SNAPSHOTS, training_set_key
-from tasks.features.store import (
-    apply_definitions,
-    find_service,
-    load_definitions,
-    open_store,
-)
-from tasks.features.tables import features_folder, read_query, register_raw, run_query
-from tasks.features.versions import ServiceVersion, newest_version
+from tasks.features.tables.build import features_folder, read_query, register_raw, run_query
+from tasks.features.tables.evidence import pin
+from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 

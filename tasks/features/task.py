@@ -18,9 +18,9 @@ from tasks.contracts.data import (
     ValidationResult,
 )
 from tasks.contracts.evaluation import FeatureRanking
-from tasks.features.audit import AuditTrail, on_behalf_of, process_identity
+from tasks.features.access.audit import AuditTrail, on_behalf_of, process_identity
+from tasks.features.checks.reports import ParityReport
 from tasks.features.config import FeatureConfig, MaterializationConfig
-from tasks.features.reports import ParityReport
 from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
 from tasks.kernel.settings import Settings
 
@@ -47,7 +47,7 @@ def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
     Raises:
         DataContractError: a column, type or time zone is not as declared. Not retried.
     """
-    from tasks.features.landing import land_raw_rows as land
+    from tasks.features.tables.landing import land_raw_rows as land
 
     settings = Settings.from_environment()
     landed = land(window, config, settings.feature_repo, settings.store)
@@ -74,8 +74,8 @@ def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> Fea
 
     Safe to retry: a version is a folder of its own, renamed into place when whole.
     """
-    from tasks.features.tables import build_feature_tables as build
-    from tasks.features.tables import current_tables
+    from tasks.features.tables.build import build_feature_tables as build
+    from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
     base = current_tables(settings.features_home)
@@ -111,7 +111,7 @@ def publish_feature_tables(
     Raises:
         DataContractError: a table has no validation result. Nothing is published.
     """
-    from tasks.features.tables import publish_tables
+    from tasks.features.tables.build import publish_tables
 
     settings = Settings.from_environment()
     publish_tables(tables, validations, settings.features_home, settings.store)
@@ -137,12 +137,12 @@ def materialize_features(
 
     Safe to retry: of one table the newer values stay, and watermarks move last.
     """
-    from tasks.features.ledger import online_views
+    from tasks.features.tables.ledger import online_views
 
     settings = Settings.from_environment()
     views = online_views(tables, window, settings.features_home, settings.feature_repo)
     if views is None:
-        from tasks.features.materialization import materialize
+        from tasks.features.online.materialization import materialize
 
         with on_behalf_of(flow_run.id):
             views = materialize(
@@ -190,8 +190,8 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
     Raises:
         ConfigurationError: the table has no time column. Not retried.
     """
-    from tasks.features.tables import current_tables
-    from tasks.features.volume import count_rows
+    from tasks.features.tables.build import current_tables
+    from tasks.features.tables.volume import count_rows
 
     settings = Settings.from_environment()
     tables = current_tables(settings.features_home)
@@ -219,8 +219,8 @@ def build_training_set(
     Raises:
         ConfigurationError: the feature service does not exist. Not retried.
     """
-    from tasks.features.ledger import SNAPSHOTS, training_set_key
-    from tasks.features.tables import current_tables
+    from tasks.features.tables.build import current_tables
+    from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 
     settings = Settings.from_environment()
     home, repo, store = settings.features_home, settings.feature_repo, settings.store
@@ -267,8 +267,8 @@ def rank_single_features(
     Raises:
         DataContractError: an input is the label, or was made from it. Not retried.
     """
-    from tasks.features.single_features import rank_single_features as rank
-    from tasks.features.tables import current_tables
+    from tasks.features.checks.single_features import rank_single_features as rank
+    from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
     read = tables or current_tables(settings.features_home)
@@ -302,11 +302,11 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     Raises:
         FeatureStoreError: the published tables are not the ones that are online. Not retried.
     """
-    from tasks.features.feast_import import import_feast
+    from tasks.features.access.feast_import import import_feast
 
     import_feast()
-    from tasks.features.parity import check_parity
-    from tasks.features.tables import current_tables
+    from tasks.features.checks.parity import check_parity
+    from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
     tables = current_tables(settings.features_home)

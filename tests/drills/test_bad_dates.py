@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.store import open_store
+from tasks.features.access.store import open_store
 from tests.support.data.repository import SmallRepository, days
 from tests.support.platform.loops import Loop, loop_repository
 from tests.support.suite.promises import Promise, proves

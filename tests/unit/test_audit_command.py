@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.__main__ import main
-from tasks.features.audit import AuditTrail
+from tasks.features.access.audit import AuditTrail
 
 
 def test_a_state_folder_that_is_not_there_is_refused(

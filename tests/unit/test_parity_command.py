@@ -8,7 +8,7 @@ import pytest
 from flows import __main__ as command
 from flows import parity_check, pipeline
 from flows.config import read_pipeline_config
-from tasks.features.reports import ParityReport, ViewParity
+from tasks.features.checks.reports import ParityReport, ViewParity
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
 

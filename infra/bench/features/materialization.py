@@ -31,11 +31,11 @@ from redis import Redis
 from infra.bench.figures import Measured, at_least, at_most
 from infra.bench.parts import Bench
 from infra.bench.servers import redis_server
-from tasks.features.store import quiet
+from tasks.features.access.store import quiet
 
-ENGINE = "tasks.features.vector_engine.VectorComputeEngine"
-REDIS = "tasks.features.redis_store.NewerWinsRedisOnlineStore"
-SQLITE = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+ENGINE = "tasks.features.online.vector_engine.VectorComputeEngine"
+REDIS = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
+SQLITE = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
 START = datetime(2013, 1, 1, tzinfo=UTC)
 NUM_FEATURES = 10
 NUM_KEYS = 336_776
@@ -174,7 +174,7 @@ def _store(folder: Path, online: dict[str, str], engine: str) -> Iterator[Featur
         registry=str(folder / "registry.db"),
         entity_key_serialization_version=3,
         offline_store={
-            "type": "tasks.features.asof_store.AsofDuckDBOfflineStore",
+            "type": "tasks.features.offline.store.AsofDuckDBOfflineStore",
             "tables_path": str(folder.parent / "tables"),
             "spill_path": str(folder / "spill"),
         },

@@ -26,11 +26,11 @@ from flows.config import PipelineConfig
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from infra.bench.servers import redis_server
+from tasks.features.access.store import find_service, open_store
 from tasks.features.config import OnlineConfig, ViewPolicy
-from tasks.features.online_plan import ReadPlan, RequestedKeys
-from tasks.features.online_reader import OnlineReader
-from tasks.features.store import find_service, open_store
-from tasks.features.tables import current_tables, features_folder
+from tasks.features.online.plan import ReadPlan, RequestedKeys
+from tasks.features.online.reader import OnlineReader
+from tasks.features.tables.build import current_tables, features_folder
 from tasks.kernel.settings import Settings
 
 ENTITIES = (1, 100)

@@ -29,10 +29,17 @@ from feast.infra.offline_stores.file_source import SavedDatasetFileStorage
 from flows.config import PipelineConfig, read_pipeline_config
 from infra.bench.figures import Measured, at_least, at_most
 from infra.bench.parts import Bench
+from tasks.features.access.store import open_store, quiet
 from tasks.features.config import TrainingSet
-from tasks.features.duck import duckdb_session, names, parquet, set_window, sql_name, sql_text
-from tasks.features.store import open_store, quiet
-from tasks.features.tables import current_tables, features_folder, read_query, register_raw
+from tasks.features.offline.duck import (
+    duckdb_session,
+    names,
+    parquet,
+    set_window,
+    sql_name,
+    sql_text,
+)
+from tasks.features.tables.build import current_tables, features_folder, read_query, register_raw
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 
 ROUNDS = 3

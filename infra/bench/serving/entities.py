@@ -26,7 +26,7 @@ from serving.features.reader import FeastEntityReader
 from serving.features.recipe import Recipe
 from serving.interfaces import VersionState
 from tasks.contracts.conversion import Signature, tabular_signature
-from tasks.features.online_reader import OnlineReader
+from tasks.features.online.reader import OnlineReader
 from tasks.kernel.settings import Settings
 
 RATE_PER_S = 100

@@ -17,10 +17,10 @@ from feast.repo_config import load_repo_config
 from starlette.testclient import TestClient
 
 from flows.__main__ import main
-from tasks.features.audit import AuditTrail, on_behalf_of
-from tasks.features.servers import online_app
-from tasks.features.store import apply_definitions, open_store
-from tasks.features.tables import features_folder
+from tasks.features.access.audit import AuditTrail, on_behalf_of
+from tasks.features.access.servers import online_app
+from tasks.features.access.store import apply_definitions, open_store
+from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days

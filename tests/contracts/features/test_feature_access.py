@@ -23,7 +23,7 @@ from feast.repo_config import RepoConfig
 from pyarrow.flight import FlightError
 
 from flows.feature_servers import feature_servers
-from tasks.features.audit import AuditTrail
+from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.data.installation import Installation
@@ -358,7 +358,13 @@ def test_no_token_or_password_stands_on_a_command_line(served: Served) -> None:
         if b"guard.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    assert words[1:-1] == [b"-m", b"tasks.features.servers", b"online", b"127.0.0.1", words[-2]]
+    assert words[1:-1] == [
+        b"-m",
+        b"tasks.features.access.servers",
+        b"online",
+        b"127.0.0.1",
+        words[-2],
+    ]
 
 
 @pytest.mark.parametrize(

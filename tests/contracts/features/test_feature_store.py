@@ -17,9 +17,9 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
-from tasks.features.store import find_service, open_store
-from tasks.features.tables import features_folder
-from tasks.features.versions import without_pins
+from tasks.features.access.store import find_service, open_store
+from tasks.features.access.versions import without_pins
+from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.installation import Installation
@@ -236,7 +236,7 @@ def test_a_window_that_was_not_refreshed_is_refused(
 def test_a_store_that_loses_rows_is_refused(tmp_path: Path, kind: str | None) -> None:
     repository = SmallRepository(tmp_path, num_days=1)
     file = repository.path / "feature_store.yaml"
-    ours = "type: tasks.features.asof_store.AsofDuckDBOfflineStore"
+    ours = "type: tasks.features.offline.store.AsofDuckDBOfflineStore"
     file.write_text(file.read_text().replace(ours, f"type: {kind}" if kind else "threads: 2"))
     with pytest.raises(ConfigurationError, match="drops entity rows"):
         open_store(tmp_path / "home", repository.path)
@@ -245,8 +245,8 @@ def test_a_store_that_loses_rows_is_refused(tmp_path: Path, kind: str | None) ->
 MATERIALIZE = """
 import sys
 from pathlib import Path
-from tasks.features.materialization import materialize
-from tasks.features.tables import FeatureTables
+from tasks.features.online.materialization import materialize
+from tasks.features.tables.build import FeatureTables
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import days
 home, repo = Path(sys.argv[1]), Path(sys.argv[2])

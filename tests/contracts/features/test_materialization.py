@@ -13,13 +13,13 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
+from tasks.features.access.store import apply_definitions, open_store
+from tasks.features.checks.parity import check_parity
 from tasks.features.config import MaterializationConfig
-from tasks.features.ledger import online_views, read_ledger, write_ledger
-from tasks.features.materialization import materialize
-from tasks.features.online_store import NewerWinsSqliteOnlineStore
-from tasks.features.parity import check_parity
-from tasks.features.store import apply_definitions, open_store
-from tasks.features.store_mark import read_mark, write_mark
+from tasks.features.online.materialization import materialize
+from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
+from tasks.features.online.store_token import read_mark, write_mark
+from tasks.features.tables.ledger import online_views, read_ledger, write_ledger
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days

@@ -15,7 +15,7 @@ from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSour
 from feast.types import FeastType, Float64, String
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tasks.features.online_store import NewerWinsSqliteOnlineStore
+from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import WindowError
 from tests.support.data.feature_views import repo_config
 from tests.support.services.servers import RedisServer, redis_server
@@ -41,7 +41,7 @@ class Shop:
         config = repo_config(
             folder,
             online,
-            batch_engine={"type": "tasks.features.vector_engine.VectorComputeEngine"},
+            batch_engine={"type": "tasks.features.online.vector_engine.VectorComputeEngine"},
             materialization={"pull_latest_features": True, "online_write_batch_size": 100},
         )
         config.registry.enable_online_feature_view_versioning = True
@@ -85,14 +85,14 @@ class Shop:
 @pytest.fixture(params=["sqlite", "redis"])
 def shop(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> Iterator[Shop]:
     if request.param == "sqlite":
-        kind = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+        kind = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
         made = Shop(tmp_path, {"type": kind, "path": str(tmp_path / "online.db")})
         yield made
         made.store._get_provider().online_store._get_conn(made.store.config).close()
         return
     with server.connect() as client:
         client.flushall()
-    kind = "tasks.features.redis_store.NewerWinsRedisOnlineStore"
+    kind = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
     made = Shop(tmp_path, {"type": kind, "connection_string": server.connection_string})
     yield made
     made.store._get_provider().online_store._get_client(made.store.config.online_store).close()

@@ -20,10 +20,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.features import online_reader, online_redis
 from tasks.features.config import OnlineConfig, ViewPolicy
-from tasks.features.online_access import FeastBackend
-from tasks.features.online_reader import OnlineReader
+from tasks.features.online import reader as online_reader
+from tasks.features.online import redis_reader as online_redis
+from tasks.features.online.backend import FeastBackend
+from tasks.features.online.reader import OnlineReader
 from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
@@ -89,7 +90,7 @@ def online(
 
 
 def sqlite_at(file: Path) -> dict[str, Any]:
-    kind = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+    kind = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
     return {"type": kind, "path": str(file)}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from flows.__main__ import main
-from tasks.features.audit import AuditTrail
-from tasks.features.parity import check_parity
-from tasks.features.store import open_store
+from tasks.features.access.audit import AuditTrail
+from tasks.features.access.store import open_store
+from tasks.features.checks.parity import check_parity
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days
 

@@ -15,10 +15,10 @@ import pytest
 
 from flows.parity_check import parity_check_flow
 from tasks.contracts.data import FeatureTables
+from tasks.features.checks.parity import check_parity
+from tasks.features.checks.reports import ParityReport
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig, ViewPolicy
-from tasks.features.parity import check_parity
-from tasks.features.reports import ParityReport
-from tasks.features.tables import features_folder
+from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import choose_server, servers

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.data import FeatureTables
-from tasks.features.audit import AuditTrail
-from tasks.features.store import find_service, open_store
-from tasks.features.tables import features_folder
-from tasks.features.versions import without_pins
+from tasks.features.access.audit import AuditTrail
+from tasks.features.access.store import find_service, open_store
+from tasks.features.access.versions import without_pins
+from tasks.features.tables.build import features_folder
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
@@ -144,8 +144,8 @@ def test_a_removed_online_store_is_filled_again_with_all_of_history(
 MATERIALIZE = """
 import sys
 from pathlib import Path
-from tasks.features.materialization import materialize
-from tasks.features.tables import FeatureTables
+from tasks.features.online.materialization import materialize
+from tasks.features.tables.build import FeatureTables
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import days
 home, repo = Path(sys.argv[1]), Path(sys.argv[2])

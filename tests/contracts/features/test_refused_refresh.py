@@ -15,9 +15,9 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.feature_refresh import feature_refresh_flow
-from tasks.features.store import open_store
-from tasks.features.tables import current_tables
-from tasks.features.versions import published_version
+from tasks.features.access.store import open_store
+from tasks.features.access.versions import published_version
+from tasks.features.tables.build import current_tables
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.data.repository import SmallRepository

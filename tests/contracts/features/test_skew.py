@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from feast import FeatureService
 
+from tasks.features.access.guarded_store import GuardedFeatureStore
+from tasks.features.access.store import find_service, open_store
+from tasks.features.checks.serving_log import log_rows, log_schema
+from tasks.features.checks.skew import compare_log
 from tasks.features.config import OnlineConfig, SkewConfig, ViewPolicy
-from tasks.features.guarded_store import GuardedFeatureStore
-from tasks.features.online_reader import OnlineReader
-from tasks.features.serving_log import log_rows, log_schema
-from tasks.features.skew import compare_log
-from tasks.features.store import find_service, open_store
-from tasks.features.tables import features_folder
+from tasks.features.online.reader import OnlineReader
+from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import DataContractError
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days

@@ -10,7 +10,7 @@ import pytest
 
 from flows.config import read_pipeline_config
 from tasks.contracts.base import TimeWindow
-from tasks.features.landing import land_raw_rows
+from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.runner import validate_table

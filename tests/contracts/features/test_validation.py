@@ -33,9 +33,9 @@ from tasks.contracts.data import (
     ValidatedRows,
     ValidationResult,
 )
-from tasks.features.landing import land_raw_rows
 from tasks.features.snapshot import build_training_set
-from tasks.features.tables import EMPTY, build_feature_tables
+from tasks.features.tables.build import EMPTY, build_feature_tables
+from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings
 from tasks.validation.outcome import read_outcome

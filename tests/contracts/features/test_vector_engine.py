@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from redis.cluster import RedisCluster
 
-from tasks.features.online_store import NewerWinsSqliteOnlineStore
-from tasks.features.redis_store import NewerWinsRedisOnlineStore
-from tasks.features.redis_writer import GROUP_ROWS
-from tasks.features.value_encoding import EncodedRows, encode_entity_keys, encode_rows
-from tasks.features.vector_engine import VectorComputeEngine
+from tasks.features.online.encoding import EncodedRows, encode_entity_keys, encode_rows
+from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
+from tasks.features.online.redis_writer import GROUP_ROWS
+from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
+from tasks.features.online.vector_engine import VectorComputeEngine
 from tasks.kernel.errors import DataContractError, FeatureStoreError, TransientError
 from tests.support.data.feature_views import (
     COLUMNS,
@@ -51,9 +51,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Discarding nonzero nanoseconds:UserWarning"),
 ]
 
-ENGINE = "tasks.features.vector_engine.VectorComputeEngine"
-OURS = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
-OUR_REDIS = "tasks.features.redis_store.NewerWinsRedisOnlineStore"
+ENGINE = "tasks.features.online.vector_engine.VectorComputeEngine"
+OURS = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
+OUR_REDIS = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
 ANY_TYPE = st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, min_size=1, max_size=8)
 ANY_KEYS = st.lists(st.sampled_from(sorted(KEYS)), unique=True, min_size=1, max_size=2)
 DRILL = settings(suppress_health_check=list(HealthCheck))
@@ -557,7 +557,7 @@ def test_feast_materializes_through_either_engine_to_the_same_hashes(
         online = redis_online(server, kind=kind)
         store = feature_store(tmp_path, online, batch_engine={"type": engine})
         define(store, view_of("v", features, keys), keys)
-        with caplog.at_level(logging.INFO, "tasks.features.vector_engine"):
+        with caplog.at_level(logging.INFO, "tasks.features.online.vector_engine"):
             store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
         found.append(hashes(client))
     assert found[0] == found[1]
@@ -608,7 +608,7 @@ def test_a_store_that_is_not_known_takes_feasts_way_and_says_so(
 def test_a_view_that_needs_more_than_columns_takes_feasts_way(
     change: dict[str, Any], reason: str
 ) -> None:
-    from tasks.features.vector_engine import _reason_for_feasts_way
+    from tasks.features.online.vector_engine import _reason_for_feasts_way
 
     view = SimpleNamespace(**{"online": True, "batch_source": object(), **change})
     task = SimpleNamespace(only_latest=True)

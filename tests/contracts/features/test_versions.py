@@ -15,14 +15,8 @@ from feast import FeatureStore
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
-from tasks.features.config import MaterializationConfig
-from tasks.features.earlier_versions import write_earlier_versions
-from tasks.features.materialization import materialize
-from tasks.features.snapshot import service_to_train_on
-from tasks.features.store import apply_definitions, open_store
-from tasks.features.tables import features_folder
-from tasks.features.verification import find_snapshot, verify_snapshot
-from tasks.features.versions import (
+from tasks.features.access.store import apply_definitions, open_store
+from tasks.features.access.versions import (
     apply_service_versions,
     drop_service_version,
     newest_version,
@@ -32,6 +26,12 @@ from tasks.features.versions import (
     view_versions,
     without_pins,
 )
+from tasks.features.checks.verification import find_snapshot, verify_snapshot
+from tasks.features.config import MaterializationConfig
+from tasks.features.online.earlier_versions import write_earlier_versions
+from tasks.features.online.materialization import materialize
+from tasks.features.snapshot import service_to_train_on
+from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, ConfigurationError, FeatureStoreError
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days

@@ -26,7 +26,7 @@ from infra.deploying.automations import AutomationItem, decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
 from infra.deploying.notifications import NOTIFICATIONS
 from tasks.contracts.base import TimeWindow
-from tasks.features.ledger import Ledger
+from tasks.features.tables.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.deploys import (

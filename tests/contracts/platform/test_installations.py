@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.data import FeatureTables
-from tasks.features.store import apply_definitions, open_store
+from tasks.features.access.store import apply_definitions, open_store
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, servers

@@ -21,8 +21,8 @@ from feast.infra.online_stores.sqlite import SqliteOnlineStore
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 
-from tasks.features.online_store import NewerWinsSqliteOnlineStore
-from tasks.features.redis_store import NewerWinsRedisOnlineStore
+from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
+from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.feature_views import repo_config
 from tests.support.data.version_writer import (

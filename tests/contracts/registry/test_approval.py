@@ -16,7 +16,7 @@ from flows.__main__ import main
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
-from tasks.features.audit import AuditTrail
+from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import RegistryError
 from tasks.registry.approval import Answer, close_question, reopen_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig

@@ -31,7 +31,7 @@ from flows.approval import (
     start_approval,
 )
 from tasks.contracts.release import PromotionDecision
-from tasks.features.audit import AuditTrail
+from tasks.features.access.audit import AuditTrail
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.registry.approval import read_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig

@@ -13,8 +13,8 @@ from feast.permissions.permission import Permission
 from feast.permissions.policy import RoleBasedPolicy
 
 from flows.feature_servers import feature_servers
-from tasks.features.audit import AuditTrail
-from tasks.features.store import apply_definitions, open_store
+from tasks.features.access.audit import AuditTrail
+from tasks.features.access.store import apply_definitions, open_store
 from tasks.kernel.settings import Settings
 from tests.support.data.repository import SmallRepository
 from tests.support.services.oidc import Issuer, issuer

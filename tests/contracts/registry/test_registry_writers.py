@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.features.store import open_store
+from tasks.features.access.store import open_store
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import SmallRepository
@@ -19,9 +19,9 @@ WRITERS = """
 import os, signal, sys
 from pathlib import Path
 from feast import Entity, ValueType
-from tasks.features.store import open_store
+from tasks.features.access.store import open_store
 import feast.infra.compute_engines.local.compute, feast.infra.registry.sql  # once, before forking
-import tasks.features.asof_store, tasks.features.online_store, tasks.features.provider
+import tasks.features.offline.store, tasks.features.online.sqlite_store, tasks.features.access.provider
 
 home, repo, what = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 

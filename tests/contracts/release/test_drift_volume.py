@@ -27,8 +27,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows
 from tasks.control.retraining.ledger import Ledger
 from tasks.evaluation.drift.config import DriftVolume
-from tasks.features.landing import land_raw_rows
-from tasks.features.tables import EMPTY, build_feature_tables, publish_tables
+from tasks.features.tables.build import EMPTY, build_feature_tables, publish_tables
+from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tests.support.control import builders

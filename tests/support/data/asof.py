@@ -14,7 +14,7 @@ from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.repo_config import RepoConfig
 from feast.types import Float64, String
 
-from tasks.features.asof_store import AsofDuckDBOfflineStore
+from tasks.features.offline.store import AsofDuckDBOfflineStore
 
 START = datetime(2013, 3, 10, tzinfo=UTC)  # the United States change their clocks on this day
 UTC_TIMES = "datetime64[us, UTC]"
@@ -24,7 +24,7 @@ VALUE = "values:value"
 def feast_in(folder: Path, *, coerce_tz_aware: bool = True, **offline: Any) -> FeatureStore:
     """A Feast store whose relative sources lie in `folder`."""
     store = {
-        "type": "tasks.features.asof_store.AsofDuckDBOfflineStore",
+        "type": "tasks.features.offline.store.AsofDuckDBOfflineStore",
         "tables_path": str(folder),
         "spill_path": str(folder / "spill"),
         **offline,

@@ -137,7 +137,7 @@ def repo_config(folder: Path, online: dict[str, Any], **options: Any) -> RepoCon
         registry={"registry_type": "file", "path": str(folder / "registry.db")},
         entity_key_serialization_version=3,
         offline_store={
-            "type": "tasks.features.asof_store.AsofDuckDBOfflineStore",
+            "type": "tasks.features.offline.store.AsofDuckDBOfflineStore",
             "tables_path": str(folder / "tables"),
             "spill_path": str(folder / "spill"),
         },

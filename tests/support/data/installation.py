@@ -9,10 +9,10 @@ import pandas as pd
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables, ValidationResult
-from tasks.features.landing import land_raw_rows
-from tasks.features.materialization import materialize
+from tasks.features.online.materialization import materialize
 from tasks.features.snapshot import build_training_set
-from tasks.features.tables import EMPTY, build_feature_tables, publish_tables
+from tasks.features.tables.build import EMPTY, build_feature_tables, publish_tables
+from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, vouched
 

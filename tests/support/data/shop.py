@@ -16,9 +16,9 @@ from tasks.contracts.data import (
     LandedRows,
     NumberSummary,
 )
-from tasks.features.landing import land_raw_rows
 from tasks.features.snapshot import build_training_set, write_entities
-from tasks.features.tables import EMPTY, build_feature_tables
+from tasks.features.tables.build import EMPTY, build_feature_tables
+from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import vouched
 

@@ -109,7 +109,7 @@ def typed_store(folder: Path, online_store: dict[str, Any]) -> TypedStore:
         provider="local",
         registry={"registry_type": "sql", "path": f"sqlite:///{folder / 'registry.db'}"},
         offline_store={
-            "type": "tasks.features.asof_store.AsofDuckDBOfflineStore",
+            "type": "tasks.features.offline.store.AsofDuckDBOfflineStore",
             "tables_path": str(folder / "tables"),
             "spill_path": str(folder / "spill"),
         },

@@ -19,9 +19,9 @@ import pyarrow as pa
 from feast import FeatureView, Field, RepoConfig
 from feast.types import Int64
 
-from tasks.features.online_store import NewerWinsSqliteOnlineStore
-from tasks.features.redis_store import NewerWinsRedisOnlineStore
-from tasks.features.value_encoding import EncodedRows, encode_rows
+from tasks.features.online.encoding import EncodedRows, encode_rows
+from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
+from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tests.support.data.feature_views import NOON, make_view, repo_config
 
 NUM_KEYS = 1_000
@@ -38,11 +38,11 @@ def versioned_view() -> FeatureView:
 def versioned_config(kind: str, address: str) -> RepoConfig:
     online = {
         "redis": {
-            "type": "tasks.features.redis_store.NewerWinsRedisOnlineStore",
+            "type": "tasks.features.online.redis_store.NewerWinsRedisOnlineStore",
             "connection_string": address,
         },
         "sqlite": {
-            "type": "tasks.features.online_store.NewerWinsSqliteOnlineStore",
+            "type": "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore",
             "path": address,
         },
     }[kind]

@@ -87,7 +87,7 @@ def use_redis(repo: Path, server: RedisServer) -> None:
     file = repo / "feature_store.yaml"
     head, rest = file.read_text().split("online_store:\n")
     rest = rest[rest.index("batch_engine:") :]
-    kind = "tasks.features.redis_store.NewerWinsRedisOnlineStore"
+    kind = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
     online = f"online_store:\n  type: {kind}\n  connection_string: {server.connection_string}\n"
     file.write_text(head + online + rest)
 

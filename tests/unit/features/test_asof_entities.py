@@ -11,7 +11,7 @@ import pytest
 from feast import FeatureStore
 from feast.infra.offline_stores.duckdb import DuckDBOfflineStore
 
-from tasks.features.asof_store import AsofDuckDBOfflineStore
+from tasks.features.offline.store import AsofDuckDBOfflineStore
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError
 from tests.support.data.asof import START, ask, asked, feast_in, values, view_of, write_rows
 

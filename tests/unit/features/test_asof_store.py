@@ -19,7 +19,7 @@ from feast.types import Float64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.features.asof_store import AsofDuckDBOfflineStore
+from tasks.features.offline.store import AsofDuckDBOfflineStore
 from tasks.kernel.errors import FeatureStoreError
 from tests.support.data.asof import (
     START,

@@ -20,7 +20,7 @@ from feast.infra.offline_stores.file_source import SavedDatasetFileStorage
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from pyarrow.fs import FileSelector, FileSystem, S3FileSystem
 
-from tasks.features.asof_job import AsofRetrievalJob, Query
+from tasks.features.offline.job import AsofRetrievalJob, Query
 from tasks.kernel.errors import FeatureStoreError, StorageError
 from tests.support.data.asof import START, VALUE, ask, asked, feast_in, values, view_of, write_rows
 from tests.support.services.servers import s3_server

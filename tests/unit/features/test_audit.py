@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.features import audit
-from tasks.features.audit import AuditTrail, flow_run_id, on_behalf_of
+from tasks.features.access import audit
+from tasks.features.access.audit import AuditTrail, flow_run_id, on_behalf_of
 from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT
 
 APPEND = """
 import sys
 from pathlib import Path
-from tasks.features.audit import AuditTrail
+from tasks.features.access.audit import AuditTrail
 trail = AuditTrail(Path(sys.argv[1]))
 for number in range(int(sys.argv[2])):
     trail.append("push", number=number, outcome="ok")

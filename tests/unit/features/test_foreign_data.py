@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.features.store import load_definitions, open_store
+from tasks.features.access.store import load_definitions, open_store
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tests.support.data.shop import Shop, orders
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tasks.contracts.base import TimeWindow
 from tasks.features.config import FeatureConfig
-from tasks.features.landing import land_raw_rows
+from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError, WindowError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, days

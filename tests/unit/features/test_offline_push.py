@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from feast import Entity, FeatureStore, FeatureView, FileSource, ValueType
 
-from tasks.features.asof_store import AsofDuckDBOfflineStore
-from tasks.features.guarded_store import GuardedFeatureStore
+from tasks.features.access.guarded_store import GuardedFeatureStore
+from tasks.features.offline.store import AsofDuckDBOfflineStore
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.asof import START, feast_in, values, view_of, write_rows
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tasks.features.config import OnlineConfig
-from tasks.features.online_access import Breaker, Pool, key_values
+from tasks.features.online.backend import Breaker, Pool, key_values
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
 CONFIG = OnlineConfig(first_pause_s=1, longest_pause_s=8, max_connections=2, timeout_s=0.05)

@@ -13,7 +13,7 @@ from feast.value_type import ValueType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.features.online_plan import KeyGroup, RequestedKeys
+from tasks.features.online.plan import KeyGroup, RequestedKeys
 from tasks.kernel.errors import DataContractError
 
 KEYS: dict[str, tuple[ValueType, st.SearchStrategy[Any]]] = {

@@ -16,18 +16,18 @@ from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from pydantic import ValidationError
 
-from tasks.features import online_store
-from tasks.features.online_store import (
+from tasks.features.online import sqlite_store as online_store
+from tasks.features.online.sqlite_rows import _seconds, stored_times
+from tasks.features.online.sqlite_store import (
     NewerWinsSqliteOnlineStore,
     NewerWinsSqliteOnlineStoreConfig,
 )
-from tasks.features.sqlite_rows import _seconds, stored_times
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tests.support.data.feature_views import NOON, make_view, repo_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
-OURS = "tasks.features.online_store.NewerWinsSqliteOnlineStore"
+OURS = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
 VIEW = make_view(["number"], ["int32", "text"], created=True)
 KEY = EntityKey(join_keys=["number"], entity_values=[Value(int64_val=7)])
 MICROSECOND = timedelta(microseconds=1)

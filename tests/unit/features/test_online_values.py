@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.features.online_values import (
+from tasks.features.online.decoding import (
     NEVER,
     FloatBlock,
     decode_value,

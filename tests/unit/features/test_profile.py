@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.features.profile import profile_file, read_profile
+from tasks.features.access.profile import profile_file, read_profile
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 

@@ -8,8 +8,8 @@ import pytest
 
 from tasks.contracts.data import FeatureTables
 from tasks.features.config import FeatureConfig
-from tasks.features.landing import land_raw_rows
-from tasks.features.tables import EMPTY, build_feature_tables
+from tasks.features.tables.build import EMPTY, build_feature_tables
+from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, days, vouched

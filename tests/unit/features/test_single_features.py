@@ -15,9 +15,9 @@ from sklearn.metrics import r2_score, roc_auc_score
 
 from tasks.contracts.data import DatasetSchema, FeatureTables, TableRef
 from tasks.contracts.evaluation import FeatureRanking
+from tasks.features.checks.single_features import _auc, _r2, rank_single_features
 from tasks.features.config import FeatureConfig
-from tasks.features.single_features import _auc, _r2, rank_single_features
-from tasks.features.tables import EMPTY
+from tasks.features.tables.build import EMPTY
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, StagedFolder
 from tests.support.data.builders import COLUMNS, dataset, frame, splits

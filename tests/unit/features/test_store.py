@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.features.store import open_store
+from tasks.features.access.store import open_store
 from tasks.kernel.errors import FeatureStoreError
 from tests.support.data.repository import SmallRepository
 

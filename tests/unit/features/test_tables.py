@@ -8,8 +8,7 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
-from tasks.features.landing import land_raw_rows
-from tasks.features.tables import (
+from tasks.features.tables.build import (
     EMPTY,
     build_feature_tables,
     current_tables,
@@ -17,6 +16,7 @@ from tasks.features.tables import (
     publish_tables,
     published_path,
 )
+from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, days, vouched
@@ -193,7 +193,7 @@ def test_rows_created_before_they_hold_are_counted(
     file = repository.path / "sql" / "weather.sql"
     known = "* REPLACE (event_timestamp - INTERVAL 1 DAY AS created)"
     file.write_text(f"SELECT {known} FROM ({file.read_text()})")
-    with caplog.at_level("WARNING", "tasks.features.computed_rows"):
+    with caplog.at_level("WARNING", "tasks.features.tables.computed_rows"):
         tables = refresh(repository, store, days(0, 2))
     num_rows = len(rows_of(tables, "weather", store))
     assert f"weather: {num_rows} row(s) have a created before" in caplog.text

@@ -15,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.features.value_encoding import (
+from tasks.features.online.encoding import (
     encode_column,
     encode_entity_keys,
     encode_rows,

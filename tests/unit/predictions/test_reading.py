@@ -14,7 +14,7 @@ import pytest
 
 from flows.predictions_command import add_predictions_command, run_predictions
 from tasks.contracts.base import TimeWindow
-from tasks.features.audit import AuditTrail
+from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig

@@ -18,9 +18,9 @@ from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
+from tasks.features.access.store import apply_definitions, open_store
+from tasks.features.access.versions import drop_service_version
 from tasks.features.config import OnlineConfig
-from tasks.features.store import apply_definitions, open_store
-from tasks.features.versions import drop_service_version
 from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, request_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")

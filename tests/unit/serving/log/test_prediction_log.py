@@ -20,7 +20,7 @@ from serving.log.columns import STATES
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import Signature
 from tasks.contracts.data import category_code
-from tasks.features.online_answer import LABELS
+from tasks.features.online.answer import LABELS
 from tasks.kernel.errors import ConfigurationError
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.masking import mask_key_file

@@ -1,0 +1,153 @@
+"""Feast's store with the guards that it lacks: one writer of definitions, no guessed windows.
+
+Everything that opens the feature store opens this one, Feast's servers too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from feast import FeatureStore
+from feast.infra.registry.registry import Registry
+from feast.repo_config import RepoConfig
+from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+from tasks.features.access.ownership import claim_online_store
+from tasks.kernel.errors import FeatureStoreError, TransientError, refused_writes_explained
+from tasks.kernel.settings import make_folder
+
+WRITER_WAIT_S = 900
+"""An apply takes seconds; with a file registry a whole materialization is waited for."""
+
+POLL_S = 0.05
+_HELD: ContextVar[frozenset[Path]] = ContextVar("falaj_registry_locks", default=frozenset())
+
+
+class GuardedFeatureStore(FeatureStore):
+    """A feature store of this project; see the module's docstring."""
+
+    config: RepoConfig
+
+    def __init__(self, config: RepoConfig, home: Path) -> None:
+        super().__init__(config=config)
+        self.home = home
+        with file_lock(home / "feast" / "opening.lock"):
+            self._open_registry()
+
+    def _open_registry(self) -> None:
+        """Open it, which makes its tables where there are none.
+
+        Two that open an empty database at once both try; the second finds what the first made.
+        """
+        try:
+            _ = self.registry
+        except (IntegrityError, ProgrammingError):
+            _ = self.registry
+
+    def apply(self, *arguments: Any, **options: Any) -> None:
+        """Register definitions; one process at a time, on top of what the others registered.
+
+        Raises:
+            ConfigurationError: the online store belongs to another installation.
+            TransientError: another process holds the registry for too long.
+        """
+        with self.single_writer():
+            claim_online_store(self)
+            super().apply(*arguments, **options)
+            self.registry.refresh(self.project)  # Feast leaves it to a timer in cache mode `thread`
+
+    def materialize(
+        self, start_date: datetime, end_date: datetime, *arguments: Any, **options: Any
+    ) -> None:
+        """Write values online. A file registry, which notes each view's state, has one writer."""
+        if not isinstance(self.registry, Registry):
+            super().materialize(start_date, end_date, *arguments, **options)
+            return
+        with self.single_writer():
+            super().materialize(start_date, end_date, *arguments, **options)
+
+    def _make_inferences(self, *arguments: Any, **options: Any) -> None:
+        """Columns of relative sources are found where retrieval finds them, under `tables_path`."""
+        known = self.config
+        tables = getattr(known.offline_store, "tables_path", None)
+        if tables:
+            self.config = known.model_copy(update={"repo_path": Path(tables)})
+        try:
+            super()._make_inferences(*arguments, **options)
+        finally:
+            self.config = known
+
+    def materialize_incremental(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Refused: it guesses its window.
+
+        Raises:
+            FeatureStoreError: always.
+        """
+        raise FeatureStoreError(
+            "incremental materialization starts at the clock's now minus the TTL where nothing was "
+            "written before, and never sees rows that arrive late; materialize a window with a "
+            "start and an end instead. Nothing was written"
+        )
+
+    @contextmanager
+    def single_writer(self) -> Iterator[None]:
+        """Hold the registry against other processes; a block inside a block holds it already.
+
+        Raises:
+            TransientError: another process holds it for too long.
+        """
+        lock = self._lock_file()
+        if lock in _HELD.get():
+            yield
+            return
+        with file_lock(lock):
+            token = _HELD.set(_HELD.get() | {lock})
+            try:
+                self.registry.refresh(self.project)
+                yield
+            finally:
+                _HELD.reset(token)
+
+    def _lock_file(self) -> Path:
+        """Beside a registry file, which several state folders may share; else in the folder."""
+        path = self.config.registry.path
+        if isinstance(self.registry, Registry) and "://" not in path:
+            return Path(path).with_suffix(".lock").resolve()
+        return (self.home / "feast" / "registry.lock").resolve()
+
+
+@contextmanager
+def file_lock(file: Path) -> Iterator[None]:
+    """Hold a file against other processes and threads.
+
+    Raises:
+        TransientError: another one holds it for too long.
+    """
+    with refused_writes_explained(file):
+        make_folder(file.parent)
+        stream = file.open("a")
+    deadline = time.monotonic() + WRITER_WAIT_S
+    with stream:
+        while not _taken(stream.fileno()):
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, "
+                    "pushing or materializing. Run again when it is done. Nothing was changed"
+                )
+            time.sleep(POLL_S)
+        yield
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,310 @@
+"""Feast provider that writes an audit line for every apply, materialize, push and historical read.
+
+A plug-in by Feast's own extension point: name it as `provider`. Feast's SDK and its feature server
+both act through the provider, so both are audited alike. Its offline and registry servers do not;
+`tasks.features.access.servers` audits those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from feast.entity import Entity
+from feast.feature_view import FeatureView
+from feast.infra.offline_stores.offline_store import RetrievalJob, RetrievalMetadata
+from feast.infra.passthrough_provider import PassthroughProvider
+from feast.infra.registry.base_registry import BaseRegistry
+from feast.on_demand_feature_view import OnDemandFeatureView
+from feast.permissions.security_manager import get_security_manager
+from feast.repo_config import RepoConfig
+from feast.saved_dataset import SavedDataset, SavedDatasetStorage
+
+from tasks.contracts.base import TimeWindow
+from tasks.features.access.audit import AuditTrail, flow_run_id, process_identity
+from tasks.features.online.write_rules import check_pushed
+from tasks.kernel.errors import WindowError
+
+
+class AuditedProvider(PassthroughProvider):
+    """Everything goes on to the stores of the configuration, and leaves a line."""
+
+    def __init__(self, config: RepoConfig) -> None:
+        super().__init__(config)
+        self.trail = audit_trail(config)
+
+    def update_infra(
+        self,
+        project: str,
+        tables_to_delete: Sequence[FeatureView],
+        tables_to_keep: Sequence[FeatureView],
+        entities_to_delete: Sequence[Entity],
+        entities_to_keep: Sequence[Entity],
+        partial: bool,
+    ) -> None:
+        """Bring the stores into line with the definitions: the work of an apply."""
+        subject = {
+            "views": sorted(view.name for view in tables_to_keep),
+            "removed": sorted(view.name for view in tables_to_delete),
+        }
+        with self.recorded("apply", subject):
+            super().update_infra(
+                project,
+                tables_to_delete,
+                tables_to_keep,
+                entities_to_delete,
+                entities_to_keep,
+                partial,
+            )
+
+    def teardown_infra(
+        self, project: str, tables: Sequence[FeatureView], entities: Sequence[Entity]
+    ) -> None:
+        """Remove the project from the stores."""
+        with self.recorded("teardown", {"views": sorted(view.name for view in tables)}):
+            super().teardown_infra(project, tables, entities)
+
+    def materialize_single_feature_view(
+        self,
+        config: RepoConfig,
+        feature_view: FeatureView | OnDemandFeatureView,
+        start_date: datetime,
+        end_date: datetime,
+        registry: BaseRegistry,
+        project: str,
+        tqdm_builder: Any,
+        disable_event_timestamp: bool = False,
+    ) -> None:
+        """Write a view's newest values online.
+
+        Raises:
+            WindowError: the end lies in the future or not after the start.
+        """
+        window = {"start": start_date.isoformat(), "end": end_date.isoformat()}
+        facts = {"window": window, "registry_version": registry_version(registry)}
+        with self.recorded("materialize", {"views": [feature_view.name]}, **facts):
+            _check_window(start_date, end_date)
+            super().materialize_single_feature_view(
+                config,
+                feature_view,
+                start_date,
+                end_date,
+                registry,
+                project,
+                tqdm_builder,
+                disable_event_timestamp,
+            )
+
+    def ingest_df(
+        self,
+        feature_view: FeatureView,
+        df: pd.DataFrame,
+        field_mapping: dict[str, str] | None = None,
+    ) -> None:
+        """Push rows online.
+
+        Raises:
+            WindowError: a row's time is missing, has no time zone or lies in the future.
+        """
+        with self._pushed(feature_view, "online", len(df)):
+            check_pushed(feature_view, df)
+            super().ingest_df(feature_view, df, field_mapping)
+
+    async def ingest_df_async(
+        self,
+        feature_view: FeatureView,
+        df: pd.DataFrame,
+        field_mapping: dict[str, str] | None = None,
+    ) -> None:
+        """Push rows online, without blocking.
+
+        Raises:
+            WindowError: a row's time is missing, has no time zone or lies in the future.
+        """
+        with self._pushed(feature_view, "online", len(df)):
+            check_pushed(feature_view, df)
+            await super().ingest_df_async(feature_view, df, field_mapping)
+
+    def ingest_df_to_offline_store(self, feature_view: FeatureView, table: pa.Table) -> None:
+        """Push rows offline.
+
+        Raises:
+            WindowError: a row's time is missing, has no time zone or lies in the future.
+        """
+        with self._pushed(feature_view, "offline", table.num_rows):
+            check_pushed(feature_view, table)
+            super().ingest_df_to_offline_store(feature_view, table)
+
+    def get_historical_features(
+        self,
+        config: RepoConfig,
+        feature_views: list[FeatureView],
+        feature_refs: list[str],
+        entity_df: pd.DataFrame | str | None,
+        registry: BaseRegistry,
+        project: str,
+        full_feature_names: bool,
+        **kwargs: Any,
+    ) -> RetrievalJob:
+        """Prepare a point-in-time read; each time it is executed, it leaves a line."""
+        job = super().get_historical_features(
+            config,
+            feature_views,
+            feature_refs,
+            entity_df,
+            registry,
+            project,
+            full_feature_names,
+            **kwargs,
+        )
+        subject = {"views": sorted({view.name for view in feature_views})}
+        facts = {**described_frame(entity_df), "registry_version": registry_version(registry)}
+        return AuditedJob(job, self.trail, audit_facts(config, subject, **facts))
+
+    def retrieve_saved_dataset(self, config: RepoConfig, dataset: SavedDataset) -> RetrievalJob:
+        """Prepare the read of a saved dataset, audited like any other historical read."""
+        job = super().retrieve_saved_dataset(config, dataset)
+        return AuditedJob(job, self.trail, audit_facts(config, {"saved_dataset": dataset.name}))
+
+    def _pushed(
+        self, view: FeatureView, to: str, num_rows: int
+    ) -> AbstractContextManager[dict[str, Any]]:
+        return self.recorded("push", {"views": [view.name]}, to=to, rows=num_rows)
+
+    def recorded(
+        self, action: str, subject: dict[str, Any], **facts: Any
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """A line for the beginning of a write, which may be killed, and one for its end."""
+        described = audit_facts(self.repo_config, subject, **facts)
+        self.trail.append(action, outcome="begun", **described)
+        return self.trail.recorded(action, **described)
+
+
+class AuditedJob(RetrievalJob):
+    """A historical read that leaves a line when it is executed; all else is the job's own."""
+
+    def __init__(self, job: RetrievalJob, trail: AuditTrail, facts: dict[str, Any]) -> None:
+        self._job = job
+        self._trail = trail
+        self._facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_job":  # asked for before it is set, as copying does
+            raise AttributeError(name)
+        return getattr(self._job, name)
+
+    @property
+    def full_feature_names(self) -> bool:
+        """Whether features are named `<view>__<feature>`."""
+        return bool(self._job.full_feature_names)
+
+    @property
+    def on_demand_feature_views(self) -> list[OnDemandFeatureView]:
+        """Views that Feast computes from the result."""
+        return list(self._job.on_demand_feature_views)
+
+    @property
+    def metadata(self) -> RetrievalMetadata | None:
+        """What was asked for."""
+        return self._job.metadata
+
+    def write_parquet(self, *args: Any, **kwargs: Any) -> Any:
+        """Stream the result into a file, where the store can."""
+        with self._read():
+            return self._job.write_parquet(*args, **kwargs)
+
+    def with_unique(self, column: str) -> AuditedJob:
+        """The same job, which also proves that no value of `column` repeats or is missing."""
+        return AuditedJob(self._job.with_unique(column), self._trail, self._facts)
+
+    @contextmanager
+    def open_batches(self, *args: Any, **kwargs: Any) -> Iterator[pa.RecordBatchReader]:
+        """Read the result in batches, where the store can."""
+        with self._read(), self._job.open_batches(*args, **kwargs) as reader:
+            yield reader
+
+    def persist(
+        self,
+        storage: SavedDatasetStorage,
+        allow_overwrite: bool = False,
+        timeout: int | None = None,
+    ) -> None:
+        """Keep the result as a saved dataset."""
+        with self._read():
+            self._job.persist(storage, allow_overwrite, timeout)
+
+    def to_sql(self) -> str:
+        """The query, for a store that has one."""
+        return str(self._job.to_sql())
+
+    def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
+        with self._read() as facts:
+            frame: pd.DataFrame = self._job._to_df_internal(timeout)
+            facts["rows"] = len(frame)
+            return frame
+
+    def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:
+        with self._read() as facts:
+            table = self._job._to_arrow_internal(timeout)
+            facts["rows"] = table.num_rows
+            return table
+
+    def _read(self) -> AbstractContextManager[dict[str, Any]]:
+        return self._trail.recorded("historical-read", **self._facts)
+
+
+def audit_trail(config: RepoConfig) -> AuditTrail:
+    """The trail that the profile's section `audit` names."""
+    return AuditTrail(Path(config.audit["path"]))
+
+
+def audit_facts(config: RepoConfig, subject: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """What every line says: project, subject, who, and the flow run if there is one."""
+    return {
+        "project": config.project,
+        "subject": subject,
+        "who": caller(),
+        "flow_run": flow_run_id(),
+        **facts,
+    }
+
+
+def caller() -> dict[str, Any]:
+    """The token's subject and roles inside a server, the process's owner elsewhere."""
+    manager = get_security_manager()
+    user = manager.current_user if manager else None
+    if user is None:
+        return process_identity()
+    return {"subject": user.username, "roles": list(user.roles or [])}
+
+
+def registry_version(registry: BaseRegistry) -> str | None:
+    """Moment of the newest change that this process has seen in the registry."""
+    seen = getattr(registry, "cached_registry_proto", None)
+    if seen is None or not seen.HasField("last_updated"):
+        return None
+    return str(seen.last_updated.ToDatetime(UTC).isoformat())
+
+
+def described_frame(entities: pd.DataFrame | str | None) -> dict[str, Any]:
+    """How many rows a frame asks for; of SQL, which may hold values, its digest."""
+    if isinstance(entities, str):
+        return {"query_sha256": hashlib.sha256(entities.encode()).hexdigest()}
+    return {"entity_rows": 0 if entities is None else len(entities)}
+
+
+def _check_window(start: datetime, end: datetime) -> None:
+    try:
+        window = TimeWindow(start=start, end=end)
+    except ValueError as exc:
+        raise WindowError(
+            f"materialization from {start} to {end} is reversed, empty or without a time zone; "
+            "nothing was written"
+        ) from exc
+    window.check_not_in_future(datetime.now(UTC))

@@ -1,0 +1,276 @@
+"""The Feast store of one installation: open it, load and apply its definitions."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import pyarrow.parquet as pq
+from feast import Entity, FeatureService, FeatureStore, FeatureView, FileSource
+from feast.data_source import DataSource
+from feast.errors import FeatureServiceNotFoundException
+from feast.permissions.permission import Permission
+from feast.repo_config import RepoConfig
+from pydantic import ValidationError
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from tasks.features.access.guarded_store import GuardedFeatureStore
+from tasks.features.access.profile import profile_file, read_profile
+from tasks.features.access.versions import apply_service_versions, is_kept, number_views
+from tasks.features.offline.source import source_name
+from tasks.features.tables.ledger import definitions_digest, read_json
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
+from tasks.kernel.settings import private_folder, write_atomically
+
+logger = logging.getLogger(__name__)
+
+Definition: TypeAlias = Entity | DataSource | FeatureView | FeatureService | Permission
+
+
+def open_store(
+    home: Path,
+    repo: Path,
+    tables_path: Path | None = None,
+    auth: Mapping[str, Any] | None = None,
+) -> GuardedFeatureStore:
+    """Open the feature store that the chosen profile describes.
+
+    Args:
+        home: state folder, `${FALAJ_HOME}` in the file.
+        repo: feature repository.
+        tables_path: read feature tables here, pinning one version; None for the published one.
+        auth: how servers know their callers, Feast's section `auth`; None where nobody is served.
+
+    Raises:
+        ConfigurationError: the file is missing or wrong, asks for something unsafe, or is of
+            another project than the state folder.
+        FeatureStoreError: the registry is damaged.
+        TransientError: the registry cannot be reached.
+    """
+    described = read_profile(home, repo)
+    _check_owner(home, described["project"])
+    if tables_path:
+        described["offline_store"]["tables_path"] = str(tables_path)
+    if auth:
+        described["auth"] = dict(auth)
+    private_folder(home / "feast")
+    try:
+        return GuardedFeatureStore(RepoConfig(**described, repo_path=repo), home)
+    except ValidationError as exc:  # its own text would show passwords
+        faults = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_input=False)
+        )
+        raise ConfigurationError(
+            f"{profile_file(repo).name} is refused by Feast: {faults}. Nothing was opened"
+        ) from None
+    except OperationalError as exc:
+        raise TransientError(
+            f"the registry of {profile_file(repo).name} cannot be reached ({exc.orig}); start it "
+            "or mend its address. Nothing was opened"
+        ) from exc
+    except DatabaseError as exc:
+        raise FeatureStoreError(_damaged(described["registry"], exc)) from exc
+
+
+def _damaged(registry: Mapping[str, Any], exc: DatabaseError) -> str:
+    file = str(registry.get("path", "")).removeprefix("sqlite:///")
+    place, remedy = (
+        ("the registry", "mend it or restore it from a backup")
+        if "://" in file  # of a server, and may hold a password
+        else (f"the registry {file}", "remove this file and refresh, which applies them again")
+    )
+    return (
+        f"{place} cannot be read ({exc.orig}); expected a whole database with the feature "
+        f"definitions; {remedy}. Nothing was opened"
+    )
+
+
+def _check_owner(home: Path, project: str) -> None:
+    owner = read_json(home / "feast" / "applied.json").get("project", project)
+    if owner != project:
+        raise ConfigurationError(
+            f"state folder {home} belongs to project {owner}, and the feature repository is of "
+            f"project {project}; set FALAJ_HOME to a folder of its own. Nothing was opened"
+        )
+
+
+def apply_definitions(
+    store: GuardedFeatureStore,
+    home: Path,
+    repo: Path,
+    *,
+    again: bool = False,
+    keep_undefined: bool = False,
+) -> None:
+    """Make the registry say what the repository says, and the online store have its tables.
+
+    Nothing is done where the same definitions were applied before, unless asked to do it `again`.
+
+    Args:
+        store: the open store.
+        home: state folder of the use case.
+        repo: feature repository.
+        again: apply whatever was applied before.
+        keep_undefined: remove nothing that the repository no longer defines: whoever reads it goes
+            on reading it until new tables are published.
+    """
+    mark = home / "feast" / "applied.json"
+    digest = definitions_digest(repo)
+    if read_json(mark).get("definitions") == digest and store.list_feature_views() and not again:
+        return
+    objects = load_definitions(repo)
+    _check_sources(objects, store)
+    services = [o for o in objects if isinstance(o, FeatureService)]
+    rest = [o for o in objects if not isinstance(o, FeatureService)]
+    with store.single_writer(), quiet():
+        number_views(store, [o for o in objects if isinstance(o, FeatureView)])
+        undefined = _undefined(store, objects)
+        removed = [] if keep_undefined else undefined
+        store.apply(rest, objects_to_delete=removed, partial=False)
+        apply_service_versions(store, services)
+    if removed != undefined:
+        return  # unmarked: the next materialization applies them again and removes the rest
+    write_atomically(mark, json.dumps({"definitions": digest, "project": store.project}))
+    logger.info("applied %d feature definitions", len(objects))
+
+
+def _check_sources(objects: list[Definition], store: FeatureStore) -> None:
+    """See that each view finds its columns in its table, and says when rows were in the store.
+
+    Raises:
+        ConfigurationError: a table lacks a column, or a source passes over the table's `created`,
+            so that training would see rows before they were in the store.
+    """
+    tables = Path(getattr(store.config.offline_store, "tables_path", None) or ".")
+    for view in objects:
+        if not isinstance(view, FeatureView) or not isinstance(view.batch_source, FileSource):
+            continue
+        source = view.batch_source
+        present = {
+            name
+            for file in sorted((tables / source.path).glob("*.parquet"))[:1]
+            for name in pq.read_schema(file).names
+        }
+        if not present:
+            continue  # it is elsewhere, or nothing was computed yet
+        times = [source.timestamp_field, source.created_timestamp_column]
+        wanted = [name for name in (*times, *(f.name for f in view.features)) if name]
+        where = f"source {source.name} of feature view {view.name}"
+        if missing := [n for n in wanted if source_name(source, n, present) is None]:
+            raise ConfigurationError(
+                f"{where} has no column {', '.join(missing)}; the table has "
+                f"{', '.join(sorted(present))}. Change the definition or the table's query. "
+                "Nothing was applied"
+            )
+        if "created" in present and "created" not in times and not times[1]:
+            raise ConfigurationError(
+                f"{where} names no created_timestamp_column, and its table has `created`: rows "
+                "would count as known before they were in the store. Write "
+                'created_timestamp_column="created" there. Nothing was applied'
+            )
+
+
+def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definition]:
+    """What is registered and no longer defined, except what a kept version still reads."""
+    kept = {(type(o).__name__, o.name) for o in objects}
+    registered = [
+        *store.list_feature_services(),
+        *store.list_feature_views(),
+        *store.list_data_sources(),
+        *store.list_entities(),
+        *store.list_permissions(),
+    ]
+    return [
+        o
+        for o in registered
+        if (type(o).__name__, o.name) not in kept
+        and not o.name.startswith("__")
+        and not is_kept(store, o)
+    ]
+
+
+def load_definitions(repo: Path) -> list[Definition]:
+    """Feast objects of every module at the top of the repository, each once.
+
+    Modules are imported by their bare names, as Feast does it, and forgotten afterwards, so that
+    another repository may have modules of the same names.
+
+    Raises:
+        ConfigurationError: a module cannot be imported, or a view's values would be too old from
+            the start.
+    """
+    kinds = (Entity, DataSource, FeatureView, FeatureService, Permission)
+    found: dict[int, Definition] = {}
+    bare_names = [file.stem for file in sorted(repo.glob("*.py"))]
+    sys.path.insert(0, str(repo))
+    try:
+        importlib.invalidate_caches()
+        for name in bare_names:
+            sys.modules.pop(name, None)
+        for name in bare_names:
+            for value in vars(_imported(name, repo)).values():
+                if isinstance(value, kinds):
+                    found[id(value)] = value
+    finally:
+        sys.path.remove(str(repo))
+        for name in bare_names:
+            sys.modules.pop(name, None)
+    for view in found.values():
+        if isinstance(view, FeatureView) and view.ttl and view.ttl < timedelta(0):
+            raise ConfigurationError(
+                f"feature view {view.name} has ttl {view.ttl}, so that no value is ever young "
+                "enough; expected a positive time, or 0 for values that never grow too old. "
+                "Mend the feature definitions. Nothing was applied"
+            )
+    return list(found.values())
+
+
+def _imported(name: str, repo: Path) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as exc:  # whatever the code of the repository does
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(exc.__traceback__)
+            if Path(frame.filename).parent == repo
+        ]
+        line = exc.lineno if isinstance(exc, SyntaxError) else lines[-1] if lines else None
+        raise ConfigurationError(
+            f"{name}.py of the feature repository cannot be imported: {type(exc).__name__} in line "
+            f"{line or '?'}: {exc}. Mend the file. Nothing was applied"
+        ) from exc
+
+
+def find_service(store: FeatureStore, name: str) -> FeatureService:
+    """A feature service by name.
+
+    Raises:
+        ConfigurationError: there is none; the sentence lists those there are.
+    """
+    try:
+        return store.get_feature_service(name)
+    except FeatureServiceNotFoundException as exc:
+        known = ", ".join(sorted(s.name for s in store.list_feature_services())) or "none"
+        raise ConfigurationError(
+            f"feature service {name!r} does not exist in project {store.project}; there are: "
+            f"{known}. Name one of these or define it in the feature repository. Nothing was read"
+        ) from exc
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Feast's progress text off standard output; it goes to the debug log."""
+    said = io.StringIO()
+    with redirect_stdout(said):
+        yield
+    logger.debug("feast: %s", said.getvalue())

@@ -1,0 +1,330 @@
+"""Parity: the online store gives exactly what historical retrieval gives.
+
+Which moment makes the comparison true? Materialization up to a watermark W writes, for each key,
+the row with the latest event time before W, whatever its `created`. Training retrieves a row only
+from `max(event time, created)` on: the moment it was known. Asked at W itself, retrieval would not
+know yet what landed minutes before W and reached the tables minutes after; asked much later it
+would know rows that were not to be materialized yet. Both would be differences of the question, not
+of the stores.
+
+So each drawn entity is asked at its own moment: the first one, from the last instant before W on,
+at which its newest row before W is known. There retrieval, with the created-time cut-off and the
+TTL of training and over the very tables that were materialized, must give the row that the store
+holds, and the store, read at the same moment under the same TTL, must give its values bit by bit.
+Where every row of a view is created equally long after its event this holds for every entity. A row
+that arrived so late that a newer one, at or after W, was known before it has no such moment; its
+entity is counted as overtaken and not compared.
+
+At that moment a row may be older than its view's TTL, as where a feed ended long before W: both
+sides must then be blank, which says nothing about the value that is stored. Such an entity is
+counted as stale and asked a second time, at the moment at which its row became known. That row is
+still the newest before W, so both sides must give it. Where it became known only after its TTL, no
+moment shows it. A view of which only nulls could be compared is not said to be equal: there was
+nothing to compare.
+
+Entities are drawn, seeded, from the keys that have a row before the watermark, and from those that
+are online without one: of these both sides must have nothing. Compared are all features of the view
+they were drawn from, through the feature service that readers get. Values are compared in the type
+that the view declares; times in whole seconds, as Feast keeps them online.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from feast import FeatureService, FeatureStore
+from feast.value_type import ValueType
+from numpy.typing import NDArray
+
+from tasks.contracts.data import FeatureTables
+from tasks.features.access.store import find_service, open_store
+from tasks.features.checks.equality import as_text, equal_values, retrieved_column
+from tasks.features.checks.parity_draw import DrawnEntity, draw_entities
+from tasks.features.checks.reports import ParityDifference, ParityReport, ViewParity
+from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig
+from tasks.features.offline.duck import first_line, is_damage
+from tasks.features.online.answer import Freshness, OnlineAnswer
+from tasks.features.online.plan import PlannedFeature, PlannedView
+from tasks.features.online.reader import OnlineReader
+from tasks.features.tables.build import features_folder
+from tasks.features.tables.ledger import load_ledger
+from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
+from tasks.kernel.settings import ArtifactStore
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 30.0
+"""A check is in no hurry; a server's time-out would only make it fail on a busy machine."""
+
+ROW, MOMENT = "parity_row", "event_timestamp"
+KEY_DTYPES = {
+    ValueType.STRING: "string",
+    ValueType.INT32: "Int64",
+    ValueType.INT64: "Int64",
+    ValueType.UNIX_TIMESTAMP: "datetime64[us, UTC]",
+}
+
+
+@dataclass
+class _Tally:
+    """What the comparison of one view has met so far."""
+
+    watermark: datetime
+    overtaken: int
+    entities: int = 0
+    values: int = 0
+    differing: int = 0
+    null: int = 0
+    stale: int = 0
+
+
+def check_parity(
+    tables: FeatureTables, config: FeatureConfig, home: Path, repo: Path, store: ArtifactStore
+) -> ParityReport:
+    """Compare a sample of entities online and offline; see the module's docstring.
+
+    Args:
+        tables: the published feature tables.
+        config: the use case; its training set names the feature service.
+        home: state folder.
+        repo: feature repository.
+        store: artifact store that holds the tables.
+
+    Raises:
+        FeatureStoreError: nothing is materialized; retrieval lost rows; the online store is
+            damaged.
+        ArtifactError: files of the tables are gone or damaged.
+        TransientError: the online store is away, or holds other tables: a refresh is under way.
+    """
+    watermarks = _watermarks(tables, home)
+    feast = open_store(home, repo, features_folder(tables, store))
+    service = find_service(feast, config.training_set.feature_service)
+    reader = OnlineReader(feast, service, _as_training_reads(config.online))
+    try:
+        drawn, overtaken = draw_entities(reader, feast, watermarks, config)
+        tallies = [
+            _Tally(watermark=watermarks[view.definition.name], overtaken=passed)
+            for view, passed in zip(reader.plan.views, overtaken, strict=True)
+        ]
+        online, offline = _ask(reader, feast, service, drawn)
+    finally:
+        reader.close()
+    examples = _compare(reader, drawn, tallies, online, offline, config.parity)
+    return _report(reader, tables, tallies, examples, config.parity)
+
+
+def _watermarks(tables: FeatureTables, home: Path) -> dict[str, datetime]:
+    ledger = load_ledger(home)
+    if ledger is None:
+        raise FeatureStoreError(
+            "it is not known that anything is online; run the feature refresh, then compare. "
+            "Nothing was compared"
+        )
+    if ledger.version != tables.version:
+        raise TransientError(
+            f"the online store holds {ledger.version[:12]}, the published feature tables are "
+            f"version {tables.version[:12]}: a refresh is under way or was broken off. Run it to "
+            "its end, then compare. Nothing was compared"
+        )
+    return {view.name: view.watermark for view in ledger.views}
+
+
+def _as_training_reads(online: OnlineConfig) -> OnlineConfig:
+    """Blank what is too old, whatever servers do; take nothing from after the moment."""
+    return OnlineConfig(clock_tolerance_s=0.0, timeout_s=max(online.timeout_s, PATIENCE_S))
+
+
+def _ask(
+    reader: OnlineReader, feast: FeatureStore, service: FeatureService, drawn: list[DrawnEntity]
+) -> tuple[OnlineAnswer, pa.Table]:
+    """Both answers, one row a drawn entity, in their order."""
+    kinds = reader.plan.request_columns
+    columns: dict[str, list[Any]] = {
+        name: [entity.key.get(name) for entity in drawn] for name in kinds
+    }
+    moments = [entity.moment for entity in drawn]
+    online = reader.read(columns or {ROW: list(range(len(drawn)))}, moments)
+    frame = pd.DataFrame(
+        {
+            name: pd.Series(values, dtype=KEY_DTYPES.get(kinds[name], "object"))
+            for name, values in columns.items()
+        }
+    )
+    frame[MOMENT] = pd.Series(moments, dtype="datetime64[us, UTC]")
+    frame[ROW] = np.arange(len(drawn), dtype=np.int64)
+    if not drawn:
+        return online, pa.table({ROW: pa.array([], pa.int64())})
+    offline = _retrieve(feast, service, frame).sort_by(ROW)
+    if offline.column(ROW).to_pylist() != list(range(len(drawn))):
+        raise FeatureStoreError(
+            f"retrieval of {service.name}: {len(drawn)} rows went in, {offline.num_rows} came out; "
+            "expected each once. Nothing was compared"
+        )
+    return online, offline
+
+
+def _retrieve(feast: FeatureStore, service: FeatureService, frame: pd.DataFrame) -> pa.Table:
+    try:
+        return feast.get_historical_features(
+            entity_df=frame,
+            features=service,
+            full_feature_names=True,
+            filter_by_created_timestamp=True,
+        ).to_arrow()
+    except FeatureStoreError as exc:
+        if isinstance(exc.__cause__, duckdb.Error) and is_damage(exc.__cause__):
+            raise ArtifactError(
+                f"a feature table is damaged: {first_line(exc.__cause__)}. Nothing was compared; "
+                "put the file back from a copy, or run the refresh of its windows again in an "
+                "empty state folder"
+            ) from exc
+        raise
+
+
+def _compare(
+    reader: OnlineReader,
+    drawn: list[DrawnEntity],
+    tallies: list[_Tally],
+    online: OnlineAnswer,
+    offline: pa.Table,
+    config: ParityConfig,
+) -> list[ParityDifference]:
+    """Fill in the tallies; return the first differences of each view, one after the other."""
+    examples: list[list[ParityDifference]] = []
+    of_view = np.array([entity.view for entity in drawn], np.intp)
+    is_first = np.array([not entity.again for entity in drawn], np.bool_)
+    for position, (view, tally) in enumerate(zip(reader.plan.views, tallies, strict=True)):
+        rows = np.flatnonzero(of_view == position)
+        firsts = rows[is_first[rows]]
+        tally.entities = firsts.size
+        tally.stale = int((online.state[position, firsts] == Freshness.STALE).sum())
+        found: list[ParityDifference] = []
+        for feature in view.features if rows.size else ():
+            left = _take(online.columns[feature.output], rows)
+            right = retrieved_column(offline, view, feature).take(pa.array(rows))
+            equal, null = equal_values(left, right, feature.value_type)
+            tally.values += rows.size
+            tally.differing += int((~equal).sum())
+            tally.null += int((equal & null).sum())
+            missed = np.flatnonzero(~equal)[: config.max_examples]
+            found += [
+                _difference(view, feature, drawn[rows[at]], online, rows[at], left[at], right[at])
+                for at in missed
+            ]
+        examples.append(found)
+    return _in_turn(examples, config.max_examples)
+
+
+def _take(column: Any, rows: NDArray[np.intp]) -> Any:
+    return [column[row] for row in rows] if isinstance(column, list) else column[rows]
+
+
+def _difference(
+    view: PlannedView,
+    feature: PlannedFeature,
+    entity: DrawnEntity,
+    online: OnlineAnswer,
+    row: int,
+    left: Any,
+    right: pa.Scalar,
+) -> ParityDifference:
+    stored = online.views[view.name].event_time[row]
+    return ParityDifference(
+        view=view.name,
+        feature=feature.name,
+        entity={name: str(value) for name, value in entity.key.items()},
+        online=as_text(left),
+        offline=as_text(right.as_py()),
+        online_event_time=None if np.isnat(stored) else stored.item().replace(tzinfo=UTC),
+        offline_event_time=entity.event_time,
+        moment=entity.moment,
+    )
+
+
+def _in_turn(examples: Sequence[list[ParityDifference]], count: int) -> list[ParityDifference]:
+    """The first of each view, then the second of each, until there are `count`."""
+    longest = max(map(len, examples), default=0)
+    turns = [found[turn] for turn in range(longest) for found in examples if turn < len(found)]
+    return turns[:count]
+
+
+def _report(
+    reader: OnlineReader,
+    tables: FeatureTables,
+    tallies: list[_Tally],
+    examples: list[ParityDifference],
+    config: ParityConfig,
+) -> ParityReport:
+    views = tuple(
+        ViewParity(
+            view=view.name,
+            watermark=tally.watermark,
+            num_entities=tally.entities,
+            num_values=tally.values,
+            num_differing=tally.differing,
+            num_null=tally.null,
+            num_stale=tally.stale,
+            num_overtaken=tally.overtaken,
+        )
+        for view, tally in zip(reader.plan.views, tallies, strict=True)
+    )
+    if any(view.num_differing for view in views):
+        verdict = "different"
+    else:
+        verdict = "equal" if any(map(_has_values, views)) else "nothing compared"
+    report = ParityReport(
+        feature_service=reader.plan.service,
+        tables_version=tables.version,
+        seed=config.seed,
+        views=views,
+        examples=tuple(examples),
+        verdict=verdict,
+        evidence=(
+            *(_sentence(view, examples) for view in views if view.num_differing),
+            *(_nothing_to_compare(view) for view in views if not _has_values(view)),
+        ),
+    )
+    logger.info("parity of %s: %s", report.feature_service, verdict)
+    return report
+
+
+def _has_values(view: ViewParity) -> bool:
+    """Whether a value was compared that is not null on both sides."""
+    return view.num_values > view.num_null
+
+
+def _nothing_to_compare(view: ViewParity) -> str:
+    return (
+        f"feature view {view.view}: nothing to compare at {view.watermark:%Y-%m-%dT%H:%MZ}, all "
+        f"{view.num_values} values of {view.num_entities} entities are null on both sides; "
+        f"{view.num_stale} entities were too old and {view.num_overtaken} overtaken"
+    )
+
+
+def _sentence(view: ViewParity, examples: list[ParityDifference]) -> str:
+    text = (
+        f"feature view {view.view}: {view.num_differing} of {view.num_values} values of "
+        f"{view.num_entities} entities differ at {view.watermark:%Y-%m-%dT%H:%MZ}"
+    )
+    first = next((e for e in examples if e.view == view.view), None)
+    if first is None:
+        return text
+    entity = ", ".join(f"{name} {value}" for name, value in first.entity.items()) or "the one row"
+    return (
+        f"{text}; {first.feature} of {entity} is {first.online} online (of "
+        f"{_time(first.online_event_time)}) and {first.offline} offline (of "
+        f"{_time(first.offline_event_time)})"
+    )
+
+
+def _time(moment: datetime | None) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if moment else "no time"

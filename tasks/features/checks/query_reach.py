@@ -1,0 +1,187 @@
+"""Whether a feature query reads the raw rows that its table may read, and no others.
+
+No older ones than `lookback_hours`: a refresh of a few hours gives a query only these, and if it
+reads older ones, its values online are others than those that a model was trained on. No later ones
+than the moment from which its values are known: a model that learns from them knows the future.
+
+Some rows are computed again with the others hidden, and must come out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from tasks.contracts.base import TimeWindow
+from tasks.features.config import FeatureTable
+from tasks.features.offline.duck import names, parquet, sql_name, sql_text
+from tasks.kernel.errors import ConfigurationError
+
+NEWEST_ROWS = 1000
+"""So many of a table's newest rows are computed again, and at most a tenth of those of the window:
+a bound on what the check costs, and on how much of the past the window itself has left."""
+LEAST_WINDOW = timedelta(days=1)
+"""A shorter window gives a query hardly more rows than its lookback."""
+RELATIVE = 1e-6
+"""Sums of the same rows in another order differ by rounding, far less than this."""
+PROBED = "probed"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Which rows of a table are computed again, from which raw rows, and what it means."""
+
+    part: TimeWindow | None
+    """Window of the rows; None for a static table, whose rows are all compared."""
+    since: datetime | None
+    """Raw rows before this are hidden; None for those that were hidden before already."""
+    until: datetime | None
+    """Raw rows from this moment on are hidden."""
+    fault: str
+    """What it shows where values are others then."""
+    cure: str
+
+    def of_window(self, window: TimeWindow) -> TimeWindow:
+        """The window that the query is asked for."""
+        return self.part or window
+
+
+def probes(
+    con: duckdb.DuckDBPyConnection, table: FeatureTable, rows: Path, computed: TimeWindow
+) -> Iterator[Probe]:
+    """What to compute again of a table that was computed for a window; little of it."""
+    if computed.end - computed.start < LEAST_WINDOW:
+        return
+    lookback = timedelta(hours=table.lookback_hours)
+    late = (
+        f"{table.sql} reads raw rows dated after the moment from which its values are known",
+        "A model would learn from what is not known yet. Bound the query by the row's own moment; "
+        "where such rows are known ahead, as a timetable is, declare known_ahead_hours",
+    )
+    if table.static:
+        middle = computed.start + (computed.end - computed.start) / 2
+        yield Probe(None, None, middle, *late)
+        return
+    if newest := _newest_part(con, rows, computed):
+        yield Probe(
+            newest,
+            newest.start - lookback,
+            None,
+            f"lookback_hours: {table.lookback_hours} is too short for {table.sql}",
+            "A refresh of single hours would give other values than training had. Declare the "
+            "hours that the query reads, or bound them in the query",
+        )
+    if earlier := _newest_part(con, rows, _first_half(con, rows, computed)):
+        until = earlier.end + timedelta(hours=table.known_ahead_hours)
+        yield Probe(earlier, earlier.start - lookback, until, *late)
+
+
+def _first_half(
+    con: duckdb.DuckDBPyConnection, rows: Path, computed: TimeWindow
+) -> TimeWindow | None:
+    """The part of a window with the older half of its rows; None where they are of one moment."""
+    found = con.execute(
+        f"SELECT quantile_disc(event_timestamp, 0.5) FROM {parquet(rows)} "
+        "WHERE event_timestamp > ?::TIMESTAMPTZ AND event_timestamp < ?::TIMESTAMPTZ",
+        [computed.start, computed.end],
+    ).fetchall()[0][0]
+    return found and TimeWindow(start=computed.start, end=found.astimezone(UTC))
+
+
+def _newest_part(
+    con: duckdb.DuckDBPyConnection, rows: Path, computed: TimeWindow | None
+) -> TimeWindow | None:
+    """The end of a computed window that holds a table's newest rows; None where it has none."""
+    if computed is None:
+        return None
+    found = con.execute(
+        f"WITH dated AS (SELECT event_timestamp FROM {parquet(rows)} "
+        "WHERE event_timestamp >= ?::TIMESTAMPTZ AND event_timestamp < ?::TIMESTAMPTZ) "
+        "SELECT min(event_timestamp) FROM (FROM dated ORDER BY event_timestamp DESC "
+        f"LIMIT (SELECT least({NEWEST_ROWS}, ceil(count(*) / 10))::BIGINT FROM dated))",
+        [computed.start, computed.end],
+    ).fetchall()[0][0]
+    return found and TimeWindow(start=found.astimezone(UTC), end=computed.end)
+
+
+def check_same_rows(
+    con: duckdb.DuckDBPyConnection, table: FeatureTable, rows: Path, probe: Probe
+) -> None:
+    """Compare rows that were computed from all raw rows with those of `probed`.
+
+    Args:
+        con: holds `probed`, what the query gives where some raw rows are hidden from it.
+        table: whose query is in question.
+        rows: folder of its rows as they are to be published.
+        probe: what was hidden.
+
+    Raises:
+        ConfigurationError: they differ, so the query reads what was hidden.
+    """
+    key = [*table.entity_keys, "event_timestamp"]
+    bounds = "TRUE" if probe.part is None else _inside(probe.part)
+    whole = f"(SELECT *, TRUE AS is_there FROM {parquet(rows)} WHERE {bounds})"
+    again = f"(SELECT *, TRUE AS is_there FROM {PROBED} WHERE {bounds})"
+    described = con.execute(f"DESCRIBE {PROBED}").fetchall()
+    values = {row[0]: row[1] for row in described if row[0] not in key}
+    differs = {c: _differs(sql_name(c), kind) for c, kind in values.items()}
+    # Of a static table, rows may come with the raw rows that were hidden.
+    one_is_absent = "w.is_there IS DISTINCT FROM s.is_there" if probe.part else "FALSE"
+    counted = ", ".join(f"count(*) FILTER ({test})" for test in (one_is_absent, *differs.values()))
+    joined = f"FROM {whole} AS w FULL JOIN {again} AS s USING ({names(key)})"
+    total, absent, *numbers = con.execute(f"SELECT count(*), {counted} {joined}").fetchall()[0]
+    columns = {c: n for c, n in zip(differs, numbers, strict=True) if n}
+    if not absent and not columns:
+        return
+    worst = max(columns, key=lambda column: columns[column], default=next(iter(differs)))
+    example = con.execute(
+        f"SELECT {names(key)}, w.{sql_name(worst)}, s.{sql_name(worst)} {joined} "
+        f"WHERE {differs[worst] if columns else one_is_absent} ORDER BY {names(key)} LIMIT 1"
+    ).fetchall()[0]
+    seen = [f"{name} differs in {number:,}" for name, number in list(columns.items())[:3]]
+    seen += [f"{absent:,} are there on one side only"] if absent else []
+    raise ConfigurationError(
+        f"feature table {table.name}: {probe.fault}. {total:,} rows were computed again without "
+        f"raw rows {_hidden(probe)}: {'; '.join(seen)}. {_told(table, worst, example)}. "
+        f"{probe.cure}. Nothing was published"
+    )
+
+
+def _inside(part: TimeWindow) -> str:
+    return " AND ".join(
+        f"event_timestamp {sign} {sql_text(moment.isoformat())}::TIMESTAMPTZ"
+        for sign, moment in ((">=", part.start), ("<", part.end))
+    )
+
+
+def _differs(column: str, kind: str) -> str:
+    """SQL condition that a value is another one; of rows that both sides have."""
+    both = "w.is_there AND s.is_there AND"
+    if kind not in ("FLOAT", "DOUBLE"):
+        return f"({both} w.{column} IS DISTINCT FROM s.{column})"
+    close = f"abs(w.{column} - s.{column}) <= {RELATIVE} * greatest(1, abs(w.{column}))"
+    return f"({both} w.{column} IS DISTINCT FROM s.{column} AND NOT coalesce({close}, FALSE))"
+
+
+def _hidden(probe: Probe) -> str:
+    before = [f"before {_clock(probe.since)}"] if probe.since else []
+    after = [f"from {_clock(probe.until)} on"] if probe.until else []
+    return " or ".join([*before, *after])
+
+
+def _told(table: FeatureTable, column: str, example: tuple[Any, ...]) -> str:
+    *keys, moment, whole, again = example
+    named = [f"{name} {value}" for name, value in zip(table.entity_keys, keys, strict=True)]
+    return (
+        f"{column} of {', '.join(named)} at {_clock(moment)} is {again} then, and {whole} with all "
+        "raw rows"
+    )
+
+
+def _clock(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%MZ}"

@@ -1,0 +1,97 @@
+"""Whether landed rows continue the published tables, or are other data under the same name."""
+
+from __future__ import annotations
+
+import duckdb
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, LandedRows, TableRef
+from tasks.features.config import FeatureConfig
+from tasks.features.offline.duck import names, parquet, sql_name, sql_text
+from tasks.features.tables.raw_table import RawTable
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import ArtifactStore
+
+MIN_ROWS = 20
+"""Published rows of a window below which nothing is said of their keys."""
+MIN_SHARE = 0.1
+"""Share of the published rows' keys that has to land again. A correction replaces values."""
+SHOWN = 12
+
+
+def check_same_data(
+    landed: LandedRows, base: FeatureTables, config: FeatureConfig, store: ArtifactStore
+) -> None:
+    """See that rows about to be merged into the published tables are of the same data.
+
+    Two data sets under one name of a use case would be mixed in its tables and its online values.
+
+    Raises:
+        ConfigurationError: they are not, and the configuration does not adopt these tables.
+    """
+    if not base.raw or (config.adopts and base.version.startswith(config.adopts)):
+        return
+    if reason := _why_other(landed, base, config, store):
+        raise ConfigurationError(
+            f"{reason}. Rows of two data sets would be mixed in the tables and the online values. "
+            "Give the new data a `name` of its own in use_case.yaml, or another state folder "
+            "(FALAJ_HOME); where they do continue these tables, set features.adopts: "
+            f"{base.version[:SHOWN]}. Nothing was published"
+        )
+
+
+def _why_other(
+    landed: LandedRows, base: FeatureTables, config: FeatureConfig, store: ArtifactStore
+) -> str:
+    before = {ref.name: ref for ref in base.raw}
+    common = [table for table in config.raw_tables if table.name in before]
+    if not common:
+        declared = ", ".join(table.name for table in config.raw_tables)
+        return (
+            f"the published tables {base.version[:SHOWN]} were made of the raw tables "
+            f"{', '.join(before)}, and use_case.yaml declares {declared}, none of these"
+        )
+    rows = {ref.name: ref for ref in landed.tables}
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        reasons = (
+            _differs(con, table, before[table.name], rows[table.name], landed.window, store)
+            for table in common
+        )
+        return next(filter(None, reasons), "")
+
+
+def _differs(
+    con: duckdb.DuckDBPyConnection,
+    table: RawTable,
+    before: TableRef,
+    landed: TableRef,
+    window: TimeWindow,
+    store: ArtifactStore,
+) -> str:
+    """Why a landed table is not the published one; empty where it may be."""
+    old, new = (parquet(store.path(ref.artifact)) for ref in (before, landed))
+    held = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {old}").fetchall()]
+    key = list(dict.fromkeys((*table.key, *([table.time_column] if table.time_column else []))))
+    if absent := [column for column in key if column not in held]:
+        return (
+            f"raw table {table.name}: the published rows have no {', '.join(absent)}, which names "
+            f"or dates its rows now; they have {', '.join(held)}"
+        )
+    if table.time_column is None:
+        return ""
+    moment = sql_name(table.time_column)
+    start, end = (f"{sql_text(t.isoformat())}::TIMESTAMPTZ" for t in (window.start, window.end))
+    # As text: a column may have another type by now.
+    texts = ", ".join(f"{sql_name(c)}::VARCHAR AS {sql_name(c)}" for c in key)
+    inside = f"SELECT DISTINCT {texts} FROM {old} WHERE {moment} >= {start} AND {moment} < {end}"
+    num_old, num_again = con.execute(
+        f"WITH old AS ({inside}), new AS (SELECT {texts} FROM {new}) SELECT count(*), "
+        f"(SELECT count(*) FROM old SEMI JOIN new USING ({names(key)})) FROM old"
+    ).fetchall()[0]
+    if num_old < MIN_ROWS or num_again >= MIN_SHARE * num_old:
+        return ""
+    return (
+        f"raw table {table.name}: of {num_old:,} published rows in {window}, {num_again:,} are in "
+        f"the file now (by {', '.join(key)})"
+    )

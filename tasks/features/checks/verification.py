@@ -1,0 +1,288 @@
+"""Make a snapshot again from what it pins, and say whether the same bytes come out.
+
+Nothing of the present state is trusted: definitions and SQL texts come from the snapshot's own
+evidence, tables from the artifact store by their digests. The registry, the published tables and
+the feature repository may have moved on; what differs there is a remark, not a difference.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+from feast import Entity, FeatureService, FeatureStore, FeatureView
+from feast.protos.feast.core.Entity_pb2 import Entity as EntityProto
+from feast.protos.feast.core.FeatureService_pb2 import FeatureService as FeatureServiceProto
+from feast.protos.feast.core.FeatureView_pb2 import FeatureView as FeatureViewProto
+from feast.repo_config import RepoConfig
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import Message
+from pydantic import ValidationError
+
+from tasks.contracts.base import Artifact
+from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
+from tasks.features.access.guarded_store import GuardedFeatureStore
+from tasks.features.access.profile import read_profile
+from tasks.features.access.store import open_store, quiet
+from tasks.features.access.versions import newest_version
+from tasks.features.checks.reports import SnapshotVerification
+from tasks.features.config import FeatureConfig
+from tasks.features.offline.duck import parquet, sql_name
+from tasks.features.snapshot import DATA_FILE, retrieve, write_entities
+from tasks.features.tables.build import TABLES, features_folder
+from tasks.features.tables.evidence import (
+    CONFIGURATION,
+    DEFINITIONS,
+    SOFTWARE,
+    entity_sql_digest,
+)
+from tasks.features.tables.ledger import SNAPSHOTS
+from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.settings import ArtifactStore, digest_of
+
+logger = logging.getLogger(__name__)
+
+NUM_NAMED = 5
+Proto = TypeVar("Proto", bound=Message)
+
+
+def find_snapshot(name: str, store: ArtifactStore) -> FeatureSnapshot:
+    """The snapshot whose content digest or folder begins with `name`.
+
+    Raises:
+        ArtifactError: there is none, or more than one.
+    """
+    found: dict[str, FeatureSnapshot] = {}
+    for file in sorted((store.root / SNAPSHOTS).glob("*/value.json")):
+        try:
+            snapshot = FeatureSnapshot.model_validate_json(file.read_text(encoding="utf-8"))
+        except ValidationError:
+            logger.warning("%s is no snapshot of this release; it is passed over", file)
+            continue
+        digest = snapshot.data.sha256
+        if name and (digest.startswith(name) or file.parent.name.startswith(name)):
+            # Two folders may hold the same rows; the one that pins what made them says more.
+            if digest not in found or found[digest].pins is None:
+                found[digest] = snapshot
+    if len(found) != 1:
+        held = ", ".join(sorted(digest[:12] for digest in found)) or "none"
+        raise ArtifactError(
+            f"{name!r} names {len(found)} snapshots ({held}); give the beginning of one digest, as "
+            "the report or `python -m flows trace` shows it"
+        )
+    return next(iter(found.values()))
+
+
+def verify_snapshot(
+    snapshot: FeatureSnapshot, home: Path, repo: Path, store: ArtifactStore
+) -> SnapshotVerification:
+    """Rebuild a snapshot aside, from its pins, and compare it with what it is said to be.
+
+    Args:
+        snapshot: as a model version, a report or `find_snapshot` names it.
+        home: state folder.
+        repo: feature repository, for the settings of the offline store and for remarks.
+        store: holds the pinned tables and the evidence.
+
+    Raises:
+        ConfigurationError: the profile of the feature store is wrong.
+    """
+    pins = snapshot.pins
+    if pins is None:
+        return _not_rebuilt(
+            snapshot, "it pins nothing: it was made by a release that kept no evidence"
+        )
+    tables = _find_tables(snapshot, store)
+    if tables is None:
+        return _not_rebuilt(
+            snapshot, f"no tables of version {snapshot.tables_version[:12]} are kept any more"
+        )
+    needed = {f"table {ref.name}": ref.artifact for ref in (*tables.raw, *tables.tables)}
+    if lost := _lost({"the evidence": pins.evidence, **needed}, store):
+        return _not_rebuilt(snapshot, *lost)
+    described = (store.path(pins.evidence) / CONFIGURATION).read_text(encoding="utf-8")
+    config = FeatureConfig.model_validate_json(described)
+    remarks = tuple(_remarks(snapshot, pins, tables, config, home, repo))
+    with scratch_folder(".verify", store.root) as scratch:
+        rebuilt = _rebuild(snapshot, pins, tables, config, home, repo, store, scratch)
+        digest = digest_of(rebuilt)
+        differences: tuple[str, ...] = ()
+        if digest != snapshot.data.sha256:
+            differences = tuple(_differences(snapshot, rebuilt, store))
+    if not store.holds(snapshot.data):
+        remarks = (*remarks, f"the stored file {snapshot.data.uri} is absent or damaged")
+    return SnapshotVerification(
+        snapshot_sha256=snapshot.data.sha256,
+        rebuilt_sha256=digest,
+        differences=differences,
+        remarks=remarks,
+    )
+
+
+def _not_rebuilt(snapshot: FeatureSnapshot, *reasons: str) -> SnapshotVerification:
+    return SnapshotVerification(
+        snapshot_sha256=snapshot.data.sha256, rebuilt_sha256=None, differences=reasons, remarks=()
+    )
+
+
+def _lost(artifacts: dict[str, Artifact], store: ArtifactStore) -> list[str]:
+    """What the rebuild needs and the store no longer has as it was."""
+    found = []
+    for what, artifact in artifacts.items():
+        try:
+            store.path(artifact)
+        except ArtifactError as exc:
+            found.append(f"{what} cannot be read as it was: {exc}")
+    return found
+
+
+def _find_tables(snapshot: FeatureSnapshot, store: ArtifactStore) -> FeatureTables | None:
+    """The tables that were read; else others with the same rows, written in another way."""
+    pinned = {t.sha256 for t in snapshot.pins.tables} if snapshot.pins else set()
+    alike = None
+    for file in sorted((store.root / TABLES).glob("*/value.json")):
+        try:
+            tables = FeatureTables.model_validate_json(file.read_text(encoding="utf-8"))
+        except ValidationError:
+            continue
+        if tables.version == snapshot.tables_version:
+            if {ref.artifact.sha256 for ref in (*tables.raw, *tables.tables)} == pinned:
+                return tables
+            alike = tables
+    return alike
+
+
+def _rebuild(
+    snapshot: FeatureSnapshot,
+    pins: SnapshotPins,
+    tables: FeatureTables,
+    config: FeatureConfig,
+    home: Path,
+    repo: Path,
+    store: ArtifactStore,
+    scratch: Path,
+) -> Path:
+    evidence = store.path(pins.evidence)
+    frame, target = scratch / "entities.parquet", scratch / DATA_FILE
+    # The evidence is laid out like a repository: its SQL files bear the names of the configuration.
+    write_entities(tables, snapshot.window, config, evidence, store, frame)
+    definitions = json.loads((evidence / DEFINITIONS).read_text())
+    with _private_store(definitions, home, repo, features_folder(tables, store), scratch) as feast:
+        service = feast.list_feature_services()[0]
+        retrieve(feast, service, config.training_set, frame, target)
+    return target
+
+
+@contextmanager
+def _private_store(
+    definitions: dict[str, Any], home: Path, repo: Path, tables_path: Path, scratch: Path
+) -> Iterator[FeatureStore]:
+    """A feature store with nothing but the pinned definitions and tables."""
+    described = read_profile(home, repo)
+    described["project"] = definitions["project"]
+    described["registry"] = {
+        "registry_type": "file",
+        "path": str(scratch / "registry.db"),
+        "enable_online_feature_view_versioning": True,
+    }
+    described["online_store"] = {"type": "sqlite", "path": str(scratch / "online.db")}
+    described["offline_store"]["tables_path"] = str(tables_path)
+    described.pop("batch_engine", None)
+    feast = GuardedFeatureStore(RepoConfig(**described, repo_path=repo), home)
+    registry, project = feast.registry, feast.project
+    with quiet():
+        for content in definitions["entities"]:
+            registry.apply_entity(Entity.from_proto(_parsed(content, EntityProto())), project)
+        for content in definitions["feature_views"]:
+            view = FeatureView.from_proto(_parsed(content, FeatureViewProto()))
+            view.version = f"v{view.current_version_number or 0}"
+            registry.apply_feature_view(view, project)
+        service = _parsed(definitions["feature_service"], FeatureServiceProto())
+        registry.apply_feature_service(FeatureService.from_proto(service), project)
+    yield feast
+
+
+def _parsed(content: dict[str, Any], empty: Proto) -> Proto:
+    parsed: Proto = ParseDict(content, empty, ignore_unknown_fields=True)
+    return parsed
+
+
+def _remarks(
+    snapshot: FeatureSnapshot,
+    pins: SnapshotPins,
+    tables: FeatureTables,
+    config: FeatureConfig,
+    home: Path,
+    repo: Path,
+) -> Iterator[str]:
+    """What has changed since; only software and the way tables were written could matter."""
+    used = {ref.artifact.sha256 for ref in (*tables.raw, *tables.tables)}
+    if used != {pin.sha256 for pin in pins.tables}:
+        yield "the tables that were read are gone; others with the same rows took their place"
+    for name in SOFTWARE:
+        if pins.software.get(name) != version(name):
+            yield f"{name} was {pins.software.get(name, 'not recorded')}, now {version(name)}"
+    newest = newest_version(open_store(home, repo), snapshot.feature_service)
+    if newest is None:
+        yield f"feature service {snapshot.feature_service} is no longer registered"
+    elif newest.digest != pins.service_definition:
+        yield (
+            f"feature service {snapshot.feature_service} is at version {newest.number} now, the "
+            f"snapshot pins version {pins.service_version} of another content"
+        )
+    try:
+        current = entity_sql_digest(config, repo)
+    except ConfigurationError as exc:
+        yield f"the entity query cannot be compared: {exc}"
+    else:
+        if current != pins.entity_sql:
+            yield "the entity query of the feature repository has changed since"
+
+
+def _differences(snapshot: FeatureSnapshot, rebuilt: Path, store: ArtifactStore) -> Iterator[str]:
+    """What differs between the stored file and the rebuilt one, in rows and columns."""
+    try:
+        stored = store.path(snapshot.data)
+    except ArtifactError as exc:
+        yield f"the rebuilt file has SHA-256 {digest_of(rebuilt)[:12]}, and {exc}"
+        return
+    old, new = parquet(stored), parquet(rebuilt)
+    with duckdb.connect() as con:
+        kinds = [
+            {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {side}").fetchall()}
+            for side in (old, new)
+        ]
+        if kinds[0] != kinds[1]:
+            changed = sorted(set(kinds[0].items()) ^ set(kinds[1].items()))
+            yield f"columns differ: {', '.join(sorted({name for name, _ in changed})[:NUM_NAMED])}"
+            return
+        gone, added = (
+            con.execute(f"SELECT count(*) FROM (FROM {a} EXCEPT ALL FROM {b})").fetchall()[0][0]
+            for a, b in ((old, new), (new, old))
+        )
+        if not gone and not added:
+            yield "the rows are equal, the bytes are not: other versions wrote the file"
+            return
+        yield f"{gone} stored rows are not in the rebuilt file, {added} rebuilt ones are new"
+        yield from _changed_columns(con, old, new, snapshot.columns.row_id, list(kinds[0]))
+
+
+def _changed_columns(
+    con: duckdb.DuckDBPyConnection, old: str, new: str, row_id: str, columns: list[str]
+) -> Iterator[str]:
+    counted = ", ".join(
+        f"count(*) FILTER (o.{sql_name(c)} IS DISTINCT FROM n.{sql_name(c)})" for c in columns
+    )
+    numbers = con.execute(
+        f"SELECT {counted} FROM {old} AS o JOIN {new} AS n USING ({sql_name(row_id)})"
+    ).fetchall()[0]
+    changed = sorted(((n, c) for n, c in zip(numbers, columns, strict=True) if n), reverse=True)
+    for number, column in changed[:NUM_NAMED]:
+        yield f"{column} differs in {number} rows"

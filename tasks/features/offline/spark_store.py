@@ -1,0 +1,205 @@
+"""Feast's Spark offline store for the same definitions: Parquet tables by name, nothing lost.
+
+A plug-in by Feast's own extension point: name it as `offline_store.type`. Imported only by a
+profile that names it: it needs pyspark, which is not among this project's packages (see
+`infra/cluster/requirements.in`). Against Feast's own store:
+
+- file sources of the definitions are read from `tables_path`, so they need not change;
+- every entity row comes out once, or nothing does;
+- types survive: Feast goes through pandas, which has no null for a number;
+- the session is in UTC, whatever Spark was started with, since Feast writes moments without a zone.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from feast.data_source import DataSource
+from feast.feature_view import FeatureView
+from feast.infra.offline_stores.contrib.spark_offline_store.spark import (
+    SparkOfflineStore,
+    SparkOfflineStoreConfig,
+    SparkRetrievalJob,
+    get_spark_session_or_start_new_with_repoconfig,
+)
+from feast.infra.offline_stores.contrib.spark_offline_store.spark_source import SparkSource
+from feast.infra.offline_stores.file_source import FileSource
+from feast.infra.registry.base_registry import BaseRegistry
+from feast.repo_config import RepoConfig
+
+from tasks.kernel.errors import FeatureStoreError
+
+PIN = re.compile(r"@v\d+:")
+READ_PARQUET = re.compile(r"read_parquet\('([^'`]+)'\)")
+
+
+class GuardedSparkOfflineStoreConfig(SparkOfflineStoreConfig):
+    """Settings in `feature_store.yaml`."""
+
+    type: str = "tasks.features.offline.spark_store.GuardedSparkOfflineStore"
+    tables_path: str
+    """Folder of the feature tables, on a disk that all of Spark sees or in an object store."""
+
+
+class GuardedSparkOfflineStore(SparkOfflineStore):
+    """See the module's docstring."""
+
+    @staticmethod
+    def get_historical_features(
+        config: RepoConfig,
+        feature_views: list[FeatureView],
+        feature_refs: list[str],
+        entity_df: pd.DataFrame | str,
+        registry: BaseRegistry,
+        project: str,
+        full_feature_names: bool = False,
+        filter_by_created_timestamp: bool = False,
+        **options: Any,
+    ) -> GuardedSparkJob:
+        """Point-in-time join of `entity_df` (a frame, or SQL that Spark understands)."""
+        session = _session(config)
+        if isinstance(entity_df, str):  # DuckDB's name for what Spark calls parquet.`path`
+            entity_df = READ_PARQUET.sub(r"parquet.`\1`", entity_df)
+            num_rows = session.sql(f"SELECT count(*) FROM ({entity_df})").collect()[0][0]
+        else:
+            num_rows = len(entity_df)
+        job = SparkOfflineStore.get_historical_features(
+            config,
+            [_on_spark(view, config) for view in feature_views],
+            [PIN.sub(":", ref) for ref in feature_refs],
+            entity_df,
+            registry,
+            project,
+            full_feature_names,
+            filter_by_created_timestamp,
+            **options,
+        )
+        return GuardedSparkJob.of(job, num_rows)
+
+    @staticmethod
+    def pull_latest_from_table_or_query(
+        config: RepoConfig,
+        data_source: DataSource,
+        join_key_columns: list[str],
+        feature_name_columns: list[str],
+        timestamp_field: str,
+        created_timestamp_column: str | None,
+        start_date: datetime,
+        end_date: datetime,
+    ) -> GuardedSparkJob:
+        """Newest row of every key with an event time in [start_date, end_date]."""
+        _session(config)
+        job = SparkOfflineStore.pull_latest_from_table_or_query(
+            config,
+            _source_on_spark(data_source, config),
+            join_key_columns,
+            feature_name_columns,
+            timestamp_field,
+            created_timestamp_column,
+            start_date,
+            end_date,
+        )
+        return GuardedSparkJob.of(job, None)
+
+    @staticmethod
+    def pull_all_from_table_or_query(
+        config: RepoConfig,
+        data_source: DataSource,
+        join_key_columns: list[str],
+        feature_name_columns: list[str],
+        timestamp_field: str,
+        created_timestamp_column: str | None = None,
+        start_date: datetime | None = None,
+        end_date: datetime | None = None,
+    ) -> GuardedSparkJob:
+        """All rows with an event time in [start_date, end_date]; an open end where None."""
+        _session(config)
+        job = SparkOfflineStore.pull_all_from_table_or_query(
+            config,
+            _source_on_spark(data_source, config),
+            join_key_columns,
+            feature_name_columns,
+            timestamp_field,
+            created_timestamp_column,
+            start_date,
+            end_date,
+        )
+        return GuardedSparkJob.of(job, None)
+
+
+class GuardedSparkJob(SparkRetrievalJob):
+    """A Spark query whose result has as many rows as were asked for."""
+
+    num_rows: int | None
+    """Entity rows, each of which must come out once; None for a plain read."""
+
+    @classmethod
+    def of(cls, job: SparkRetrievalJob, num_rows: int | None) -> GuardedSparkJob:
+        """The job with its guard."""
+        guarded = cls(
+            spark_session=job.spark_session,
+            query=job.query,
+            full_feature_names=job.full_feature_names,
+            config=job._config,
+            on_demand_feature_views=job.on_demand_feature_views,
+            metadata=job.metadata,
+        )
+        guarded.num_rows = num_rows
+        return guarded
+
+    def to_sql(self) -> str:
+        """The statements, parted by Feast's own mark; they read views of their session."""
+        return str(self.query)
+
+    def write_parquet(self, target: Path, order: list[str], row_group_rows: int) -> None:
+        """Write the result to one local Parquet file, sorted by `order`."""
+        table = self.to_arrow().sort_by([(column, "ascending") for column in order])
+        pq.write_table(table, target, compression="zstd", row_group_size=row_group_rows)
+
+    def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:
+        table = self.to_spark_df().toArrow()
+        if self.num_rows is not None and table.num_rows != self.num_rows:
+            raise FeatureStoreError(
+                f"Spark gave {table.num_rows:,} rows for {self.num_rows:,} entity rows; expected "
+                "as many. Nothing was handed out"
+            )
+        return table
+
+    def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
+        frame: pd.DataFrame = self._to_arrow_internal(timeout).to_pandas()
+        return frame
+
+
+def _session(config: RepoConfig) -> Any:
+    session = get_spark_session_or_start_new_with_repoconfig(config.offline_store)
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    return session
+
+
+def _on_spark(view: FeatureView, config: RepoConfig) -> FeatureView:
+    moved = copy.copy(view)
+    moved.batch_source = _source_on_spark(view.batch_source, config)
+    moved.projection = copy.copy(view.projection)
+    moved.projection.version_tag = None  # Feast would write `weather@v0` into Spark's SQL unquoted
+    return moved
+
+
+def _source_on_spark(source: DataSource, config: RepoConfig) -> DataSource:
+    """A file source as Spark reads it; a source of Spark's own stays as it is."""
+    if not isinstance(source, FileSource):
+        return source
+    return SparkSource(
+        name=source.name,
+        path=f"{config.offline_store.tables_path.rstrip('/')}/{source.path}",
+        file_format="parquet",
+        timestamp_field=source.timestamp_field,
+        created_timestamp_column=source.created_timestamp_column,
+        field_mapping=dict(source.field_mapping),
+    )

@@ -1,0 +1,175 @@
+"""Where results of the ASOF offline store go: a Parquet file on the disk or on S3, whole or not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from feast.errors import SavedDatasetLocationAlreadyExists
+from feast.infra.offline_stores.file_source import FileSource, SavedDatasetFileStorage
+from feast.repo_config import RepoConfig
+from pyarrow.fs import FileSystem, FileType
+
+from tasks.features.offline.source import local_path
+from tasks.kernel.errors import FeatureStoreError, StorageError, refused_writes_explained
+
+logger = logging.getLogger(__name__)
+
+DATA_FILE = "data.parquet"
+"""Name of the file where a saved dataset is a folder."""
+
+
+class SavedDatasetTakenError(FeatureStoreError, SavedDatasetLocationAlreadyExists):
+    """The place of a saved dataset is taken; callers of Feast know it by Feast's own error too."""
+
+    def __init__(self, place: str) -> None:
+        Exception.__init__(
+            self,
+            f"saved dataset {place} exists; allow overwriting or choose another place. Nothing was "
+            "written",
+        )
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    """A file on the disk."""
+
+    path: Path
+
+    def check_free(self, allow_overwrite: bool) -> None:
+        """Refuse a place that is taken.
+
+        Raises:
+            SavedDatasetTakenError: a file is there and may not be replaced.
+            FeatureStoreError: the folder holds other files.
+        """
+        others = [f for f in self.path.parent.glob("*.parquet") if f != self.path]
+        if self.path.name == DATA_FILE and others:
+            raise FeatureStoreError(
+                f"saved dataset {self.path.parent} holds {others[0].name}, which is not of it; "
+                "choose an empty folder. Nothing was written"
+            )
+        if self.path.exists() and not allow_overwrite:
+            raise SavedDatasetTakenError(str(self.path))
+
+    @contextmanager
+    def aside(self) -> Iterator[Path]:
+        """A file to write; it takes its place when the block ends, and is gone when it fails."""
+        aside = self.path.with_name(f".{self.path.name}.{uuid4().hex}.part")
+        with refused_writes_explained(self.path.parent):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield aside
+                aside.replace(self.path)
+            finally:
+                aside.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class RemoteTarget:
+    """An object on S3.
+
+    An upload becomes an object when it ends, even where it ends in an error; so it goes to a key of
+    its own, and is copied to its place by the server when it is complete (at most 5 GB).
+    """
+
+    filesystem: FileSystem
+    path: str
+
+    def check_free(self, allow_overwrite: bool) -> None:
+        """Refuse a place that is taken.
+
+        Raises:
+            SavedDatasetTakenError: an object is there and may not be replaced.
+            StorageError: the store cannot be reached.
+        """
+        with _store_errors_explained(self.path):
+            taken = self.filesystem.get_file_info(self.path).type != FileType.NotFound
+        if taken and not allow_overwrite:
+            raise SavedDatasetTakenError(f"s3://{self.path}")
+
+    @contextmanager
+    def aside(self) -> Iterator[Callable[[pa.RecordBatchReader], int]]:
+        """A function that uploads batches and counts rows; the object appears when the block ends.
+
+        Raises:
+            StorageError: the store refused; nothing of this upload is left.
+        """
+        folder, _, name = self.path.rpartition("/")
+        aside = f"{folder}/.{name}.{uuid4().hex}.part"
+        with _store_errors_explained(self.path):
+            try:
+                yield lambda reader: self._upload(reader, aside)
+                self.filesystem.copy_file(aside, self.path)
+            finally:
+                self._remove(aside)
+
+    def _upload(self, reader: pa.RecordBatchReader, key: str) -> int:
+        num_rows = 0
+        with (
+            self.filesystem.open_output_stream(key) as stream,
+            pq.ParquetWriter(stream, reader.schema, compression="zstd") as writer,
+        ):
+            for batch in _batches(reader):
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+        return num_rows
+
+    def _remove(self, key: str) -> None:
+        try:
+            if self.filesystem.get_file_info(key).type != FileType.NotFound:
+                self.filesystem.delete_file(key)
+        except OSError as exc:  # never hides what went wrong before
+            logger.warning("s3://%s could not be removed: %s", key, exc)
+
+
+def target_of(storage: SavedDatasetFileStorage, config: RepoConfig) -> LocalTarget | RemoteTarget:
+    """The file of a saved dataset: what its path names, or one file inside where it is a folder.
+
+    Raises:
+        FeatureStoreError: the path is relative to a folder of published tables, or no place that
+            this store writes.
+    """
+    options = storage.file_options
+    uri = options.uri if options.uri.endswith(".parquet") else f"{options.uri}/{DATA_FILE}"
+    if uri.startswith("s3://"):
+        filesystem, path = FileSource.create_filesystem_and_path(uri, options.s3_endpoint_override)
+        return RemoteTarget(filesystem, path.replace("//", "/"))
+    path = local_path(uri, config)
+    if config.offline_store.tables_path and not Path(options.uri).is_absolute():
+        raise FeatureStoreError(
+            f"saved dataset {options.uri} would lie among the feature tables; give an absolute "
+            "path or s3://. Nothing was written"
+        )
+    return LocalTarget(path)
+
+
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """Batches of a query; its errors, which Arrow hands on as those of a file, told apart."""
+    while True:
+        try:
+            batch = reader.read_next_batch()
+        except StopIteration:
+            return
+        except OSError as exc:
+            raise FeatureStoreError(
+                f"a retrieval failed ({exc}). Nothing is visible of the result"
+            ) from exc
+        yield batch
+
+
+@contextmanager
+def _store_errors_explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise StorageError(
+            f"s3://{path}: the object store refused ({exc}); expected a bucket that exists, and "
+            "credentials in the environment that may write it. Nothing half written is visible"
+        ) from exc

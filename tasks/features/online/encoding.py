@@ -1,0 +1,382 @@
+"""Arrow columns as the bytes that Feast keeps online, without a Python object for any cell.
+
+Feast's online stores hold every value as a serialized `feast.types.Value`, every entity as a
+serialized key and, in Redis, the event time as a serialized protobuf `Timestamp`. Here the same
+bytes are laid out by numpy and Arrow for whole columns. Whatever has no layout here is converted by
+Feast's own code, cell by cell, and counted by the caller. Byte layout: protobuf's encoding
+specification, and `serialize_entity_key` of Feast, version 3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from feast.infra.key_encoding_utils import _serialize_val
+from feast.protos.feast.types.Value_pb2 import Value
+from feast.protos.feast.types.Value_pb2 import ValueType as KeyType
+from feast.type_map import python_values_to_proto_values
+from feast.value_type import ValueType
+
+from tasks.features.online.wire_format import (
+    BINARY,
+    FIXED32,
+    FIXED64,
+    LENGTH_DELIMITED,
+    VARINT,
+    Integers,
+    as_binary,
+    constant,
+    contents,
+    delimited,
+    fixed,
+    from_offsets,
+    join_parts,
+    present_rows,
+    tagged_varints,
+    varint_array,
+)
+from tasks.kernel.errors import DataContractError
+
+PACKED = b"\x0a"
+"""Field 1, length-delimited: where every list message keeps its elements."""
+
+NO_TIME = np.iinfo(np.int64).min
+"""What Feast stores for a missing timestamp, and numpy for `NaT`."""
+
+
+@dataclass(frozen=True)
+class EncodedColumn:
+    """Serialized values of one feature, one for each row; empty bytes for a missing value."""
+
+    cells: pa.LargeBinaryArray
+    source: pa.Array
+    value_type: ValueType
+    converted_by_feast: bool
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Rows of one feature view, ready for an online store.
+
+    `keys` are serialized entity keys without a project. Times are microseconds since 1970 in UTC;
+    `created_us` is None where the source has no created time.
+    """
+
+    keys: pa.LargeBinaryArray
+    events_us: Integers
+    created_us: Integers | None
+    features: dict[str, EncodedColumn]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def num_converted_by_feast(self) -> int:
+        """Cells for which there is no layout here."""
+        return len(self) * sum(f.converted_by_feast for f in self.features.values())
+
+
+def encode_rows(
+    batch: pa.RecordBatch,
+    join_keys: Mapping[str, ValueType],
+    features: Mapping[str, ValueType],
+    event_column: str,
+    created_column: str | None,
+) -> EncodedRows:
+    """Encode one batch of a feature view.
+
+    Args:
+        batch: columns by their names in the view.
+        join_keys: name to declared type.
+        features: name to declared type.
+        event_column: when each row's values held.
+        created_column: when each row was made; None where the source does not say.
+
+    Raises:
+        DataContractError: a column is absent, or a join key or event time is null.
+    """
+    wanted = [*join_keys, *features, event_column, *([created_column] if created_column else [])]
+    if missing := sorted(set(wanted) - set(batch.schema.names)):
+        raise DataContractError(
+            f"the source gave no column {', '.join(missing)}; expected all that the feature view "
+            "names. Nothing of this batch was written"
+        )
+    events_us = microseconds(batch.column(event_column), event_column)
+    if (events_us == NO_TIME).any():
+        raise DataContractError(
+            f"{event_column} is null in {(events_us == NO_TIME).sum():,} of {len(batch):,} rows; "
+            "expected the moment from which the values hold. Nothing of this batch was written"
+        )
+    return EncodedRows(
+        keys=encode_entity_keys(batch, join_keys),
+        events_us=events_us,
+        created_us=(
+            microseconds(batch.column(created_column), created_column) if created_column else None
+        ),
+        features={name: encode_column(batch.column(name), kind) for name, kind in features.items()},
+    )
+
+
+def encode_column(column: pa.Array, value_type: ValueType) -> EncodedColumn:
+    """Serialize a feature's values as Feast does.
+
+    Args:
+        column: Arrow values of one batch.
+        value_type: the feature's declared type.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    native = _SCALARS.get(value_type) or _LISTS.get(value_type)
+    cells = native(column, value_type) if native else None
+    if cells is not None:
+        return EncodedColumn(cells, column, value_type, converted_by_feast=False)
+    messages = python_values_to_proto_values(column.to_numpy(zero_copy_only=False), value_type)
+    slow = pa.array([message.SerializeToString() for message in messages], BINARY)
+    return EncodedColumn(slow, column, value_type, converted_by_feast=True)
+
+
+def encode_entity_keys(
+    batch: pa.RecordBatch, join_keys: Mapping[str, ValueType]
+) -> pa.LargeBinaryArray:
+    """Serialized entity key, version 3, of every row.
+
+    Args:
+        batch: rows that hold the join keys.
+        join_keys: name to declared type.
+
+    Raises:
+        DataContractError: a key is null, or of a type that cannot be a key.
+    """
+    ordered = sorted(join_keys)
+    names = [struct.pack("<II", KeyType.STRING, len(n.encode())) + n.encode() for n in ordered]
+    parts: list[pa.Array | pa.Scalar] = [
+        constant(struct.pack("<I", len(ordered)) + b"".join(names))
+    ]
+    for name in ordered:
+        column = batch.column(name)
+        if column.null_count:
+            raise DataContractError(
+                f"join key {name} is null in {column.null_count:,} of {len(column):,} rows; "
+                "expected a value in each, because a null names no entity. Drop these rows in the "
+                "source of the feature view. They were not written"
+            )
+        parts += _key_parts(name, column, join_keys[name])
+    return join_parts(parts, batch.num_rows)
+
+
+def microseconds(column: pa.Array, name: str) -> Integers:
+    """Moments as microseconds since 1970 in UTC; a time without zone is UTC, as in Feast.
+
+    A null is `NO_TIME`. Fractions of a microsecond are cut off, as Feast does.
+
+    Raises:
+        DataContractError: the column holds no times.
+    """
+    if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
+        raise DataContractError(f"column {name} is {column.type}, expected a timestamp")
+    moments = column.to_numpy(zero_copy_only=False)
+    result: Integers = moments.astype("datetime64[us]").astype(np.int64)
+    return result
+
+
+def encode_timestamps(moments_us: Integers) -> pa.LargeBinaryArray:
+    """Serialized protobuf `Timestamp` of microseconds since 1970; zero parts are left out."""
+    seconds, rest_us = np.divmod(moments_us, 1_000_000)
+    parts = [
+        tagged_varints(bytes([number << 3 | VARINT]), part, part != 0)
+        for number, part in ((1, seconds), (2, rest_us * 1000))
+    ]
+    return join_parts(parts, len(moments_us))
+
+
+def _key_parts(name: str, column: pa.Array, value_type: ValueType) -> list[pa.Array | pa.Scalar]:
+    """Type, length and bytes of one join key."""
+    width = {ValueType.INT64: 8, ValueType.INT32: 4}.get(value_type)
+    if width and pa.types.is_integer(column.type):
+        key_type = KeyType.INT64 if width == 8 else KeyType.INT32
+        values = pc.cast(column, f"int{width * 8}").to_numpy(zero_copy_only=False)
+        return [constant(struct.pack("<II", key_type, width)), fixed(b"", values, None)]
+    if value_type == ValueType.STRING and _is_text(column.type):
+        data = as_binary(column)
+        lengths = pc.binary_length(data).to_numpy(zero_copy_only=False).astype("<u4")
+        return [constant(struct.pack("<I", KeyType.STRING)), fixed(b"", lengths, None), data]
+    try:
+        packed = [
+            _serialize_val(value.WhichOneof("val"), value, 3)
+            for value in python_values_to_proto_values(
+                column.to_numpy(zero_copy_only=False), value_type
+            )
+        ]
+    except ValueError as exc:
+        raise DataContractError(
+            f"join key {name} is {value_type.name}, which cannot be an entity key ({exc}); "
+            "expected a string, bytes, integer or timestamp"
+        ) from exc
+    return [pa.array([struct.pack("<II", t, len(v)) + v for v, t in packed], BINARY)]
+
+
+def _floats(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        return None
+    values = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    present = ~np.isnan(values)  # Feast takes NaN for a missing value
+    tag = _tag(value_type)
+    kind = np.float32 if value_type == ValueType.FLOAT else np.float64
+    with np.errstate(over="ignore"):
+        return fixed(tag, values.astype(kind), None if present.all() else present)
+
+
+def _integers(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    if not pa.types.is_integer(column.type):
+        return None
+    try:
+        whole = pc.cast(column, pa.int32() if value_type == ValueType.INT32 else pa.int64())
+    except pa.ArrowInvalid:
+        return None  # out of range: Feast says which value
+    values = pc.fill_null(whole, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return tagged_varints(_tag(value_type), values, present_rows(column))
+
+
+def _booleans(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    if not pa.types.is_boolean(column.type):
+        return None
+    values = pc.fill_null(column, False).to_numpy(zero_copy_only=False).astype(np.int64)
+    return tagged_varints(_tag(value_type), values, present_rows(column))
+
+
+def _timestamps(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
+        return None
+    seconds = column.to_numpy(zero_copy_only=False).astype("datetime64[s]").astype(np.int64)
+    everything = np.ones(len(column), bool)  # a missing time is a value of its own: `NO_TIME`
+    return tagged_varints(_tag(value_type), seconds, everything)
+
+
+def _texts(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    return delimited(_tag(value_type), column) if _is_text(column.type) else None
+
+
+def _blobs(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    return delimited(_tag(value_type), column) if _is_blob(column.type) else None
+
+
+def _lists(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    """A list message holds its elements as one packed field, or each text as a field of its own."""
+    if not _is_list(column.type):
+        return None
+    elements = column.flatten()
+    payload = None if elements.null_count else _elements(elements, value_type)
+    if payload is None:
+        return None
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    offsets, data = contents(payload)
+    message = from_offsets(offsets[ends], data)
+    if value_type not in (ValueType.STRING_LIST, ValueType.BYTES_LIST):
+        lengths = np.diff(offsets[ends])
+        message = join_parts([tagged_varints(PACKED, lengths, lengths > 0), message], len(column))
+    whole = delimited(_tag(value_type), message)
+    return whole if not column.null_count else _where(column.is_valid(), whole)
+
+
+def _elements(values: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    """Bytes of every element of a list column."""
+    kind = values.type
+    if value_type in (ValueType.FLOAT_LIST, ValueType.DOUBLE_LIST) and pa.types.is_floating(kind):
+        wanted = np.float32 if value_type == ValueType.FLOAT_LIST else np.float64
+        with np.errstate(over="ignore"):
+            return fixed(b"", values.to_numpy(zero_copy_only=False).astype(wanted), None)
+    if value_type in (ValueType.INT32_LIST, ValueType.INT64_LIST) and kind in (
+        pa.int32(),
+        pa.int64() if value_type == ValueType.INT64_LIST else pa.int32(),
+    ):
+        return varint_array(values.to_numpy(zero_copy_only=False).astype(np.int64))
+    if value_type == ValueType.BOOL_LIST and pa.types.is_boolean(kind):
+        return varint_array(values.to_numpy(zero_copy_only=False).astype(np.int64))
+    if value_type == ValueType.UNIX_TIMESTAMP_LIST and kind.equals(pa.timestamp("us", None)):
+        moments = values.to_numpy(zero_copy_only=False).astype(np.int64)
+        return varint_array(np.trunc(moments / 1_000_000).astype(np.int64))
+    if value_type == ValueType.STRING_LIST and _is_text(kind):
+        return delimited(PACKED, values)
+    if value_type == ValueType.BYTES_LIST and _is_blob(kind):
+        return delimited(PACKED, values)
+    return None
+
+
+Native = Callable[[pa.Array, ValueType], pa.LargeBinaryArray | None]
+
+_SCALARS: dict[ValueType, Native] = {
+    ValueType.FLOAT: _floats,
+    ValueType.DOUBLE: _floats,
+    ValueType.INT32: _integers,
+    ValueType.INT64: _integers,
+    ValueType.BOOL: _booleans,
+    ValueType.UNIX_TIMESTAMP: _timestamps,
+    ValueType.STRING: _texts,
+    ValueType.UUID: _texts,
+    ValueType.TIME_UUID: _texts,
+    ValueType.DECIMAL: _texts,
+    ValueType.BYTES: _blobs,
+    ValueType.PDF_BYTES: _blobs,
+    ValueType.IMAGE_BYTES: _blobs,
+}
+_LISTS: dict[ValueType, Native] = dict.fromkeys(
+    (
+        ValueType.FLOAT_LIST,
+        ValueType.DOUBLE_LIST,
+        ValueType.INT32_LIST,
+        ValueType.INT64_LIST,
+        ValueType.BOOL_LIST,
+        ValueType.UNIX_TIMESTAMP_LIST,
+        ValueType.STRING_LIST,
+        ValueType.BYTES_LIST,
+    ),
+    _lists,
+)
+_FIELDS = {ValueType.PDF_BYTES: "bytes_val", ValueType.IMAGE_BYTES: "bytes_val"}
+_WIRE_TYPES = {
+    ValueType.FLOAT: FIXED32,
+    ValueType.DOUBLE: FIXED64,
+    **dict.fromkeys(
+        (ValueType.INT32, ValueType.INT64, ValueType.BOOL, ValueType.UNIX_TIMESTAMP), VARINT
+    ),
+}
+
+
+def _tag(value_type: ValueType) -> bytes:
+    """Key of the field of `Value` that holds this type, as a varint."""
+    field = _FIELDS.get(value_type, f"{value_type.name.lower()}_val")
+    number = Value.DESCRIPTOR.fields_by_name[field].number
+    key = number << 3 | _WIRE_TYPES.get(value_type, LENGTH_DELIMITED)
+    return bytes([key]) if key < 0x80 else bytes([key & 0x7F | 0x80, key >> 7])
+
+
+def _where(present: pa.BooleanArray, array: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """The array with nothing where `present` is false."""
+    return pc.if_else(present, array, constant(b""))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _is_blob(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )

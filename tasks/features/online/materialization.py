@@ -1,0 +1,213 @@
+"""Materialize feature views: bring the online store up to the end of a window, under guards."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from feast import FeatureStore, FeatureView
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, MaterializedView
+from tasks.features.access.store import apply_definitions, open_store, quiet
+from tasks.features.access.versions import publish_services, view_digest
+from tasks.features.config import MaterializationConfig
+from tasks.features.offline.duck import duckdb_session, names, parquet
+from tasks.features.online.earlier_versions import write_earlier_versions
+from tasks.features.online.store_token import new_mark, read_mark, write_mark
+from tasks.features.online.vector_engine import VectorComputeEngine, ViewWrite
+from tasks.features.tables.build import features_folder
+from tasks.features.tables.ledger import (
+    Ledger,
+    definitions_digest,
+    is_filled,
+    load_ledger,
+    online_views,
+    write_ledger,
+)
+from tasks.kernel.errors import FeatureStoreError, WindowError
+from tasks.kernel.settings import ArtifactStore
+
+logger = logging.getLogger(__name__)
+
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def materialize(
+    tables: FeatureTables,
+    window: TimeWindow,
+    home: Path,
+    repo: Path,
+    store: ArtifactStore,
+    config: MaterializationConfig = MaterializationConfig(),  # noqa: B008 (frozen)
+) -> tuple[MaterializedView, ...]:
+    """Write each view's newest values of the window online, and of windows changed since the last.
+
+    What an earlier version of a table had put online and a corrected one no longer has is taken
+    back, `write_rules.py` says how; pushed values stay until newer ones come. Watermarks move, all
+    together, only after every view was written, so a killed run is simply done again. Nothing is
+    done where this version of the tables is online up to the window's end. Two processes may do it
+    at once: of two values the newer stays, and so does the later watermark.
+
+    Without a ledger that speaks of this very store (it was lost or damaged, or the store is new,
+    emptied or another's), all of history is written. The end is then the window's, or that of all
+    landed rows where the store bears a mark: it was filled before, nobody knows how far.
+
+    Raises:
+        WindowError: the window ends in the future, is empty or reversed. Nothing was touched.
+        FeatureStoreError: fewer entities were written than there are. The watermark did not move.
+        TransientError: the online store did not answer or was locked.
+    """
+    _check_window(window)
+    done = online_views(tables, window, home, repo)
+    if done is not None:
+        return done
+    ledger, mark = load_ledger(home), read_mark(home, repo)
+    present = ledger is not None and is_filled(ledger, home, repo)
+    feast = open_store(home, repo, features_folder(tables, store))
+    apply_definitions(feast, home, repo, again=not present)
+    # Other definitions, or an online store of which nothing is known: not this window alone.
+    same = present and ledger is not None and _holds_these_views(ledger, feast, repo)
+    changed = _changed_since(tables, window, ledger if same else None)
+    since = changed - timedelta(hours=config.lateness_hours) if same else BEGINNING
+    until = _reach(tables, window, ledger, mark)
+    grew = same and ledger is not None and all(v.watermark <= changed for v in ledger.views)
+    engine = feast._get_provider().batch_engine
+    if isinstance(engine, VectorComputeEngine):
+        engine.takes_back = not grew
+    written = tuple(
+        _materialize_view(feast, view, since, until)
+        for view in sorted(feast.list_feature_views(), key=lambda v: v.name)
+        if view.online
+    )
+    last = until - timedelta(microseconds=1)
+    write_earlier_versions(feast, since, last, config.earlier_versions)
+    publish_services(feast)  # before the ledger: a run killed in between does it again
+    mark = read_mark(home, repo)
+    if mark is None:  # a store of nobody: two installations that share one keep the first mark
+        mark = new_mark()
+        write_mark(home, repo, mark)
+    write_ledger(tables, repo, written, home, mark)
+    return written
+
+
+def _changed_since(tables: FeatureTables, window: TimeWindow, ledger: Ledger | None) -> datetime:
+    """Start of the first window whose rows are not those that were materialized last.
+
+    A refresh may have been published and killed before it was materialized.
+    """
+    known = ledger.sources if ledger else {}
+    changed = [name for name, digest in tables.sources.items() if known.get(name) != digest]
+    starts = [datetime.fromisoformat(name.split("/")[0]) for name in changed]
+    return min([window.start, *starts])
+
+
+def _reach(
+    tables: FeatureTables, window: TimeWindow, ledger: Ledger | None, mark: int | None
+) -> datetime:
+    """The moment up to which to write, so that nothing online is newer than the watermark.
+
+    A window refreshed again also changes features after it, up to what is online already. A store
+    filled under a mark that the ledger does not tell may hold all that ever landed.
+    """
+    ends = [window.end, *(view.watermark for view in (ledger.views if ledger else ()))]
+    if mark is not None and (ledger is None or ledger.mark != mark):
+        ends += [datetime.fromisoformat(name.split("/")[1]) for name in tables.sources]
+    return max(ends)
+
+
+def _holds_these_views(ledger: Ledger, feast: FeatureStore, repo: Path) -> bool:
+    """True where what was materialized are the versions of the views that are active now.
+
+    Definitions that were taken back after a refused run are the same again, as other versions.
+    """
+    written = {view.name: view.version for view in ledger.views}
+    return ledger.definitions == definitions_digest(repo) and all(
+        written.get(view.name) == (view.current_version_number or 0)
+        for view in feast.list_feature_views()
+        if view.online
+    )
+
+
+def _materialize_view(
+    feast: FeatureStore,
+    view: FeatureView,
+    since: datetime,
+    until: datetime,
+) -> MaterializedView:
+    start = since if view.ttl else BEGINNING
+    last = until - timedelta(microseconds=1)  # Feast's end is inside, a window's is not
+    with quiet():
+        feast.materialize(start, last, feature_views=[view.name])
+    in_window, in_all = _count_keys(feast, view, start, last)
+    write = _last_write(feast, view, in_window)
+    count = getattr(feast._get_provider().online_store, "count_entities", None)
+    online = count(feast.config, view) if count else max(in_all, write.num_rows)
+    if min(online, write.num_rows) < in_window:
+        raise FeatureStoreError(
+            f"feature view {view.name}: {write.num_rows:,} entities were written and {online:,} "
+            f"are online, expected {in_window:,} up to {until:%Y-%m-%dT%H:%MZ}. The watermark was "
+            "not moved; run again"
+        )
+    logger.info("materialized %s: %s entities", view.name, f"{online:,}")
+    return MaterializedView(
+        name=view.name,
+        watermark=until,
+        num_entities=online,
+        num_written=write.num_written,
+        num_kept=write.num_kept,
+        num_taken_back=write.num_taken_back,
+        num_converted_by_feast=write.num_feast_cells + write.num_feast_rows * len(view.features),
+        version=view.current_version_number or 0,
+        definition=view_digest(view),
+        table=view.batch_source.path,
+    )
+
+
+def _check_window(window: TimeWindow) -> None:
+    if window.end <= window.start:  # a window can be made without its own check
+        raise WindowError(
+            f"window {window} is empty or reversed; expected its start before its end. Nothing was "
+            "touched"
+        )
+    window.check_not_in_future(datetime.now(UTC))
+
+
+def _last_write(feast: FeatureStore, view: FeatureView, in_window: int) -> ViewWrite:
+    """What the engine did; with an engine that does not say, all went Feast's way."""
+    engine = feast._get_provider().batch_engine
+    if isinstance(engine, VectorComputeEngine):
+        return engine.writes[view.name]
+    return ViewWrite(
+        num_rows=in_window,
+        num_written=in_window,
+        num_feast_rows=in_window,
+        reason=f"the engine is a {type(engine).__name__}",
+    )
+
+
+def _count_keys(
+    feast: FeatureStore, view: FeatureView, start: datetime, last: datetime
+) -> tuple[int, int]:
+    """Entities with a row from `start` to `last`, and with any up to `last`, both included.
+
+    None are counted where the table is not on this machine: the engine's own count must do then.
+    """
+    offline, source = feast.config.offline_store, view.batch_source
+    named = {view_name: name for name, view_name in source.field_mapping.items()}
+    keys = [named.get(column.name, column.name) for column in view.entity_columns]
+    folder = Path(getattr(offline, "tables_path", "")) / source.path
+    if not hasattr(offline, "spill_path") or not folder.exists():
+        return 0, 0
+    with duckdb_session(
+        Path(offline.spill_path), memory_limit_mb=offline.memory_limit_mb, threads=offline.threads
+    ) as con:
+        moment = f"{names([source.timestamp_field])}::TIMESTAMPTZ"
+        row = con.execute(
+            "SELECT count(*) FILTER (newest >= ?::TIMESTAMPTZ), count(*) FROM "
+            f"(SELECT {names(keys)}, max({moment}) AS newest FROM {parquet(folder)} "
+            f"WHERE {moment} <= ?::TIMESTAMPTZ GROUP BY {names(keys)})",
+            [start, last],
+        ).fetchall()[0]
+    return int(row[0]), int(row[1])

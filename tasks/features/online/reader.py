@@ -1,0 +1,366 @@
+"""Read the features of a service online: fast, never half-updated, and honest about their age.
+
+Feast gives whatever is stored, however old. Training never saw such values: historical retrieval
+blanks what is older than a view's TTL. `OnlineReader` applies the same rule to every read, tells
+the age of each view for each row, and counts. What is done with a value that is too old is a stated
+policy of its view (`ViewPolicy`); blanking is the default, as it is what the model learnt from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from feast import FeatureService, FeatureStore
+from feast.infra.online_stores.redis import RedisOnlineStoreConfig
+from feast.infra.online_stores.sqlite import SqliteOnlineStore, SqliteOnlineStoreConfig
+from feast.value_type import ValueType
+from numpy.typing import NDArray
+
+from tasks.features.checks.reports import OnlineReadStatistics
+from tasks.features.config import OnlineConfig
+from tasks.features.online.answer import Column, Freshness, OnlineAnswer, age_of
+from tasks.features.online.backend import FeastBackend, OnlineBackend, Rows, microseconds
+from tasks.features.online.decoding import (
+    NEVER,
+    FloatBlock,
+    moments,
+    value_decoder,
+)
+from tasks.features.online.metrics import OnlineMetrics
+from tasks.features.online.plan import FLOATS, ReadPlan, RequestedKeys, plan_read
+from tasks.features.online.redis_reader import RedisBackend
+from tasks.features.online.sqlite_reader import SqliteBackend
+from tasks.kernel.errors import DataContractError, StaleFeaturesError, TransientError
+
+Request = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | pd.DataFrame
+Moment = datetime | Sequence[datetime] | None
+
+
+class OnlineReader:
+    """Reads one feature service. Safe to use from many threads at once.
+
+    The plan is made once: a reader goes on reading the definitions it was made with, also when
+    others are applied. Make a new reader to follow them.
+
+    Args:
+        store: opened Feast store, for its registry and the address of its online store.
+        service: what to read, as the registry knows it.
+        config: policies, time-outs, classes of the metrics.
+        full_names: name columns `<view>__<feature>`, as training sets do.
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        service: FeatureService,
+        config: OnlineConfig | None = None,
+        *,
+        full_names: bool = True,
+    ) -> None:
+        config = config or OnlineConfig()
+        self.plan = plan_read(store, service, config, full_names=full_names)
+        self._backend = open_backend(store, self.plan, config)
+        self._decoder = _Decoder(self.plan, self._backend.moment)
+        self._serves = np.array([view.policy.stale == "serve" for view in self.plan.views])
+        self._refuses_missing = any(v.policy.missing == "refuse" for v in self.plan.views)
+        self._ttl_us = np.array(
+            [[_ttl_us(view.ttl)] for view in self.plan.views], np.int64
+        ).reshape(-1, 1)
+        self._tolerance_us = round(config.clock_tolerance_s * 1e6)
+        names = [view.name for view in self.plan.views]
+        self._metrics = OnlineMetrics(self._backend.name, names, config.age_bounds_s)
+        self._names = tuple(names)
+
+    @property
+    def backend(self) -> str:
+        """`redis`, `sqlite`, or `feast` where Feast's own, slower read is used."""
+        return self._backend.name
+
+    def read(self, entities: Request, now: Moment = None) -> OnlineAnswer:
+        """Features of the requested rows, as known at `now`.
+
+        Args:
+            entities: key columns by name, as a mapping or a data frame, or one dictionary of keys a
+                row; other columns are ignored. A key that is null (None, NaN) has no features.
+            now: moment at which ages count: of all rows, or one a row. None is the wall clock; a
+                replay gives its own.
+
+        Raises:
+            DataContractError: a key column is absent, has another length or an impossible value.
+            StaleFeaturesError: values are too old or absent, and their view's policy is `refuse`.
+            TransientError: the store is away; nothing was read.
+        """
+        columns, num_rows = self._check_request(entities)
+        moments_us = _moments_us(now, num_rows)
+        keys = [RequestedKeys(group, columns, num_rows) for group in self.plan.groups]
+        try:
+            found = self._backend.fetch([key.distinct for key in keys])
+        except TransientError:
+            self._metrics.failed()
+            raise
+        values, event_us = self._decoder.decode(found, [key.row_to_key for key in keys])
+        age_s = age_of(moments_us, event_us)
+        state = self._states(moments_us, event_us)
+        self._metrics.record(state, age_s)
+        self._apply_policies(state, values)
+        return OnlineAnswer(
+            service=self.plan.service,
+            num_rows=num_rows,
+            columns=values,
+            view_names=self._names,
+            event_us=event_us,
+            age_s=age_s,
+            state=state,
+            moments_us=moments_us,
+        )
+
+    def statistics(self) -> OnlineReadStatistics:
+        """What reads have met since this reader was made."""
+        return self._metrics.snapshot()
+
+    def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
+        """Key columns of up to `count` entities that the store has of the plan's view `view`.
+
+        For checks, not for serving: a store may have to look at all it holds.
+        """
+        group = next(group for group in self.plan.groups if view in group.views)
+        columns = dict(zip(group.join_keys, group.columns, strict=True))
+        return [
+            {columns[name]: value for name, value in key.items()}
+            for key in self._backend.stored_keys(view, count)
+        ]
+
+    def close(self) -> None:
+        """Give back every connection to the store."""
+        self._backend.close()
+
+    def _check_request(self, entities: Request) -> tuple[Mapping[str, Sequence[Any]], int]:
+        needed = self.plan.request_columns
+        if isinstance(entities, pd.DataFrame):
+            return _columns_of_frame(entities, needed), len(entities)
+        if not isinstance(entities, Mapping):
+            return _columns_of(entities, needed)
+        if missing := [name for name in needed if name not in entities]:
+            raise _lacking(missing, list(entities))
+        if single := [name for name in needed if not _is_list(entities[name])]:
+            raise DataContractError(
+                f"key column {', '.join(single)} of the request is one "
+                f"{type(entities[single[0]]).__name__}, expected a list of keys, one a row. "
+                "Nothing was read"
+            )
+        lengths = {name: len(entities[name]) for name in needed or entities}
+        if len(set(lengths.values())) > 1:
+            raise DataContractError(
+                "the key columns of a request differ in length: "
+                f"{', '.join(f'{n} has {rows}' for n, rows in lengths.items())}. Nothing was read"
+            )
+        return entities, next(iter(lengths.values()), 0)
+
+    def _states(
+        self, moments_us: NDArray[np.int64], event_us: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        state = np.zeros(event_us.shape, np.uint8)
+        state[event_us < moments_us - self._ttl_us] = Freshness.STALE
+        state[event_us > moments_us + self._tolerance_us] = Freshness.AHEAD
+        state[event_us == NEVER] = Freshness.MISSING
+        return state
+
+    def _apply_policies(self, state: NDArray[np.uint8], values: dict[str, Column]) -> None:
+        if not state.any():  # all fresh
+            return
+        if self._refuses_missing:
+            self._refuse_missing(state == Freshness.MISSING)
+        stale = (state == Freshness.STALE) | (state == Freshness.AHEAD)
+        for position in np.flatnonzero(stale.any(axis=1) & ~self._serves):
+            view, rows = self.plan.views[position], stale[position]
+            if view.policy.stale == "refuse":
+                raise self._refusal(view.name, rows, "have values outside the time to live of")
+            for feature in view.features:
+                _blank(values[feature.output], rows)
+
+    def _refuse_missing(self, missing: NDArray[np.bool_]) -> None:
+        for view, rows in zip(self.plan.views, missing, strict=True):
+            if view.policy.missing == "refuse" and rows.any():
+                raise self._refusal(view.name, rows, "have no values of")
+
+    def _refusal(self, view: str, rows: NDArray[np.bool_], why: str) -> StaleFeaturesError:
+        self._metrics.refused()
+        return StaleFeaturesError(
+            f"{int(rows.sum())} of {rows.size} rows {why} feature view {view}, the first is row "
+            f"{int(rows.argmax())}; its policy is to refuse them. Nothing was served; materialize "
+            "the view, or set features.online.view_policies"
+        )
+
+
+class _Decoder:
+    """Turns the cells of all key groups into columns, each row of the request its own.
+
+    Args:
+        plan: what is read.
+        moment: how the back-end keeps an event time.
+    """
+
+    def __init__(self, plan: ReadPlan, moment: Callable[[Any], int]) -> None:
+        self._plan, self._moment = plan, moment
+        self._absent = [[None] * (len(group.cells) + len(group.views)) for group in plan.groups]
+        self._others = [
+            (number, column, feature.output, value_decoder(feature.value_type))
+            for number, group in enumerate(plan.groups)
+            for column, feature in enumerate(group.cells)
+            if feature.value_type not in FLOATS
+        ]
+        kinds = {feature.value_type for feature in plan.features}
+        self._floats = [(FloatBlock(kind), _spans(plan, kind)) for kind in FLOATS if kind in kinds]
+        # Written in the order of the answer; columns are filled in as they are decoded.
+        self._template: dict[str, Column] = {feature.output: [] for feature in plan.features}
+
+    def decode(
+        self, found: Sequence[Rows], rows_to_keys: Sequence[list[int]]
+    ) -> tuple[dict[str, Column], NDArray[np.int64]]:
+        """Columns by name, and event times in microseconds, shape (views, rows).
+
+        Args:
+            found: cells of the distinct keys of each group.
+            rows_to_keys: for each group and row of the request the position of its key.
+        """
+        # A last row stands for null keys, which are numbered -1.
+        groups = [
+            [*rows, absent] if not rows or -1 in row_to_key else rows
+            for rows, absent, row_to_key in zip(found, self._absent, rows_to_keys, strict=True)
+        ]
+        values = self._template.copy()
+        spread = [np.array(row_to_key, np.intp) for row_to_key in rows_to_keys]
+        for block, spans in self._floats:
+            numbers = block.decode([(groups[number], *ends) for number, ends, _ in spans])
+            for (number, _, names), some in zip(spans, numbers, strict=True):
+                values.update(zip(names, some[:, spread[number]], strict=True))
+        for number, column, name, decode in self._others:
+            cells = [decode(row[column]) for row in groups[number]]
+            values[name] = [cells[key] for key in rows_to_keys[number]]
+        return values, self._event_times(groups, rows_to_keys)
+
+    def _event_times(
+        self, groups: Sequence[Rows], rows_to_keys: Sequence[list[int]]
+    ) -> NDArray[np.int64]:
+        by_view: list[list[int]] = [[] for _ in self._plan.views]
+        for group, rows, row_to_key in zip(self._plan.groups, groups, rows_to_keys, strict=True):
+            columns = moments(rows, len(group.cells), self._moment)
+            for view, times in zip(group.views, columns, strict=True):
+                by_view[view] = [times[key] for key in row_to_key]
+        return np.array(by_view, np.int64)
+
+
+def _spans(plan: ReadPlan, kind: ValueType) -> list[tuple[int, tuple[int, int], list[str]]]:
+    """Where cells of a float type stand: group, first and last column, names in the answer."""
+    spans = []
+    for number, group in enumerate(plan.groups):
+        kinds = [feature.value_type for feature in group.cells]
+        if kind in kinds:
+            first, last = kinds.index(kind), kinds.index(kind) + kinds.count(kind)
+            names = [feature.output for feature in group.cells[first:last]]
+            spans.append((number, (first, last), names))
+    return spans
+
+
+def open_backend(store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> OnlineBackend:
+    """The fast way into the store's online store where there is one, else Feast's own.
+
+    Redis Cluster and Sentinel are read through Feast: they spread or move keys, which its client
+    handles. Which way was taken is told by `OnlineReader.backend` and counted in its statistics.
+    """
+    online = store.config.online_store
+    if isinstance(online, RedisOnlineStoreConfig) and online.redis_type == "redis":
+        return RedisBackend(store, plan, config)
+    if isinstance(online, SqliteOnlineStoreConfig) and isinstance(
+        store._get_provider().online_store, SqliteOnlineStore
+    ):
+        return SqliteBackend(store, plan, config)
+    return FeastBackend(store, plan)
+
+
+def _columns_of(
+    rows: Sequence[Mapping[str, Any]], needed: Mapping[str, Any]
+) -> tuple[dict[str, list[Any]], int]:
+    try:
+        num_rows = len(rows)
+        return {name: [row[name] for row in rows] for name in needed}, num_rows
+    except KeyError as exc:
+        bad = next(row for row in rows if exc.args[0] not in row)
+        raise _lacking([exc.args[0]], list(bad)) from exc
+    except (TypeError, IndexError) as exc:
+        found: Any = rows
+        if _is_list(rows):
+            found = next((row for row in rows if not isinstance(row, Mapping)), rows)
+        raise DataContractError(
+            f"a request was given as, or holds, {type(found).__name__}; expected key columns by "
+            "name, a data frame, or a list with one dictionary of keys a row. Nothing was read"
+        ) from exc
+
+
+def _columns_of_frame(frame: pd.DataFrame, needed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    names = list(frame.columns)
+    if missing := [name for name in needed if name not in names]:
+        raise _lacking(missing, names)
+    if double := [name for name in needed if names.count(name) > 1]:
+        raise DataContractError(
+            f"the request has more than one key column {', '.join(double)}; expected each once. "
+            "Nothing was read"
+        )
+    return {name: frame[name].tolist() for name in needed}
+
+
+def _is_list(column: Any) -> bool:
+    """Whether it has one entry a row; a text has a length too, but is one value."""
+    if isinstance(column, str | bytes | Mapping):
+        return False
+    try:
+        len(column)
+    except TypeError:
+        return False
+    return True
+
+
+def _lacking(missing: list[str], present: list[str]) -> DataContractError:
+    return DataContractError(
+        f"the request has no key column {', '.join(missing)}; it has "
+        f"{', '.join(map(str, present)) or 'none'}. Nothing was read"
+    )
+
+
+def _ttl_us(ttl: Any) -> int:
+    return round(ttl.total_seconds() * 1e6) if ttl else np.iinfo(np.int64).max // 4
+
+
+def _moments_us(now: Moment, num_rows: int) -> NDArray[np.int64]:
+    """One moment for all rows, or one for each.
+
+    Raises:
+        DataContractError: a moment has no time zone, or there are not as many as rows.
+    """
+    if now is None:
+        return np.array([time.time_ns() // 1000], np.int64)
+    given = [now] if isinstance(now, datetime) else list(now)
+    if not isinstance(now, datetime) and len(given) != num_rows:
+        raise DataContractError(
+            f"{len(given)} moments were given for {num_rows} rows; expected one for all, or one a "
+            "row. Nothing was read"
+        )
+    if naive := next((moment for moment in given if moment.tzinfo is None), None):
+        raise DataContractError(
+            f"the moment of the read, {naive.isoformat()}, has no time zone; give it in UTC. "
+            "Nothing was read"
+        )
+    return np.array([microseconds(moment.astimezone(UTC)) for moment in given], np.int64)
+
+
+def _blank(column: Column, rows: NDArray[np.bool_]) -> None:
+    if isinstance(column, list):
+        for row in np.flatnonzero(rows):
+            column[row] = None
+    else:
+        column[rows] = np.nan

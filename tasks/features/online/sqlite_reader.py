@@ -1,0 +1,219 @@
+"""Read from Feast's SQLite online store: all views in one transaction, values undecoded."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from feast import FeatureStore
+
+from tasks.features.config import OnlineConfig
+from tasks.features.offline.duck import sql_name
+from tasks.features.online.backend import Breaker, Pool, Rows, chunks, key_values, microseconds
+from tasks.features.online.plan import KeyGroup, ReadPlan
+from tasks.kernel.errors import FeatureStoreError
+
+KEYS_PER_QUERY = 500
+"""SQLite allows 32,766 parameters; statements of one size are prepared once and kept."""
+
+STATEMENTS_KEPT = 2 * KEYS_PER_QUERY
+
+
+@dataclass
+class _OpenFile:
+    """A connection, and which file it was opened on: a removed store leaves it reading a ghost."""
+
+    connection: sqlite3.Connection
+    inode: tuple[int, int]
+    fine_times: set[str] = field(default_factory=set)
+    """Tables known to have event times in microseconds."""
+
+
+@dataclass(frozen=True)
+class _ViewColumns:
+    """Where cells of one view's rows belong."""
+
+    table: str
+    by_feature: dict[str, int]
+    time: int
+
+
+@dataclass
+class SqliteBackend:
+    """One SQLite file, as Feast's store writes it. Safe to use from many threads."""
+
+    store: FeatureStore
+    plan: ReadPlan
+    config: OnlineConfig
+    name: str = field(default="sqlite", init=False)
+
+    def __post_init__(self) -> None:
+        path = Path(self.store.config.online_store.path)
+        repo = self.store.config.repo_path
+        self._path = (path if path.is_absolute() or not repo else Path(repo) / path).absolute()
+        self._pool = Pool(self._open, lambda opened: opened.connection.close(), self.config)
+        self._breaker = Breaker(f"the online store {self._path.name}", self.config)
+        self._encoders = [group.encoder(self.plan.key_version) for group in self.plan.groups]
+        self._columns = [self._view_columns(group) for group in self.plan.groups]
+
+    def fetch(self, keys: Sequence[list[Any]]) -> list[Rows]:
+        """See `OnlineBackend`."""
+        packed = [
+            [encode(key) for key in distinct]
+            for encode, distinct in zip(self._encoders, keys, strict=True)
+        ]
+        with self._opened() as opened:
+            return self._read(opened, packed)
+
+    def moment(self, cell: int) -> int:
+        """See `OnlineBackend`."""
+        return cell
+
+    def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
+        """See `OnlineBackend`; evenly spread over all keys in their order."""
+        table = sql_name(f"{self.plan.project}_{self.plan.views[view].stored_name}")
+        with self._opened() as opened:
+            found = opened.connection.execute(
+                f"SELECT DISTINCT entity_key FROM {table} ORDER BY entity_key"
+            ).fetchall()
+        some = found[:: max(len(found) // count, 1)][:count]
+        return [key_values(key, self.plan.key_version) for (key,) in some]
+
+    def close(self) -> None:
+        """See `OnlineBackend`."""
+        self._pool.close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[_OpenFile]:
+        """The file, ready to be read; errors become ours.
+
+        Raises:
+            TransientError: it is locked, or cannot be opened.
+            FeatureStoreError: it is absent, damaged, or lacks a view.
+        """
+        with self._breaker.attempt(), self._explained(), self._pool.lend() as opened:
+            self._follow_file(opened)
+            yield opened
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise FeatureStoreError(
+                f"the online store {self._path.name} does not exist; run the feature refresh, "
+                "which fills it. Nothing was read"
+            ) from exc
+        except sqlite3.OperationalError as exc:
+            if "no such table" in str(exc):
+                raise FeatureStoreError(
+                    f"the online store {self._path.name} has no table for a view of "
+                    f"{self.plan.service} ({exc}); run the feature refresh. Nothing was read"
+                ) from exc
+            raise self._breaker.failed(exc) from exc
+        except sqlite3.DatabaseError as exc:
+            raise FeatureStoreError(
+                f"the online store {self._path.name} is damaged or no SQLite file ({exc}); remove "
+                "it and run the feature refresh, which fills it again. Nothing was read"
+            ) from exc
+
+    def _open(self) -> _OpenFile:
+        inode = self._inode()
+        connection = sqlite3.connect(
+            f"{self._path.as_uri()}?mode=ro",
+            uri=True,
+            timeout=self.config.timeout_s,
+            isolation_level=None,
+            check_same_thread=False,  # lent to one thread at a time
+            cached_statements=STATEMENTS_KEPT,
+        )
+        return _OpenFile(connection, inode)
+
+    def _inode(self) -> tuple[int, int]:
+        found = self._path.stat()
+        return found.st_dev, found.st_ino
+
+    def _follow_file(self, opened: _OpenFile) -> None:
+        if opened.inode != self._inode():
+            opened.connection.close()
+            anew = self._open()
+            opened.connection, opened.inode = anew.connection, anew.inode
+            opened.fine_times.clear()
+
+    def _view_columns(self, group: KeyGroup) -> list[_ViewColumns]:
+        return [
+            _ViewColumns(
+                table=sql_name(f"{self.plan.project}_{self.plan.views[position].stored_name}"),
+                by_feature={f.name: i for i, f in enumerate(group.cells) if f.view == position},
+                time=len(group.cells) + number,
+            )
+            for number, position in enumerate(group.views)
+        ]
+
+    def _read(self, opened: _OpenFile, packed: list[list[bytes]]) -> list[Rows]:
+        connection = opened.connection
+        connection.execute("BEGIN")  # what is read from here on is of one moment
+        try:
+            found: list[Rows] = []
+            for group, views, keys in zip(self.plan.groups, self._columns, packed, strict=True):
+                cells = len(group.cells) + len(views)
+                rows: dict[bytes, list[Any]] = {key: [None] * cells for key in keys}
+                for view in views:
+                    _fill(opened, view, keys, rows)
+                found.append([*map(rows.__getitem__, keys)])
+            return found
+        finally:
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+
+
+def _fill(
+    opened: _OpenFile,
+    view: _ViewColumns,
+    keys: list[bytes],
+    rows: dict[bytes, list[Any]],
+) -> None:
+    """Put the cells of one view into the rows of their keys."""
+    event_us = "event_us" if _has_fine_times(opened, view.table) else "NULL"
+    for batch in chunks(keys, KEYS_PER_QUERY):
+        asked = opened.connection.execute(
+            f"SELECT entity_key, feature_name, value, {event_us}, event_ts FROM {view.table} "
+            f"WHERE entity_key IN ({','.join('?' * len(batch))})",
+            batch,
+        )
+        for key, feature, value, fine, coarse in asked:
+            column = view.by_feature.get(feature)
+            if column is not None:
+                row = rows[key]
+                row[column] = value
+                moment = fine if fine is not None else _stored_moment(coarse)
+                # Features of one write share its time; after a partial one the oldest counts.
+                known = row[view.time]
+                row[view.time] = moment if known is None or moment < known else known
+
+
+def _has_fine_times(opened: _OpenFile, table: str) -> bool:
+    """Whether a table has event times in microseconds; Feast's own has whole seconds only."""
+    if table not in opened.fine_times:
+        columns = opened.connection.execute(f"PRAGMA table_info({table})").fetchall()
+        if any(column[1] == "event_us" for column in columns):
+            opened.fine_times.add(table)
+    return table in opened.fine_times
+
+
+@lru_cache(65_536)
+def _stored_moment(cell: str | int) -> int:
+    """Microseconds since 1970 of an event time as Feast's store keeps it.
+
+    Feast takes the UTC wall clock for local time when it stores whole seconds, and undoes it when
+    it reads; so does this. Text is the UTC wall clock.
+    """
+    if isinstance(cell, int):
+        return microseconds(datetime.fromtimestamp(cell))
+    return microseconds(datetime.fromisoformat(cell))

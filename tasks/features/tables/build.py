@@ -1,0 +1,386 @@
+"""Feature tables: one immutable version after the other, each holding all raw and feature rows.
+
+A version is a folder of Parquet files, one a month, in the artifact store. A refresh makes the next
+version from the one before: months that the window does not touch are linked, the others are
+written anew. Readers follow one symbolic link, which moves only when a version is whole and
+validated.
+
+Features at a moment depend only on raw rows of a bounded past (`lookback_hours`), so refreshing a
+year at once or month by month, in any order, gives the same rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import FeatureTables, TableRef, ValidatedRows, ValidationResult
+from tasks.features.checks.query_reach import PROBED, check_same_rows, probes
+from tasks.features.checks.same_data import check_same_data
+from tasks.features.config import FeatureConfig, FeatureTable, StagingQuery
+from tasks.features.offline.duck import (
+    duckdb_session,
+    names,
+    parquet,
+    set_window,
+    sql_name,
+    sql_text,
+)
+from tasks.features.tables.computed_rows import check_computed
+from tasks.kernel.errors import (
+    ArtifactError,
+    ConfigurationError,
+    DataContractError,
+    refused_writes_explained,
+)
+from tasks.kernel.settings import (
+    ArtifactStore,
+    StagedFolder,
+    code_digest,
+    content_key,
+    flush_to_disk,
+)
+
+logger = logging.getLogger(__name__)
+
+EMPTY = FeatureTables(version="0" * 32, raw=(), tables=(), sources={})
+STATIC_FILE = "static.parquet"
+LINK = Path("feature_tables") / "current"
+TABLES = "tables"
+RAW = "raw"
+FEATURES = "features"
+
+
+def current_tables(home: Path) -> FeatureTables:
+    """The published version, or `EMPTY` where none is published yet.
+
+    Raises:
+        ArtifactError: a version is published, but what describes it is gone or damaged.
+    """
+    if not (home / LINK).is_symlink():
+        return EMPTY
+    file = published_path(home).parent / "value.json"
+    try:
+        return FeatureTables.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, ValidationError) as exc:
+        raise ArtifactError(
+            f"{file} is {'gone' if isinstance(exc, OSError) else 'damaged'}; expected the "
+            "description of the published feature tables. Restore it from a backup, or remove "
+            f"{home / LINK} and refresh all windows again. Nothing was changed"
+        ) from exc
+
+
+def published_path(home: Path) -> Path:
+    """Folder of the published feature tables, link resolved: a reader keeps one version."""
+    return (home / LINK).resolve()
+
+
+def features_folder(tables: FeatureTables, store: ArtifactStore) -> Path:
+    """Folder that holds the feature tables of a version, each in a folder of its name."""
+    return store.path(tables.tables[0].artifact, verify=False).parent
+
+
+def build_feature_tables(
+    validated: ValidatedRows,
+    base: FeatureTables,
+    config: FeatureConfig,
+    repo: Path,
+    store: ArtifactStore,
+) -> FeatureTables:
+    """Make the version that follows `base`: the window's raw rows replaced, features recomputed.
+
+    Returns `base` itself where it already holds exactly these rows by these rules. A window that
+    was changed later also changes features after it, as far as the lookback reaches; those are
+    recomputed too.
+
+    Raises:
+        ConfigurationError: a query of the feature repository is wrong, reads further back than
+            its table says or what is not known yet, or the rows are of other data than those of
+            `base`.
+        DataContractError: a query gives two rows for one key and moment, a null key, or a time that
+            lies after the window or in the future.
+    """
+    landed = validated.landed
+    rules = _rules_digest(config, repo)
+    source = content_key(rules, [t.artifact.sha256 for t in landed.tables])
+    name = f"{landed.window.start.isoformat()}/{landed.window.end.isoformat()}"
+    if base.sources.get(name) == source:
+        return base
+    check_same_data(landed, base, config, store)
+    key = content_key(code_digest(__file__), base.version, base.sources, name, source)
+
+    def build(folder: StagedFolder) -> FeatureTables:
+        with duckdb_session(
+            folder.path.parent, memory_limit_mb=config.memory_limit_mb, threads=config.threads
+        ) as con:
+            draft = _Draft(con, config, repo, store, base, folder)
+            draft.merge_raw(validated)
+            draft.compute_features(landed.window, [*base.sources, name])
+            version = draft.content_digest()
+        raw = tuple(draft.reference(RAW, t.name) for t in config.raw_tables)
+        tables = tuple(draft.reference(FEATURES, t.name) for t in config.feature_tables)
+        return FeatureTables(
+            version=version,
+            raw=raw,
+            tables=tables,
+            sources={**base.sources, name: source},
+            follows={ref.name: ref.artifact.sha256 for ref in base.raw},
+        )
+
+    return store.build_once(TABLES, key, FeatureTables, build)
+
+
+def publish_tables(
+    tables: FeatureTables,
+    validations: tuple[ValidationResult, ...],
+    home: Path,
+    store: ArtifactStore,
+) -> None:
+    """Let readers see this version: move the link in one step.
+
+    Raises:
+        DataContractError: no validation result vouches for one of the tables.
+    """
+    vouched = {v.subject_sha256 for v in validations}
+    if unproven := [t.name for t in tables.tables if t.artifact.sha256 not in vouched]:
+        raise DataContractError(
+            f"feature table(s) {', '.join(unproven)} of version {tables.version[:12]} have no "
+            "validation result; validate them first. Nothing was published"
+        )
+    folder = features_folder(tables, store)
+    link = home / LINK
+    with refused_writes_explained(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        aside = link.with_name(f".current-{os.getpid()}")
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(os.path.relpath(folder, link.parent), target_is_directory=True)
+        aside.replace(link)
+        flush_to_disk(link.parent)
+
+
+def register_raw(
+    con: duckdb.DuckDBPyConnection,
+    folders: Mapping[str, Path],
+    config: FeatureConfig,
+    repo: Path,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> None:
+    """Make raw tables, and the staging queries over them, readable by name.
+
+    Args:
+        folders: folder of Parquet files of each raw table.
+        since: rows older than this are left out; None for all.
+        until: rows from this moment on are left out; None for all.
+    """
+    for table in config.raw_tables:
+        rows = f"SELECT * FROM {parquet(folders[table.name])}"
+        moment = sql_name(table.time_column) if table.time_column else ""
+        bounds = [f"{moment} >= {_moment(since)}"] if since and moment else []
+        bounds += [f"{moment} < {_moment(until)}"] if until and moment else []
+        rows += f" WHERE {' AND '.join(bounds)}" if bounds else ""
+        con.execute(f"CREATE OR REPLACE TEMP VIEW {sql_name(table.name)} AS {rows}")
+    for query in config.staging:
+        text = read_query(repo, query.sql)
+        run_query(con, f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}", query.sql)
+
+
+def read_query(repo: Path, name: str) -> str:
+    """Text of a query file of the feature repository.
+
+    Raises:
+        ConfigurationError: there is no such file, or it is no UTF-8.
+    """
+    try:
+        return (repo / name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(
+            f"query {name} of the feature repository is no text in UTF-8 ({exc}); save it as UTF-8"
+        ) from exc
+    except FileNotFoundError as exc:
+        raise ConfigurationError(
+            f"the feature repository has no file {name!r}; write it, or change use_case.yaml"
+        ) from exc
+
+
+def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None:
+    """Run a statement made from the query file `name`; its mistakes become a sentence."""
+    try:
+        con.execute(statement)
+    except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as exc:
+        reason = " ".join(str(exc).split())
+        raise ConfigurationError(
+            f"query {name} of the feature repository is wrong: {reason}. Nothing was changed"
+        ) from exc
+    except (duckdb.DataError, duckdb.InvalidInputException) as exc:
+        reason = " ".join(str(exc).split())
+        raise DataContractError(
+            f"query {name} met a value it cannot work with: {reason}. Nothing was changed"
+        ) from exc
+
+
+def _rules_digest(config: FeatureConfig, repo: Path) -> str:
+    queries: tuple[StagingQuery | FeatureTable, ...] = (*config.staging, *config.feature_tables)
+    return content_key(list(config.raw_tables), [[q, read_query(repo, q.sql)] for q in queries])
+
+
+def _moment(moment: datetime) -> str:
+    return f"{sql_text(moment.astimezone(UTC).isoformat())}::TIMESTAMPTZ"
+
+
+def _inside(column: str, window: TimeWindow) -> str:
+    name = sql_name(column)
+    return f"({name} >= {_moment(window.start)} AND {name} < {_moment(window.end)})"
+
+
+def months_of(window: TimeWindow) -> list[str]:
+    """Names of the UTC months that the window touches, such as `201307`."""
+    month = window.start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    found = []
+    while month < window.end:
+        found.append(f"{month:%Y%m}")
+        month = (month + timedelta(days=32)).replace(day=1)
+    return found
+
+
+class _Draft:
+    """The next version while it is written into a staged folder."""
+
+    def __init__(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        config: FeatureConfig,
+        repo: Path,
+        store: ArtifactStore,
+        base: FeatureTables,
+        folder: StagedFolder,
+    ) -> None:
+        self._con = con
+        self._config = config
+        self._repo = repo
+        self._store = store
+        self._folder = folder
+        self._before = {
+            (group, ref.name): store.path(ref.artifact)
+            for group, refs in ((RAW, base.raw), (FEATURES, base.tables))
+            for ref in refs
+        }
+
+    def merge_raw(self, validated: ValidatedRows) -> None:
+        """Replace the window's rows of every raw table, then make all of them readable by name."""
+        landed = {t.name: self._store.path(t.artifact) for t in validated.landed.tables}
+        for table in self._config.raw_tables:
+            rows = f"(SELECT * FROM {parquet(landed[table.name])})"
+            self._replace(
+                RAW, table.name, rows, table.time_column, table.key, validated.landed.window
+            )
+
+    def compute_features(self, window: TimeWindow, sources: Iterable[str]) -> None:
+        """Recompute every feature table wherever the window's rows can be felt."""
+        data_end = max(datetime.fromisoformat(name.split("/")[1]) for name in sources)
+        lookback = timedelta(hours=max(t.lookback_hours for t in self._config.feature_tables))
+        since = window.start - lookback
+        self._read_raw(since)
+        for table in self._config.feature_tables:
+            reach = window.end + timedelta(hours=table.lookback_hours)
+            felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
+            self._compute(table, felt)
+        for table in self._config.feature_tables:
+            rows = self._folder.path / FEATURES / table.name
+            for probe in probes(self._con, table, rows, window):
+                self._read_raw(max(since, probe.since or since), probe.until)
+                set_window(self._con, probe.of_window(window))
+                text = read_query(self._repo, table.sql)
+                run_query(self._con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)
+                check_same_rows(self._con, table, rows, probe)
+
+    def _read_raw(self, since: datetime | None, until: datetime | None = None) -> None:
+        folders = {t.name: self._folder.path / RAW / t.name for t in self._config.raw_tables}
+        register_raw(self._con, folders, self._config, self._repo, since, until)
+
+    def reference(self, group: str, name: str) -> TableRef:
+        """Name a finished table with its digest and number of rows."""
+        files = sorted((self._folder.path / group / name).glob("*.parquet"))
+        return TableRef(
+            name=name,
+            artifact=self._folder.artifact(f"{group}/{name}"),
+            num_rows=sum(pq.read_metadata(file).num_rows for file in files),
+        )
+
+    def content_digest(self) -> str:
+        """Digest of all rows, whatever their order and the files' bytes.
+
+        How a file was put together shows in its bytes (DuckDB encodes a merged month otherwise than
+        one computed at once), but two versions with the same rows are the same version.
+        """
+        content = []
+        for folder in sorted(self._folder.path.glob("*/*/")):
+            found = self._con.execute(
+                f"SELECT count(*), sum(hash(rows)::HUGEINT)::VARCHAR FROM {parquet(folder)} AS rows"
+            )
+            content.append([folder.parent.name, folder.name, *found.fetchall()[0]])
+        return content_key(content)
+
+    def _compute(self, table: FeatureTable, felt: TimeWindow) -> None:
+        set_window(self._con, felt)
+        text = read_query(self._repo, table.sql)
+        run_query(self._con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.sql)
+        check_computed(self._con, table, felt)
+        time_column = None if table.static else "event_timestamp"
+        key = (*table.entity_keys, "event_timestamp")
+        self._replace(FEATURES, table.name, "computed", time_column, key, felt)
+        logger.info("computed %s for %s", table.name, felt)
+
+    def _replace(
+        self,
+        group: str,
+        name: str,
+        rows: str,
+        time_column: str | None,
+        key: tuple[str, ...],
+        window: TimeWindow,
+    ) -> None:
+        """Write a table anew: `rows` inside the window, what was there before outside of it."""
+        target = self._folder.path / group / name
+        target.mkdir(parents=True)
+        before = self._before.get((group, name))
+        if time_column is None:
+            self._write(f"SELECT * FROM {rows}", key, target / STATIC_FILE)
+            return
+        touched = set(months_of(window))
+        for file in sorted(before.glob("*.parquet")) if before else []:
+            if file.stem not in touched:
+                os.link(file, target / file.name)
+        moment = sql_name(time_column)
+        for month in sorted(touched):
+            part = f"SELECT * FROM {rows} WHERE strftime({moment}, '%Y%m') = '{month}'"
+            old = before / f"{month}.parquet" if before else None
+            if old and old.exists():
+                kept = f"SELECT * FROM {parquet(old)} WHERE NOT {_inside(time_column, window)}"
+                part = f"{part} UNION ALL BY NAME {kept}"
+            self._write(part, (time_column, *key), target / f"{month}.parquet")
+        self._drop_empty_months(target)
+
+    def _write(self, query: str, order: tuple[str, ...], target: Path) -> None:
+        """Write sorted rows, so that equal content gives equal bytes."""
+        with refused_writes_explained(target):
+            self._con.execute(
+                f"COPY (SELECT * FROM ({query}) ORDER BY {names(order)}) TO {sql_text(target)} "
+                "(FORMAT parquet, COMPRESSION zstd)"
+            )
+
+    @staticmethod
+    def _drop_empty_months(target: Path) -> None:
+        """Remove months without rows; a table without any row keeps one file, for its columns."""
+        files = sorted(target.glob("*.parquet"))
+        empty = [file for file in files if pq.read_metadata(file).num_rows == 0]
+        for file in empty if len(empty) < len(files) else empty[1:]:
+            file.unlink()

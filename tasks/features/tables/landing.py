@@ -1,0 +1,240 @@
+"""Land raw rows: read one window of each raw table, check columns and types, keep typed Parquet.
+
+Nothing is corrected here. What does not fit is refused with a sentence; whether values make sense
+is for the expectation suites.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import duckdb
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import LandedRows, SourceFile, TableRef
+from tasks.features.config import FeatureConfig
+from tasks.features.offline.duck import duckdb_session, names, sql_name, sql_text
+from tasks.features.tables.raw_files import as_declared, reading_explained, unpacked
+from tasks.features.tables.raw_table import RawTable
+from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
+from tasks.kernel.settings import (
+    ArtifactStore,
+    StagedFolder,
+    code_digest,
+    content_key,
+    digest_of,
+    size_of,
+)
+
+logger = logging.getLogger(__name__)
+
+NUM_EXAMPLES = 3
+
+ZONE_AFTER_CLOCK = r":[0-9.]+ ?(Z|[+-]\d{2}(:?\d{2})?)$"
+
+MOMENTS = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS")
+MARKERS = {"", "na", "n/a", "null", "none", "nan", "-", "?", "."}
+"""Texts, in lower case, by which files say that a value is missing."""
+
+
+def land_raw_rows(
+    window: TimeWindow, config: FeatureConfig, repo: Path, store: ArtifactStore
+) -> LandedRows:
+    """Copy the rows of `window` from every raw table into the artifact store, typed.
+
+    Args:
+        window: rows whose time column lies inside; a table without one is taken whole.
+        config: raw tables with their columns and types.
+        repo: feature repository, to which relative paths refer.
+        store: where the Parquet files go.
+
+    Raises:
+        WindowError: the window ends in the future, or is longer than is allowed. Nothing is
+            touched.
+        ConfigurationError: a source cannot be found.
+        DataContractError: a column is missing, a value has the wrong type, a time has no zone, or
+            the window holds no rows of a table with history.
+    """
+    window.check_not_in_future(datetime.now(UTC))
+    _check_length(window, config.max_window_years)
+    sources = {table.name: locate_source(table, repo) for table in config.raw_tables}
+    key = content_key(
+        code_digest(__file__), window, list(config.raw_tables), list(sources.values())
+    )
+
+    def build(folder: StagedFolder) -> LandedRows:
+        with duckdb_session(
+            folder.path.parent, memory_limit_mb=config.memory_limit_mb, threads=config.threads
+        ) as con:
+            tables = []
+            for table in config.raw_tables:
+                with reading_explained(table):
+                    tables.append(_land_table(con, table, sources[table.name], window, folder))
+        return LandedRows(window=window, tables=tuple(tables))
+
+    return store.build_once("landed", key, LandedRows, build)
+
+
+def _check_length(window: TimeWindow, max_years: int) -> None:
+    if window.end - window.start > timedelta(days=366 * max_years):
+        raise WindowError(
+            f"window {window} is longer than {max_years} years; check the years, or allow so long "
+            "a history with features.max_window_years in use_case.yaml. Nothing was touched"
+        )
+
+
+def locate_source(table: RawTable, repo: Path) -> Path:
+    """Local path of a raw table's file; a package is located without being imported.
+
+    Raises:
+        ConfigurationError: there is no such package or file.
+    """
+    parts = urlsplit(table.uri)
+    if parts.scheme == "package":
+        spec = importlib.util.find_spec(parts.netloc)
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigurationError(
+                f"raw table {table.name}: package {parts.netloc!r} is not installed; install it or "
+                f"change the uri {table.uri!r} in the feature repository"
+            )
+        path = Path(spec.submodule_search_locations[0]) / parts.path.lstrip("/")
+    elif parts.scheme in ("", "file"):
+        path = repo / parts.path
+    else:
+        raise ConfigurationError(
+            f"raw table {table.name}: cannot read {table.uri!r}; expected package://..., or the "
+            "path of a CSV, zipped CSV or Parquet file"
+        )
+    if not path.is_file():
+        raise ConfigurationError(f"raw table {table.name}: {table.uri!r} names no file ({path})")
+    return path
+
+
+def _land_table(
+    con: duckdb.DuckDBPyConnection,
+    table: RawTable,
+    source: Path,
+    window: TimeWindow,
+    folder: StagedFolder,
+) -> TableRef:
+    readable = unpacked(source, folder.path, table)
+    relation = as_declared(con, table, readable)
+    _check_types(con, table, relation)
+    target = folder.path / f"{table.name}.parquet"
+    seen = _seen_types(con, relation)
+    typed = ", ".join(
+        f"{_typed(table, c, kind, seen[c])} AS {sql_name(c)}" for c, kind in table.columns.items()
+    )
+    query = f"SELECT {typed} FROM {relation}"
+    if table.time_column:
+        moment = sql_name(table.time_column)
+        start, end = (sql_text(t.isoformat()) for t in (window.start, window.end))
+        inside = f"{moment} >= {start}::TIMESTAMPTZ AND {moment} < {end}::TIMESTAMPTZ"
+        query = f"SELECT * FROM ({query}) WHERE ({inside}) OR {moment} IS NULL"
+    order = names([*([table.time_column] if table.time_column else []), *table.key])
+    con.execute(f"COPY ({query} ORDER BY {order}) TO {sql_text(target)} (FORMAT parquet)")
+    if readable != source:
+        readable.unlink()
+    num_rows = con.execute(f"SELECT count(*) FROM read_parquet({sql_text(target)})").fetchall()[0][
+        0
+    ]
+    if not num_rows:
+        raise DataContractError(
+            f"raw table {table.name}: {source.name} holds no rows in window {window}; expected at "
+            "least one. Choose a window that the data covers. Nothing was landed"
+        )
+    logger.info("landed %s rows of %s", f"{num_rows:,}", table.name)
+    return TableRef(
+        name=table.name,
+        artifact=folder.artifact(f"{table.name}.parquet"),
+        num_rows=num_rows,
+        source=SourceFile(uri=table.uri, sha256=digest_of(source), num_bytes=size_of(source)),
+    )
+
+
+def _check_types(con: duckdb.DuckDBPyConnection, table: RawTable, relation: str) -> None:
+    seen = _seen_types(con, relation)
+    conditions = {c: _misfit(table, c, kind, seen[c]) for c, kind in table.columns.items()}
+    counts = ", ".join(f"count(*) FILTER ({condition})" for condition in conditions.values())
+    numbers = con.execute(f"SELECT {counts} FROM {relation}").fetchall()[0]
+    faults = []
+    for (column, condition), number in zip(conditions.items(), numbers, strict=True):
+        if number:
+            examples = con.execute(
+                f"SELECT DISTINCT {sql_name(column)}::VARCHAR FROM {relation} "
+                f"WHERE {condition} ORDER BY 1 LIMIT {NUM_EXAMPLES}"
+            ).fetchall()
+            shown = ", ".join(repr(row[0]) for row in examples)
+            wanted = _meaning(table.columns[column])
+            cure = _cure(table, column, [row[0] for row in examples])
+            faults.append(
+                f"{column} has {number} value(s) that are no {wanted}, such as {shown}{cure}"
+            )
+    if faults:
+        raise DataContractError(
+            f"raw table {table.name}: {'; '.join(faults)}. Mend the file or its declaration. "
+            "Nothing was landed"
+        )
+
+
+def _cure(table: RawTable, column: str, examples: list[str]) -> str:
+    """Which part of the declaration may be what is wrong, where the values show it."""
+    if markers := [text for text in examples if text.strip().lower() in MARKERS]:
+        return (
+            f" (if {markers[0]!r} stands for a missing value, name it in null_text, which is "
+            f"{table.null_text!r})"
+        )
+    if table.columns[column] == "TIMESTAMPTZ" and table.time_zone is None:
+        return " (if the file writes times without a zone, name theirs in time_zone)"
+    return ""
+
+
+def _seen_types(con: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
+    described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+    return {row[0]: row[1] for row in described}
+
+
+def _typed(table: RawTable, column: str, kind: str, seen: str) -> str:
+    """SQL value of a column in its declared type; times without a zone get the table's."""
+    value = sql_name(column)
+    if kind != "TIMESTAMPTZ" or table.time_zone is None or seen in MOMENTS:
+        return f"CAST({value} AS {kind})"
+    local = f"timezone({sql_text(table.time_zone)}, TRY_CAST({value} AS TIMESTAMP))"
+    if seen != "VARCHAR":
+        return local
+    return f"CASE WHEN {_has_zone(value)} THEN TRY_CAST({value} AS TIMESTAMPTZ) ELSE {local} END"
+
+
+def _has_zone(value: str) -> str:
+    return f"regexp_matches({value}, {sql_text(ZONE_AFTER_CLOCK)})"
+
+
+def _misfit(table: RawTable, column: str, kind: str, seen: str) -> str:
+    """SQL condition that is true for values which do not have the declared type."""
+    value = sql_name(column)
+    if kind == "TIMESTAMPTZ" and table.time_zone is not None:
+        return f"{value} IS NOT NULL AND ({_typed(table, column, kind, seen)}) IS NULL"
+    misfit = f"{value} IS NOT NULL AND TRY_CAST({value} AS {kind}) IS NULL"
+    if kind in ("BIGINT", "INTEGER"):  # a cast alone would round 1.5
+        return f"{misfit} OR TRY_CAST({value} AS DOUBLE) <> TRY_CAST({value} AS {kind})"
+    if kind != "TIMESTAMPTZ":
+        return misfit
+    if seen == "VARCHAR":
+        zone = sql_text(r"(Z|[+-]\d{2}(:?\d{2})?)$")
+        return f"{misfit} OR NOT regexp_matches({value}, {zone})"
+    # A file that stores times without a zone has them in a zone that nobody can know.
+    return misfit if seen in MOMENTS else f"{value} IS NOT NULL"
+
+
+def _meaning(kind: str) -> str:
+    return {
+        "BIGINT": "whole number",
+        "INTEGER": "whole number",
+        "DOUBLE": "number",
+        "FLOAT": "number",
+        "TIMESTAMPTZ": "time with a time zone",
+    }.get(kind, kind)

@@ -1,0 +1,154 @@
+"""What was already done with the feature store, told without opening it.
+
+Importing Feast takes seconds; a run that finds everything in place never needs it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from tasks.contracts.base import Contract, TimeWindow
+from tasks.contracts.data import FeatureTables, MaterializedView
+from tasks.features.access.presence import online_store_is_there
+from tasks.features.access.profile import profile_file
+from tasks.features.config import FeatureConfig
+from tasks.features.online.store_token import read_mark
+from tasks.features.tables.build import read_query
+from tasks.kernel.settings import code_digest, content_key, digest_of, make_folder, write_atomically
+
+SNAPSHOTS = "snapshots"
+RETRIEVAL = (
+    "tasks.features.snapshot",
+    "tasks.features.offline.store",  # these two by `feature_store.yaml`
+    "tasks.features.offline.spark_store",
+)
+"""Modules that make a training set."""
+
+
+class Ledger(Contract):
+    """Which tables and definitions were materialized, and each view's watermark.
+
+    `sources` are those of the tables; nothing is known of them in a ledger of an earlier version.
+    """
+
+    version: str
+    sources: dict[str, str] = Field(default={})
+    definitions: str
+    mark: int
+    views: tuple[MaterializedView, ...]
+
+    @model_validator(mode="after")
+    def _tells_moments(self) -> Self:
+        if any(view.watermark.tzinfo is None for view in self.views):
+            raise ValueError("a watermark has no time zone")
+        return self
+
+
+def definitions_digest(repo: Path) -> str:
+    """Digest of what decides the feature definitions: all Python files and the store's settings."""
+    files = [*sorted(repo.glob("*.py")), profile_file(repo)]
+    return content_key([[file.name, digest_of(file)] for file in files])
+
+
+def training_set_key(
+    tables: FeatureTables, window: TimeWindow, config: FeatureConfig, repo: Path
+) -> str:
+    """Digest of everything that decides a training set."""
+    spec = config.training_set
+    queries = [spec.sql, *(query.sql for query in config.staging)]
+    return content_key(
+        code_digest(__file__, *RETRIEVAL),
+        definitions_digest(repo),
+        tables.version,
+        window,
+        spec,
+        [read_query(repo, name) for name in queries],
+    )
+
+
+def load_ledger(home: Path) -> Ledger | None:
+    """The ledger; None where it is absent, was cut off, or does not say all that it must."""
+    try:
+        return Ledger.model_validate(read_json(home / "feast" / "materialized.json"))
+    except ValidationError:
+        return None
+
+
+def read_ledger(home: Path) -> dict[str, Any]:
+    """The ledger as plain JSON values; empty where there is none that can be believed."""
+    ledger = load_ledger(home)
+    return ledger.model_dump(mode="json") if ledger else {}
+
+
+def write_ledger(
+    tables: FeatureTables, repo: Path, views: tuple[MaterializedView, ...], home: Path, mark: int
+) -> None:
+    """Record a finished materialization of a store that bears `mark`.
+
+    Of two that end at the same time with the same tables, the later watermark stays.
+    """
+    new = Ledger(
+        version=tables.version,
+        sources=tables.sources,
+        definitions=definitions_digest(repo),
+        mark=mark,
+        views=views,
+    )
+    file = home / "feast" / "materialized.json"
+    make_folder(file.parent)
+    with file.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = load_ledger(home)
+        if known and known.model_copy(update={"views": views}) == new:
+            new = new.model_copy(update={"views": _not_behind(views, known.views)})
+        write_atomically(file, new.model_dump_json(indent=1))
+
+
+def _not_behind(
+    views: tuple[MaterializedView, ...], known: tuple[MaterializedView, ...]
+) -> tuple[MaterializedView, ...]:
+    ahead = {view.name: view.watermark for view in known}
+    return tuple(
+        view.model_copy(
+            update={"watermark": max(view.watermark, ahead.get(view.name, view.watermark))}
+        )
+        for view in views
+    )
+
+
+def is_filled(ledger: Ledger, home: Path, repo: Path) -> bool:
+    """True where the online store is the one that the ledger speaks of, and was not emptied.
+
+    Raises:
+        TransientError: Redis does not answer.
+    """
+    return online_store_is_there(home, repo) and read_mark(home, repo) == ledger.mark
+
+
+def online_views(
+    tables: FeatureTables, window: TimeWindow, home: Path, repo: Path
+) -> tuple[MaterializedView, ...] | None:
+    """The views, where these tables are online up to the window's end; None where they are not."""
+    ledger = load_ledger(home)
+    is_online = (
+        ledger is not None
+        and ledger.version == tables.version
+        and ledger.definitions == definitions_digest(repo)
+        and all(view.watermark >= window.end for view in ledger.views)
+        and is_filled(ledger, home, repo)
+    )
+    return ledger.views if ledger and is_online else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Content of a small JSON file; empty where it is absent, cut off, or no JSON at all."""
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
