@@ -7,8 +7,8 @@ The folder `evidence` of a snapshot holds
     retrieval.sql      the point-in-time join as it ran, places of this machine replaced by names
     sql/...            the query of the entity frame and those that it reads, as in the repository
 
-so it is a feature repository in small: `tasks.features.checks.verification` makes the snapshot again from
-it. It names no moment and no machine, so equal inputs give an equal folder. What is particular to
+so it is a feature repository in small: `tasks.features.checks.verification` makes the snapshot
+again from it. It names no moment and no machine, so equal inputs give an equal folder. What is particular to
 the installation (Feast's registry id and its last change) is in `recorded.json` beside it, which no
 digest covers.
 """

@@ -21,7 +21,8 @@ from pathlib import Path
 from feast import Entity, ValueType
 from tasks.features.access.store import open_store
 import feast.infra.compute_engines.local.compute, feast.infra.registry.sql  # once, before forking
-import tasks.features.offline.store, tasks.features.online.sqlite_store, tasks.features.access.provider
+import tasks.features.access.provider
+import tasks.features.offline.store, tasks.features.online.sqlite_store
 
 home, repo, what = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
