@@ -2,7 +2,8 @@
 
 A plug-in by Feast's own extension point: name it as `registry.registry_store_type`. Feast rewrites
 the file in place, so a killed writer leaves half a registry; here it is written aside and renamed.
-Two writers at once still overwrite each other's objects: `single_writer` lets one write at a time, whatever the registry is.
+Two writers at once still overwrite each other's objects: `single_writer` lets one write at a
+time, whatever the registry is.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The folder `evidence` of a snapshot holds
     sql/...            the query of the entity frame and those that it reads, as in the repository
 
 so it is a feature repository in small: `tasks.features.checks.verification` makes the snapshot
-again from it. It names no moment and no machine, so equal inputs give an equal folder. What is particular to
-the installation (Feast's registry id and its last change) is in `recorded.json` beside it, which no
+again from it. It names no moment and no machine, so equal inputs give an equal folder. What is
+particular to the installation (Feast's registry id and its last change) is in `recorded.json` beside it, which no
 digest covers.
 """
 
