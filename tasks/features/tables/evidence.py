@@ -9,8 +9,8 @@ The folder `evidence` of a snapshot holds
 
 so it is a feature repository in small: `tasks.features.checks.verification` makes the snapshot
 again from it. It names no moment and no machine, so equal inputs give an equal folder. What is
-particular to the installation (Feast's registry id and its last change) is in `recorded.json` beside it, which no
-digest covers.
+particular to the installation (Feast's registry id and its last change) is in `recorded.json`
+beside it, which no digest covers.
 """
 
 from __future__ import annotations
