@@ -8,7 +8,7 @@ from pathlib import Path
 
 from infra.gateway.admin import Admin
 from infra.gateway.place import EdgePlace
-from infra.platform.children import Service
+from infra.platform.supervisor import Service
 
 EDGE = "edge"
 

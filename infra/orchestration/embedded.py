@@ -28,7 +28,7 @@ from tasks.kernel.errors import (
 )
 from tasks.kernel.settings import make_folder
 
-SERVER = "infra.platform.prefect_app:create_app"
+SERVER = "infra.platform.apps:create_prefect"
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15
 FLUSH_TIMEOUT_S = 10
@@ -144,7 +144,7 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         "-m",
         "uvicorn",
         "--factory",
-        "infra.platform.prefect_app:create_app",
+        "infra.platform.apps:create_prefect",
     ]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     with (

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from infra.platform.config import Place, kept_options, read_config
+from infra.platform.config import kept_options, read_config
+from infra.platform.files import PlatformFiles
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.settings import Settings
 
@@ -46,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.home:
         os.environ["FALAJ_HOME"] = str(options.home)
-    place = Place(Settings.from_environment().home)
+    files = PlatformFiles(Settings.from_environment().home)
     try:
-        _check_home(place.home)
-        return _COMMANDS[options.command](place, options)
+        _check_home(files.home)
+        return _COMMANDS[options.command](files, options)
     except ConfigurationError as exc:
         return _say(f"refused: {exc}", EXIT_WRONG_INPUT)
     except FalajError as exc:
@@ -94,53 +95,52 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _up(place: Place, options: argparse.Namespace) -> int:
-    from infra.platform.up import bring_up
+def _up(files: PlatformFiles, options: argparse.Namespace) -> int:
+    from infra.platform.lifecycle import bring_up
 
     chosen = options.config or os.environ.get(CONFIG_VARIABLE)
     given = {name: getattr(options, name) for name in OPTIONS}
-    kept = {} if options.reset else kept_options(place)
+    kept = {} if options.reset else kept_options(files)
     config = read_config(Path(chosen) if chosen else None, given, kept)
-    bring_up(place, config, dict(os.environ))
+    bring_up(files, config, dict(os.environ))
     return 0
 
 
-def _down(place: Place, options: argparse.Namespace) -> int:
-    from infra.platform.down import bring_down
+def _down(files: PlatformFiles, options: argparse.Namespace) -> int:
+    from infra.platform.lifecycle import bring_down
 
-    bring_down(place, at_once=options.now, limit_s=options.limit)
+    bring_down(files, at_once=options.now, limit_s=options.limit)
     return 0
 
 
-def _status(place: Place, options: argparse.Namespace) -> int:
-    from infra.platform.status import read_status, table
+def _status(files: PlatformFiles, options: argparse.Namespace) -> int:
+    from infra.platform.health import read_status, table
 
-    status = read_status(place)
+    status = read_status(files)
     print(status.model_dump_json(indent=1) if options.json else table(status))
     return status.exit_code
 
 
-def _doctor(place: Place, options: argparse.Namespace) -> int:
-    from infra.platform.doctor import examine, exit_code, report
+def _doctor(files: PlatformFiles, options: argparse.Namespace) -> int:
+    from infra.platform.health import examine, exit_code, report
 
-    findings = examine(place, os.environ)
+    findings = examine(files, os.environ)
     as_json = options.json
     print(json.dumps([asdict(f) for f in findings], indent=1) if as_json else report(findings))
     return exit_code(findings)
 
 
-def _logs(place: Place, options: argparse.Namespace) -> int:
-    from infra.platform.rotation import tail
-    from infra.platform.up import log_file
+def _logs(files: PlatformFiles, options: argparse.Namespace) -> int:
+    from infra.platform.lifecycle import log_lines
 
-    print("\n".join(tail(log_file(place, options.service), options.lines)))
+    print("\n".join(log_lines(files, options.service, options.lines)))
     return 0
 
 
-def _supervise(place: Place, options: argparse.Namespace) -> int:
-    from infra.platform.supervise import supervise
+def _supervise(files: PlatformFiles, options: argparse.Namespace) -> int:
+    from infra.platform.services import supervise
 
-    supervise(place)
+    supervise(files)
     return 0
 
 

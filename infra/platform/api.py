@@ -7,29 +7,36 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
+from infra.platform.files import CutRun
 from tasks.kernel.errors import ConfigurationError, TransientError
+
+LOGGER = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 5.0
-"""For whoever asks again soon, and has something else to do."""
+"""For callers that try again soon, and have something else to do."""
 
 PAGE = 200
-"""The server's own limit for one answer."""
+"""The server's own limit for one response."""
 
 UNFINISHED = ("RUNNING", "PENDING", "CANCELLING")
 WORKER_LABEL = "prefect.worker.name"
 BUSY_CODES = (429, 502, 503)
 BUSY_DELAYS_S = (0.3, 1.0, 2.0, 4.0)
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+Json = dict[str, Any]
 
 
 class NotFoundError(ConfigurationError):
@@ -65,21 +72,19 @@ class PrefectApi:
         """True where the server answers, knows the password and can write to its database.
 
         Deletes a variable of a name that no variable can have: the server begins a transaction for
-        it, which waits where another one holds the lock of writers.
+        it, which blocks where another one holds the lock of writers.
         """
         try:
             self._call_once("DELETE", "/variables/name/-", None)
-        except NotFoundError:
-            return True
-        except (TransientError, ConfigurationError):
-            return False
+        except (TransientError, ConfigurationError) as exc:
+            return isinstance(exc, NotFoundError)
         return True
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """The server's settings, its secrets left out."""
         return dict(self._call("GET", "/admin/settings"))
 
-    def pools(self) -> list[dict[str, Any]]:
+    def pools(self) -> list[Json]:
         """All work pools."""
         return list(self._call("POST", "/work_pools/filter", {"limit": PAGE}))
 
@@ -87,95 +92,70 @@ class PrefectApi:
         """Stop a pool from handing out runs, or let it again."""
         self._call("PATCH", f"/work_pools/{quote(name, safe='')}", {"is_paused": paused})
 
-    def workers(self, pool: str) -> list[dict[str, Any]]:
+    def workers(self, pool: str) -> list[Json]:
         """Workers of a pool that the server has heard of, with `name` and `status`."""
         path = f"/work_pools/{quote(pool, safe='')}/workers/filter"
         return list(self._call("POST", path, {"limit": PAGE}))
 
-    def unfinished_runs(
-        self, pools: Iterable[str], states: tuple[str, ...] = UNFINISHED
-    ) -> list[dict[str, Any]]:
+    def unfinished_runs(self, pools: Iterable[str]) -> list[Json]:
         """Flow runs of these pools that have a process, or should have."""
-        return self._runs(
-            {"state": {"type": {"any_": list(states)}}},
-            work_pools={"name": {"any_": sorted(pools)}},
-        )
+        return self._runs(UNFINISHED, pools)
 
-    def unfinished_parts(self, runs: Iterable[str]) -> list[dict[str, Any]]:
+    def unfinished_parts(self, runs: Iterable[str]) -> list[Json]:
         """Flow runs that these runs have called in their own process."""
-        return self._runs(
-            {
-                "state": {"type": {"any_": list(UNFINISHED)}},
-                "parent_flow_run_id": {"any_": sorted(runs)},
-                "deployment_id": {"is_null_": True},
-            }
-        )
+        called: Json = {
+            "parent_flow_run_id": {"any_": sorted(runs)},
+            "deployment_id": {"is_null_": True},
+        }
+        return self._runs(UNFINISHED, **called)
 
-    def waiting_runs(self, pools: Iterable[str], due_before: str) -> list[dict[str, Any]]:
+    def waiting_runs(self, pools: Iterable[str], due_before: str) -> list[Json]:
         """Flow runs that no worker of these pools has taken, though they were due (ISO, zone)."""
-        return self._runs(
-            {
-                "state": {"type": {"any_": ["SCHEDULED"]}},
-                "expected_start_time": {"before_": due_before},
-            },
-            work_pools={"name": {"any_": sorted(pools)}},
-        )
+        return self._runs(["SCHEDULED"], pools, expected_start_time={"before_": due_before})
 
-    def crashed_runs(self, after: str) -> list[dict[str, Any]]:
+    def crashed_runs(self, after: str) -> list[Json]:
         """Deployed flow runs, called by no other, that crashed since then (ISO, with zone)."""
-        return self._runs(
-            {
-                "state": {"type": {"any_": ["CRASHED"]}},
-                "end_time": {"after_": after},
-                "deployment_id": {"is_null_": False},
-                "parent_task_run_id": {"is_null_": True},
-            }
-        )
+        deployed: Json = {
+            "deployment_id": {"is_null_": False},
+            "parent_task_run_id": {"is_null_": True},
+        }
+        return self._runs(["CRASHED"], end_time={"after_": after}, **deployed)
 
-    def _runs(self, flow_runs: Mapping[str, Any], **more: Any) -> list[dict[str, Any]]:
+    def _planned(self, after: str) -> list[Json]:
+        """Runs that the scheduler has made for later than `after`, the next first."""
+        runs = self._runs(["SCHEDULED"], expected_start_time={"after_": after})
+        runs.sort(key=lambda run: str(run["expected_start_time"]))
+        return [run for run in runs if run.get("auto_scheduled")]
+
+    def _runs(
+        self, states: Sequence[str], pools: Iterable[str] | None = None, **fields: Any
+    ) -> list[Json]:
         """All flow runs that a filter lets through, page by page."""
-        found: list[dict[str, Any]] = []
-        query = {"flow_runs": flow_runs, **more, "sort": "START_TIME_ASC", "limit": PAGE}
+        runs = {"state": {"type": {"any_": [*states]}}, **fields}
+        query: Json = {"flow_runs": runs, "sort": "START_TIME_ASC", "limit": PAGE}
+        if pools is not None:
+            query["work_pools"] = {"name": {"any_": sorted(pools)}}
+        found: list[Json] = []
         while True:
             page = self._call("POST", "/flow_runs/filter", {**query, "offset": len(found)})
             found += page
             if len(page) < PAGE:
                 return found
 
-    def next_scheduled(self, after: str) -> dict[str, Any] | None:
+    def next_scheduled(self, after: str) -> Json | None:
         """The next run that the scheduler has made for later than `after` (ISO, with zone)."""
-        runs = self._scheduled(after)
-        return next((run for run in runs if run.get("auto_scheduled")), None)
+        return next(iter(self._planned(after)), None)
 
     def forget_planned(self, after: str) -> int:
-        """Remove all runs that the scheduler has made for later than `after`; returns how many."""
-        removed, kept = 0, 0
-        while page := self._scheduled(after, offset=kept):
-            for run in page:
-                if run.get("auto_scheduled"):
-                    self._delete_run(str(run["id"]))
-                    removed += 1
-                else:
-                    kept += 1
-        return removed
+        """Remove all runs that the scheduler has made for later than `after`; returns how many.
 
-    def _delete_run(self, run_id: str) -> None:
-        try:
-            self._call("DELETE", f"/flow_runs/{run_id}")
-        except NotFoundError:
-            return  # somebody else has removed it
-
-    def _scheduled(self, after: str, offset: int = 0) -> list[dict[str, Any]]:
-        query = {
-            "flow_runs": {
-                "state": {"type": {"any_": ["SCHEDULED"]}},
-                "expected_start_time": {"after_": after},
-            },
-            "sort": "EXPECTED_START_TIME_ASC",
-            "limit": PAGE,
-            "offset": offset,
-        }
-        return list(self._call("POST", "/flow_runs/filter", query))
+        Runs that a person has planned for a time are left.
+        """
+        planned = self._planned(after)
+        for run in planned:
+            with suppress(NotFoundError):  # somebody else has removed it
+                self._call("DELETE", f"/flow_runs/{run['id']}")
+        return len(planned)
 
     def scheduled_deployments(self) -> list[str]:
         """Names of the deployments with an active schedule that are not paused."""
@@ -187,14 +167,11 @@ class PrefectApi:
 
     def end_run(self, run_id: str, state: str, message: str) -> None:
         """Write a final state that nobody else will write any more."""
-        body = {
-            "state": {"type": state, "name": state.capitalize(), "message": message},
-            "force": True,
-        }
-        self._call("POST", f"/flow_runs/{run_id}/set_state", body)
+        final = {"type": state, "name": state.capitalize(), "message": message}
+        self._call("POST", f"/flow_runs/{run_id}/set_state", {"state": final, "force": True})
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
-        """Ask, and ask again where the server is busy: SQLite has one writer at a time.
+        """Send, and send again where the server is busy: SQLite has one writer at a time.
 
         Every call may be repeated: none adds anything.
         """
@@ -216,13 +193,13 @@ class PrefectApi:
             with NO_PROXY.open(request, timeout=self.timeout_s) as reply:
                 content = reply.read()
         except urllib.error.HTTPError as exc:
-            raise self._refusal(exc, method, path) from exc
+            raise self._error(exc, method, path) from exc
         except (OSError, HTTPException) as exc:  # the latter: it died while it answered
             reason = getattr(exc, "reason", exc)
             raise TransientError(f"{self.url} does not answer: {reason}") from exc
         return json.loads(content) if content else None
 
-    def _refusal(self, error: urllib.error.HTTPError, method: str, path: str) -> Exception:
+    def _error(self, error: urllib.error.HTTPError, method: str, path: str) -> Exception:
         if error.code == 401:
             return PasswordError(
                 f"{self.url} asks for another password than the one kept here. The server was "
@@ -230,9 +207,9 @@ class PrefectApi:
             )
         if error.code == 404:
             return NotFoundError(f"{self.url}{path} is unknown to the server")
-        said = error.read(500).decode(errors="replace")
+        detail = error.read(500).decode(errors="replace")
         kind = BusyError if error.code in BUSY_CODES else TransientError
-        return kind(f"{method} {self.url}{path} was answered {error.code}: {said}")
+        return kind(f"{method} {self.url}{path} was answered {error.code}: {detail}")
 
 
 def basic_auth(password: str | None) -> dict[str, str]:
@@ -252,9 +229,39 @@ def answers(url: str, password: str | None = None, timeout_s: float = PROBE_TIME
         return False
 
 
-def online_workers(api: PrefectApi, pool: str) -> set[str]:
-    """Names of the workers of a pool that have spoken lately; none where there is no such pool."""
-    try:
-        return {str(w["name"]) for w in api.workers(pool) if w["status"] == "ONLINE"}
-    except NotFoundError:
-        return set()
+def runs_of(api: PrefectApi, workers: Mapping[str, str]) -> list[Json]:
+    """Unfinished runs that these workers have taken.
+
+    Args:
+        api: the server.
+        workers: name of the worker by pool.
+    """
+    names = set(workers.values())
+    runs = api.unfinished_runs(workers)
+    return [run for run in runs if (run.get("labels") or {}).get(WORKER_LABEL) in names]
+
+
+def end_cut_off(api: PrefectApi, workers: Mapping[str, str], reason: str) -> list[CutRun]:
+    """Write a final state for what these workers, of which no process lives, had taken.
+
+    The runs that they have called in their own processes end with them. A run that was being
+    cancelled is Cancelled, any other Crashed: recovery finds it at once, instead of after its
+    heartbeats have been missing for long.
+
+    Raises:
+        TransientError: the server does not answer.
+    """
+    found = runs = runs_of(api, workers)
+    while runs and (runs := api.unfinished_parts(run["id"] for run in runs)):
+        found = found + runs
+    ended = []
+    for run in found:
+        state = "CANCELLED" if run["state"]["type"] == "CANCELLING" else "CRASHED"
+        try:
+            api.end_run(run["id"], state, f"cut off: {reason}")
+        except ConfigurationError as exc:  # deleted meanwhile
+            LOGGER.warning("run %s: %s", run["name"], exc)
+            continue
+        LOGGER.warning("run %s was cut off (%s) and is %s now", run["name"], reason, state)
+        ended.append(CutRun(id=run["id"], name=run["name"], state=state))
+    return ended

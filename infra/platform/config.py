@@ -1,11 +1,11 @@
-"""What the platform is asked to be, and where its own files are.
+"""What the platform is configured to be, and the ports it gets.
 
 Importing this module reads nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,18 +17,28 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from infra.orchestration.client import platform_folder
+from infra.platform.files import PlatformFiles
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import write_atomically
 
 COORDINATOR = "coordinator"
 DATABASE_URL = "FALAJ_PLATFORM_DATABASE_URL"
 REDIS_URL = "FALAJ_PLATFORM_REDIS_URL"
+MLFLOW_PASSWORD = "FALAJ_MLFLOW_PASSWORD"
+REPORTS_HOME = "FALAJ_REPORTS_HOME"
+PORTS = {
+    "prefect": "port",
+    "mlflow": "mlflow_port",
+    "serving": "serving_port",
+    "serving_grpc": "serving_grpc_port",
+}
+"""The configuration's field for the port of each service."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class PlatformConfig(BaseModel):
-    """What one platform is asked to be; the same for all its processes."""
+    """The configuration of one platform; the same for all its processes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,53 +60,32 @@ class PlatformConfig(BaseModel):
     public_api_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$",
-        description="Address of the API for browsers, where a proxy stands before it; the UI, and "
-        "links to it in messages, are at the same address without /api.",
+        description="Address of the API for browsers behind a proxy; the UI, and links to it in "
+        "messages, are at the same address without /api.",
     )
     public_mlflow_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$",
-        description="Address of MLflow for browsers, where a proxy stands before it.",
+        description="Address of MLflow for browsers behind a proxy.",
     )
-    port: Port = Field(
-        default=4200, description="TCP port of Prefect's API and UI that is wanted; 0: any free."
-    )
-    mlflow_port: Port = Field(
-        default=5000, description="TCP port of MLflow that is wanted; 0: any free."
-    )
-    serving_port: Port = Field(
-        default=8000, description="TCP port of the inference server that is wanted; 0: any free."
-    )
-    serving_grpc_port: Port = Field(
-        default=8001, description="TCP port of its gRPC that is wanted; 0: any free."
-    )
+    port: Port = Field(default=4200, description="TCP port of Prefect's API and UI; 0: any free.")
+    mlflow_port: Port = Field(default=5000, description="TCP port of MLflow; 0: any free.")
+    serving_port: Port = Field(default=8000, description="The inference server's; 0: any free.")
+    serving_grpc_port: Port = Field(default=8001, description="Its gRPC's; 0: any free.")
     serving: bool = Field(default=True, description="Run the inference server too.")
     password: bool = Field(default=True, description="Ask for a password on all addresses.")
     database_url_file: Path | None = Field(
-        default=None,
-        description="File with the PostgreSQL URL; the environment variable "
-        f"{DATABASE_URL} comes first.",
+        default=None, description=f"File with the PostgreSQL URL; {DATABASE_URL} comes first."
     )
     redis_url_file: Path | None = Field(
-        default=None,
-        description=f"File with the Redis URL; the environment variable {REDIS_URL} comes first.",
-    )
-    worker_query_s: float = Field(
-        default=2, ge=1, le=60, description="Seconds between a worker's questions for new runs."
-    )
-    heartbeat_s: int = Field(
-        default=30, ge=30, le=600, description="Seconds between the heartbeats of a flow run."
+        default=None, description=f"File with the Redis URL; {REDIS_URL} comes first."
     )
     drain_limit_s: float = Field(
-        default=600, ge=0, description="Seconds that going down waits for runs to end."
+        default=600, ge=0, description="Seconds that `down` waits for runs to end."
     )
     stop_grace_s: float = Field(
         default=15, ge=1, le=300, description="Seconds from SIGTERM to SIGKILL for each process."
     )
-    log_limit_bytes: int = Field(
-        default=10_000_000, ge=10_000, description="Bytes of a log file before it is rotated."
-    )
-    log_keep: int = Field(default=3, ge=1, le=100, description="Rotated files kept for each log.")
     min_free_bytes: int = Field(
         default=2_000_000_000, ge=0, description="Free bytes of disk below which doctor warns."
     )
@@ -125,13 +114,11 @@ class PlatformConfig(BaseModel):
     @model_validator(mode="after")
     def _different_ports(self) -> Self:
         seen: dict[int, str] = {}
-        for name in ("port", "mlflow_port", "serving_port", "serving_grpc_port"):
-            port = getattr(self, name)
-            if port and port in seen:
+        for name in PORTS.values():
+            if (port := getattr(self, name)) and seen.setdefault(port, name) != name:
                 raise ValueError(
                     f"{seen[port]} and {name} are both {port}; give one another number"
                 )
-            seen[port] = name
         return self
 
 
@@ -141,7 +128,7 @@ def read_config(
     """The configuration of a YAML file, or else of the last start, with options over it.
 
     Args:
-        file: says all; what was chosen at earlier starts does not count beside it.
+        file: replaces the options kept from earlier starts.
         options: of the command line; those that are None were not given.
         kept: options of the last start, see `kept_options`.
 
@@ -153,13 +140,10 @@ def read_config(
         try:
             fields = yaml.safe_load(file.read_text()) or {}
         except (OSError, yaml.YAMLError) as exc:
-            reason = " ".join(str(exc).split()) if isinstance(exc, yaml.YAMLError) else exc.strerror
+            reason = " ".join(str(exc).split())
             raise ConfigurationError(f"{file} cannot be read as YAML: {reason}") from exc
         if not isinstance(fields, dict):
-            raise ConfigurationError(
-                f"{file} holds {type(fields).__name__}, expected names and values such as "
-                "`port: 4200`"
-            )
+            raise ConfigurationError(f"{file} must hold names and values such as `port: 4200`")
     given = {name: value for name, value in options.items() if value is not None}
     try:
         return PlatformConfig.model_validate({**fields, **given})
@@ -169,99 +153,87 @@ def read_config(
 
 
 def _fault(error: ErrorDetails) -> str:
-    """What is wrong with one field, and what may stand there."""
+    """What is wrong with one field, and what is expected."""
     name = ".".join(map(str, error["loc"]))
-    said = error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         known = ", ".join(sorted(PlatformConfig.model_fields))
         return f"{name} is no setting of the platform; there are {known}"
     if error["type"] == "string_pattern_mismatch":
-        meaning = PlatformConfig.model_fields[name].description or said
-        return f"{name}: {error['input']!r} is none; expected: {meaning}"
-    return f"{name}: {said}" if name else said
+        message = f"{error['input']!r}; expected: {PlatformConfig.model_fields[name].description}"
+    return f"{name}: {message}" if name else message
 
 
-def kept_options(place: Place) -> dict[str, object]:
+def kept_options(files: PlatformFiles) -> dict[str, object]:
     """What the platform was started with last, as far as it differs from the defaults."""
-    return stored_config(place).model_dump(exclude_defaults=True)
+    return stored_config(files).model_dump(exclude_defaults=True)
+
+
+def stored_config(files: PlatformFiles) -> PlatformConfig:
+    """The configuration of the platform that runs, or ran last; the defaults before its first.
+
+    Fields that an earlier version had, and this one does not, are left out.
+    """
+    try:
+        stored = json.loads(files.config.read_text())
+        known = {name: v for name, v in stored.items() if name in PlatformConfig.model_fields}
+        return PlatformConfig.model_validate(known)
+    except FileNotFoundError:
+        return PlatformConfig()
+    except (ValueError, AttributeError) as exc:
+        raise ConfigurationError(
+            f"{files.config} was changed and is no configuration any more; delete it"
+        ) from exc
 
 
 @dataclass(frozen=True)
-class Place:
-    """Files of the platform of one state folder."""
+class Ports:
+    """The ports of one platform, and remarks on their choice."""
 
-    home: Path
-
-    @property
-    def folder(self) -> Path:
-        """`<home>/platform`, readable by its owner alone."""
-        return platform_folder(self.home)
-
-    @property
-    def lock(self) -> Path:
-        """Held by the supervisor as long as it lives."""
-        return self.folder / "lock"
-
-    @property
-    def start_lock(self) -> Path:
-        """Held by `up` while it starts a supervisor."""
-        return self.folder / "start_lock"
-
-    @property
-    def endpoint(self) -> Path:
-        """Where the platform answers; see `infra.orchestration.client`."""
-        return self.folder / "endpoint.json"
-
-    @property
-    def state(self) -> Path:
-        """What the supervisor says of its services; see `infra.platform.state`."""
-        return self.folder / "state.json"
-
-    @property
-    def ports(self) -> Path:
-        """Ports chosen earlier."""
-        return self.folder / "ports.json"
-
-    @property
-    def config(self) -> Path:
-        """The configuration that the supervisor was started with."""
-        return self.folder / "config.json"
-
-    @property
-    def paused(self) -> Path:
-        """Pools that going down has paused, to be resumed when coming up."""
-        return self.folder / "paused.json"
-
-    @property
-    def secret(self) -> Path:
-        """The line `user:password`, mode 600."""
-        return self.folder / "secret"
-
-    @property
-    def prefect(self) -> Path:
-        """Prefect's own folder: database, results, leases."""
-        return self.folder / "prefect"
-
-    def log(self, service: str) -> Path:
-        """Log of one service."""
-        return self.folder / "logs" / f"{service}.log"
-
-    def worker_name(self, pool: str) -> str:
-        """Name of this platform's worker on a pool: the same after each start, unique among hosts.
-
-        What a run says about its worker thus tells whose it is, also after a power cut.
-        """
-        digest = hashlib.sha256(str(self.home).encode()).hexdigest()[:6]
-        return f"{pool}@{socket.gethostname()}-{digest}"
+    prefect: int
+    mlflow: int
+    serving: int = 8000
+    serving_grpc: int = 8001
+    remarks: tuple[str, ...] = ()
 
 
-def stored_config(place: Place) -> PlatformConfig:
-    """The configuration of the platform that runs, or ran last; the defaults before its first."""
+def choose_ports(config: PlatformConfig, files: PlatformFiles) -> Ports:
+    """Take the wanted ports; where one is taken, the one chosen last time, else any free one.
+
+    The choice is kept for as long as the same port is wanted, so that addresses stay.
+    """
     try:
-        return PlatformConfig.model_validate_json(place.config.read_text())
-    except FileNotFoundError:
-        return PlatformConfig()
-    except ValidationError as exc:
-        raise ConfigurationError(
-            f"{place.config} was changed and is no configuration any more; delete it"
-        ) from exc
+        kept: dict[str, dict[str, int]] = json.loads(files.ports.read_text())
+    except (FileNotFoundError, ValueError):
+        kept = {}
+    chosen: dict[str, int] = {}
+    remarks = []
+    for service, field in PORTS.items():
+        wanted: int = getattr(config, field)
+        earlier = kept.get(service, {})
+        again = earlier.get("chosen", 0) if earlier.get("wanted") == wanted else 0
+        candidates = [p for p in (again, wanted) if p and p not in chosen.values()]
+        port = next((p for p in candidates if is_free(config.host, p)), 0)
+        while not port or port in chosen.values():
+            with socket.create_server((config.host, 0), family=_family(config.host)) as probe:
+                port = int(probe.getsockname()[1])
+        if wanted and port != wanted:
+            taken = "was chosen earlier instead of" if port == again else "is used instead of"
+            remarks.append(f"{service}: port {port} {taken} {wanted}, which was taken")
+        chosen[service] = port
+        kept[service] = {"wanted": wanted, "chosen": port}
+    write_atomically(files.ports, json.dumps(kept))
+    return Ports(**chosen, remarks=tuple(remarks))
+
+
+def is_free(host: str, port: int) -> bool:
+    """True where a server could listen on this port now."""
+    try:
+        with socket.create_server((host, port), family=_family(host)):
+            return True
+    except OSError:
+        return False
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET

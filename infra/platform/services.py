@@ -1,10 +1,14 @@
-"""The services of the platform: their commands, environments and probes, for each profile."""
+"""The services of the platform: commands, environments, probes; and the process that runs them."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
+import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,23 +16,45 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from infra.gateway.service import edge_service, has_edge
 from infra.orchestration.client import client_settings
-from infra.platform.api import PROBE_TIMEOUT_S, PrefectApi, answers
-from infra.platform.children import START_LIMIT_S, Service
-from infra.platform.config import COORDINATOR, DATABASE_URL, REDIS_URL, Place, PlatformConfig
-from infra.platform.cut_off import end_cut_off
-from infra.platform.mlflow_app import HOME_VARIABLE
-from infra.platform.ports import Ports, listens
+from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
+from infra.platform.config import (
+    COORDINATOR,
+    DATABASE_URL,
+    MLFLOW_PASSWORD,
+    REDIS_URL,
+    REPORTS_HOME,
+    PlatformConfig,
+    Ports,
+    choose_ports,
+    stored_config,
+)
+from infra.platform.files import (
+    CutRun,
+    Endpoint,
+    PlatformFiles,
+    ensure_password,
+    now,
+    only_supervisor,
+    paused_pools,
+    read_state,
+)
+from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Service, Supervisor
+from tasks.control.leases.hardware import hardware_classes
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.settings import Settings, make_folder
+from tasks.kernel.settings import Settings, make_folder, private_folder, write_atomically
+
+LOGGER = logging.getLogger(__name__)
 
 SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
 RECOVERY = "recovery"
+WORKER_QUERY_S = 2
+"""A waiting run starts within this; each question costs the server some milliseconds."""
+HEARTBEAT_S = 30
+"""Prefect's least: a dead run is found after three missing heartbeats."""
 
 BASE_VARIABLES = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
-    | {"LD_PRELOAD"}
-    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
-    | {"http_proxy", "https_proxy", "no_proxy"}
+    "PATH HOME USER LOGNAME LANG TZ TMPDIR LD_LIBRARY_PATH LD_PRELOAD SSL_CERT_FILE SSL_CERT_DIR "
+    "HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy".split()
 )
 """What a server inherits: nothing that may hold a secret of somebody else."""
 
@@ -72,7 +98,7 @@ class Plan:
         classes: hardware classes of this machine; each has a work pool of its name.
     """
 
-    place: Place
+    files: PlatformFiles
     config: PlatformConfig
     ports: Ports
     password: str | None
@@ -114,7 +140,7 @@ class Plan:
 
     @property
     def serving_url(self) -> str:
-        """The inference server's address; it listens on loopback, the edge stands before it."""
+        """The inference server's address; it listens on loopback, behind the gateway."""
         return f"http://127.0.0.1:{self.ports.serving}"
 
     def _public_url(self, port: int) -> str:
@@ -131,21 +157,19 @@ def make_services(plan: Plan) -> list[Service]:
     found += [worker_service(plan, pool) for pool in plan.pools]
     found.append(recovery_service(plan))
     found += [serving_service(plan)] if plan.config.serving else []
-    if has_edge(plan.place.home):
-        found.append(edge_service(plan.place.home, base_environment(plan.environment)))
+    if has_edge(plan.files.home):
+        found.append(edge_service(plan.files.home, base_environment(plan.environment)))
     return found
 
 
 def prefect_service(plan: Plan) -> Service:
     """Prefect's server with its scheduler and all other services."""
-    command = _uvicorn(
-        "infra.platform.prefect_app:create_app", plan.config.host, plan.ports.prefect
-    )
+    command = _uvicorn("infra.platform.apps:create_prefect", plan.config.host, plan.ports.prefect)
     environment = {
         **base_environment(plan.environment),
         **SERVER_SETTINGS,
         **_server_stores(plan),
-        "PREFECT_HOME": str(plan.place.prefect),
+        "PREFECT_HOME": str(plan.files.prefect),
         "PREFECT_API_URL": f"{plan.local_url}/api",
         "PREFECT_SERVER_UI_API_URL": f"{plan.ui_url}/api",
         "PREFECT_UI_URL": plan.ui_url,
@@ -163,7 +187,7 @@ def prefect_service(plan: Plan) -> Service:
 
 def mlflow_service(plan: Plan) -> Service:
     """MLflow over the registry that the flows write, behind the platform's password."""
-    settings = Settings(home=plan.place.home, feature_repo=plan.place.home)
+    settings = Settings(home=plan.files.home, feature_repo=plan.files.home)
     environment = {
         **base_environment(plan.environment),
         "_MLFLOW_SERVER_FILE_STORE": settings.mlflow_uri,
@@ -172,15 +196,13 @@ def mlflow_service(plan: Plan) -> Service:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(_names(plan)),
         "DO_NOT_TRACK": "1",
-        HOME_VARIABLE: str(plan.place.home),
+        REPORTS_HOME: str(plan.files.home),
     }
     if plan.password:
-        environment["FALAJ_MLFLOW_PASSWORD"] = plan.password
+        environment[MLFLOW_PASSWORD] = plan.password
     return Service(
         name=MLFLOW,
-        command=_uvicorn(
-            "infra.platform.mlflow_app:create_app", plan.config.host, plan.ports.mlflow
-        ),
+        command=_uvicorn("infra.platform.apps:create_mlflow", plan.config.host, plan.ports.mlflow),
         environment=environment,
         probe=lambda _: answers(f"{plan.local_mlflow_url}/health"),
         restart_when_silent=True,
@@ -203,7 +225,7 @@ def deploying_service(plan: Plan) -> Service:
 
 def worker_service(plan: Plan, pool: str) -> Service:
     """A process worker on one pool; it never makes the pool, since deploying describes it."""
-    name = plan.place.worker_name(pool)
+    name = plan.files.worker_name(pool)
     start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
     return Service(
         name=f"worker-{pool}",
@@ -211,7 +233,8 @@ def worker_service(plan: Plan, pool: str) -> Service:
         environment=worker_environment(plan),
         probe=_heard_of(plan, pool, name),
         needs=(SERVER, DEPLOYING),
-        before_start=lambda: _end_what_is_left(plan, pool),
+        # No process of an earlier worker lives, so its unfinished runs have been cut off.
+        before_start=lambda: end_cut_off(plan.api, {pool: name}, "its worker was killed"),
     )
 
 
@@ -242,9 +265,9 @@ def serving_service(plan: Plan) -> Service:
         environment={
             **base_environment(plan.environment),
             **stores,
-            "FALAJ_HOME": str(plan.place.home),
+            "FALAJ_HOME": str(plan.files.home),
         },
-        probe=lambda _: listens(plan.ports.serving),
+        probe=lambda _: _listens(plan.ports.serving),
         restart_when_silent=True,
     )
 
@@ -265,13 +288,13 @@ def worker_environment(plan: Plan) -> dict[str, str]:
         for name, value in plan.environment.items()
         if not name.startswith("PREFECT_") and name not in (DATABASE_URL, REDIS_URL)
     }
-    client = client_settings(plan.place.home, plan.api.url, plan.password, plan.ui_url)
+    client = client_settings(plan.files.home, plan.api.url, plan.password, plan.ui_url)
     del client["PREFECT_LOGGING_SETTINGS_PATH"]  # a worker's own lines are worth keeping
     return {
         **inherited,
         **client,
-        "PREFECT_WORKER_QUERY_SECONDS": f"{plan.config.worker_query_s:g}",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(plan.config.heartbeat_s),
+        "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_S),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
     }
 
 
@@ -281,15 +304,9 @@ def database_url(config: PlatformConfig, environment: Mapping[str, str]) -> str 
     Raises:
         ConfigurationError: it is missing or of another kind.
     """
-    if config.profile == "embedded":
-        return None
-    url = _given(DATABASE_URL, config.database_url_file, environment)
-    if not url or urlsplit(url).scheme.partition("+")[0] not in ("postgresql", "postgres"):
-        raise ConfigurationError(
-            f"profile server needs the URL of a PostgreSQL database in {DATABASE_URL}, or in the "
-            "file that database_url_file names: postgresql://user:password@host/database"
-        )
-    return url
+    what = "a PostgreSQL database: postgresql://user:password@host/database"
+    schemes = ("postgresql", "postgres")
+    return _store_url(config, DATABASE_URL, config.database_url_file, environment, schemes, what)
 
 
 def redis_url(config: PlatformConfig, environment: Mapping[str, str]) -> str | None:
@@ -298,13 +315,30 @@ def redis_url(config: PlatformConfig, environment: Mapping[str, str]) -> str | N
     Raises:
         ConfigurationError: it is missing or of another kind.
     """
+    what = "a Redis: redis://user:password@host:6379/0"
+    schemes = ("redis", "rediss")
+    return _store_url(config, REDIS_URL, config.redis_url_file, environment, schemes, what)
+
+
+def _store_url(
+    config: PlatformConfig,
+    variable: str,
+    file: Path | None,
+    environment: Mapping[str, str],
+    schemes: Sequence[str],
+    what: str,
+) -> str | None:
     if config.profile == "embedded":
         return None
-    url = _given(REDIS_URL, config.redis_url_file, environment)
-    if not url or urlsplit(url).scheme not in ("redis", "rediss"):
+    url = environment.get(variable)
+    if not url and file:
+        try:
+            url = file.read_text().strip()
+        except OSError as exc:
+            raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
+    if not url or urlsplit(url).scheme.partition("+")[0] not in schemes:
         raise ConfigurationError(
-            f"profile server needs the URL of a Redis in {REDIS_URL}, or in the file that "
-            "redis_url_file names: redis://user:password@host:6379/0"
+            f"profile server needs the URL of {what}. Set {variable}, or name a file that holds it"
         )
     return url
 
@@ -327,7 +361,7 @@ def _server_stores(plan: Plan) -> dict[str, str]:
     database = database_url(plan.config, plan.environment)
     redis = redis_url(plan.config, plan.environment)
     if database is None or redis is None:
-        file = plan.place.prefect / "prefect.db"
+        file = plan.files.prefect / "prefect.db"
         return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{file}"}
     stores = {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": for_asyncpg(database),
@@ -336,17 +370,6 @@ def _server_stores(plan: Plan) -> dict[str, str]:
     if has_prefect_redis():
         stores |= {**REDIS_MODULES, "PREFECT_REDIS_MESSAGING_URL": redis}
     return stores
-
-
-def _given(variable: str, file: Path | None, environment: Mapping[str, str]) -> str | None:
-    if found := environment.get(variable):
-        return found
-    if file is None:
-        return None
-    try:
-        return file.read_text().strip()
-    except OSError as exc:
-        raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
 
 
 def _heard_of(plan: Plan, pool: str, name: str) -> Callable[[datetime], bool]:
@@ -367,14 +390,18 @@ def _heard_of(plan: Plan, pool: str, name: str) -> Callable[[datetime], bool]:
     return probe
 
 
-def _end_what_is_left(plan: Plan, pool: str) -> None:
-    """No process of an earlier worker lives, so its unfinished runs have been cut off."""
-    end_cut_off(plan.api, {pool: plan.place.worker_name(pool)}, "its worker was killed")
-
-
 def _uvicorn(factory: str, host: str, port: int) -> tuple[str, ...]:
     command = (sys.executable, "-m", "uvicorn", "--factory", factory, "--host", host)
     return (*command, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "30")
+
+
+def _listens(port: int) -> bool:
+    """True where a server accepts connections; behind a gateway it answers nobody else."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def _local(host: str) -> str:
@@ -391,3 +418,119 @@ def _names(plan: Plan) -> list[str]:
     public = (plan.config.public_host, urlsplit(plan.mlflow_url).hostname)
     hosts = {"localhost", _local(plan.config.host), *(name for name in public if name)}
     return sorted([*hosts, *(f"{host}:*" for host in hosts)])
+
+
+def supervise(files: PlatformFiles) -> None:
+    """Run the platform until a stop signal.
+
+    Its configuration is the one that `up` has stored; without one, the default.
+
+    Raises:
+        ConfigurationError: another supervisor lives, or the profile lacks an address.
+    """
+    private_folder(files.folder)
+    private_folder(files.prefect)
+    with only_supervisor(files):
+        logging.basicConfig(
+            stream=sys.stderr,
+            level=logging.INFO,
+            format="%(asctime)s  %(levelname)-7s %(message)s",
+        )
+        files.endpoint.unlink(missing_ok=True)
+        config = stored_config(files)
+        plan = Plan(
+            files=files,
+            config=config,
+            ports=choose_ports(config, files),
+            password=ensure_password(files)[0] if config.password else None,
+            environment=dict(os.environ),
+            classes=hardware_classes(),
+        )
+        try:
+            make_supervisor(plan).run()
+        finally:
+            files.endpoint.unlink(missing_ok=True)
+
+
+def make_supervisor(plan: Plan) -> Supervisor:
+    """The supervisor of all services: workers end first when it stops, then what they need."""
+    paused = paused_pools(plan.files)  # before this start: what `down` pauses later stays paused
+    state = read_state(plan.files)
+
+    def on_up(name: str) -> None:
+        if name == SERVER:
+            write_endpoint(plan)
+        if paused and plan.files.endpoint.exists() and _resumed(plan):
+            paused.clear()
+
+    grace_s = plan.config.stop_grace_s
+    return Supervisor(
+        files=plan.files,
+        children=[Child(s, plan.files.log(s.name), grace_s) for s in make_services(plan)],
+        servers=frozenset({SERVER, MLFLOW}),
+        grace_s=grace_s,
+        after_workers=lambda: _end_cut_off(plan),
+        on_up=on_up,
+        planner=SERVER,
+        forget_plans=lambda: _forget_plans(plan.api),
+        # A clock that was set back since the platform ran last, as after a power cut.
+        plans_are_wrong=state is not None
+        and (state.written - now()).total_seconds() >= CLOCK_STEP_S,
+        remarks=plan.ports.remarks,
+    )
+
+
+def _end_cut_off(plan: Plan) -> list[CutRun]:
+    workers = {pool: plan.files.worker_name(pool) for pool in plan.pools}
+    try:
+        return end_cut_off(plan.api, workers, "the platform was stopped")
+    except (TransientError, ConfigurationError) as exc:
+        LOGGER.warning("runs that were cut off will be marked at the next start: %s", exc)
+        return []
+
+
+def _forget_plans(api: PrefectApi) -> bool:
+    """Remove the runs that the scheduler has made for later; False where the server refused."""
+    try:
+        removed = api.forget_planned(now().isoformat())
+    except (TransientError, ConfigurationError) as exc:
+        LOGGER.warning("runs planned by the clock as it was could not be removed: %s", exc)
+        return False
+    LOGGER.warning("removed %d runs planned by the clock as it was", removed)
+    return True
+
+
+def _resumed(plan: Plan) -> bool:
+    """Let pools hand out runs again; False where it is to be tried with the next service."""
+    try:
+        resume_pools(plan.api, plan.files)
+    except (TransientError, ConfigurationError) as exc:
+        LOGGER.warning("the pools that `down` had paused are not resumed yet: %s", exc)
+        return False
+    return True
+
+
+def resume_pools(api: PrefectApi, files: PlatformFiles) -> None:
+    """Let the pools hand out runs again that `down` had paused; others stay as they are.
+
+    Raises:
+        TransientError: the server does not answer; those that are still paused stay noted.
+    """
+    for pool in paused_pools(files):
+        with suppress(NotFoundError):  # deleted meanwhile
+            api.pause_pool(pool, paused=False)
+    files.paused.unlink(missing_ok=True)
+
+
+def write_endpoint(plan: Plan) -> None:
+    """Publish for commands where the platform answers."""
+    endpoint = Endpoint(
+        api_url=plan.api.url,
+        ui_url=plan.ui_url,
+        mlflow_url=plan.mlflow_url,
+        local_mlflow_url=plan.local_mlflow_url,
+        pid=os.getpid(),
+        profile=plan.config.profile,
+        serving_url=plan.serving_url if plan.config.serving else None,
+    )
+    write_atomically(plan.files.endpoint, endpoint.model_dump_json(indent=1))

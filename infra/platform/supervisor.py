@@ -1,7 +1,7 @@
 """The supervisor: starts services in order, keeps them alive, and ends them in order.
 
-It is one thread that sleeps until a child ends, a signal comes or a look is due. Should it be
-killed, the guards of its children end everything; `up` then starts anew on the same state.
+It is one thread that sleeps until a child ends, a signal comes or a probe is due. Should it be
+killed, the guards of its children end everything; `up` then starts again on the same state.
 """
 
 from __future__ import annotations
@@ -9,68 +9,332 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import psutil
 
-from infra.platform.children import Child
-from infra.platform.clock import Clock
-from infra.platform.config import Place, PlatformConfig
-from infra.platform.rotation import rotate
-from infra.platform.state import CutRun, Phase, PlatformState, now, write_state
-from tasks.kernel.errors import StorageError
-from tasks.training.launch.guard import PR_SET_CHILD_SUBREAPER, descendants
+from infra.platform.files import (
+    Condition,
+    CutRun,
+    Phase,
+    PlatformFiles,
+    PlatformState,
+    ServiceState,
+    now,
+    write_state,
+)
+from tasks.kernel.errors import FalajError, StorageError
+from tasks.kernel.scratch import TEMPORARY, TMPDIR, new_folder
+from tasks.kernel.settings import PROJECT_ROOT, make_folder
+from tasks.training.launch import guard
 
 LOGGER = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 1.0
+MAX_DELAY_S = 60.0
+STEADY_S = 60.0
+"""A child that has been up for so long begins with the first delay again when it dies."""
+
+STARTING_PROBE_S = 0.3
+UP_PROBE_S = 20.0
+WATCHED_PROBE_S = 10.0
+"""Between two probes of what is restarted when it is silent."""
+
+SILENT_PROBE_S = 2.0
+START_LIMIT_S = 900.0
+"""Migrations of a large database take minutes."""
+
+SILENT_PROBES = 3
+"""A server that lives and does not answer so often in a row is restarted. A probe takes at most
+5 s, so that this is within 30 s of its last answer."""
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
 LONGEST_SLEEP_S = 30.0
-ROTATE_EVERY_S = 60.0
 KILL_MARGIN_S = 10.0
 """A guard needs this long, beyond its grace, to end what will not end."""
 
-STRAY_GRACE_S = 3.0
-STRAY_POLL_S = 0.05
+ORPHAN_GRACE_S = 3.0
+ORPHAN_POLL_S = 0.05
+ROTATE_EVERY_S = 60.0
+LOG_LIMIT_BYTES = 10_000_000
+LOGS_KEPT = 3
+CLOCK_STEP_S = 60.0
+"""Less is what NTP mends on the way, and costs schedules no more than that."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a child is.
+
+    Attributes:
+        name: unique; also that of its log.
+        command: program and arguments; no secrets, since everybody can read them.
+        environment: all of it.
+        probe: True where it does what it is for; gets the moment of its start.
+        needs: services that must be up, or done, before it starts.
+        once: it ends by itself, and is not started again.
+        restart_when_silent: restart it where it lives and does not answer.
+        before_start: called before each start; an error puts the start off.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    probe: Callable[[datetime], bool] | None = None
+    needs: tuple[str, ...] = ()
+    once: bool = False
+    restart_when_silent: bool = False
+    before_start: Callable[[], object] = lambda: None
+
+
+@dataclass
+class Child:
+    """A service and the process that runs it at present, under a guard.
+
+    Args:
+        service: what it is.
+        log: where its output goes.
+        grace_s: from SIGTERM to SIGKILL for what it started.
+
+    Attributes:
+        next_look: moment (monotonic seconds) at which `look` has something to do, unless the
+            process ends before.
+    """
+
+    service: Service
+    log: Path
+    grace_s: float
+    condition: Condition = "waiting"
+    detail: str = ""
+    restarts: int = 0
+    since: datetime = field(default_factory=now)
+    process: subprocess.Popen[bytes] | None = None
+    next_look: float = float("inf")
+    _delay_s: float = 0.0
+    _started: float = 0.0
+    _started_at: datetime = field(default_factory=now)
+    _num_silent: int = 0
+    _temporary: Path | None = None
+
+    @property
+    def state(self) -> ServiceState:
+        """What to publish."""
+        return ServiceState(
+            name=self.service.name,
+            condition=self.condition,
+            pid=self.process.pid if self.process else None,
+            restarts=self.restarts,
+            since=self.since,
+            detail=self.detail,
+        )
+
+    @property
+    def serves(self) -> bool:
+        """True where those that need it can start."""
+        return self.condition in ("up", "done", "failed")
+
+    def look(self, *, probing: bool = True) -> None:
+        """Do what is due: notice the end, probe, start again.
+
+        Args:
+            probing: False where what it needs does not answer: its own probe would only time out.
+        """
+        if self.process and (code := self.process.poll()) is not None:
+            self._has_ended(code)
+        if time.monotonic() < self.next_look:
+            return
+        if self.condition == "restarting":
+            self.start()
+        elif self.process and self.service.probe:
+            if probing:
+                self._probe(self.service.probe)
+            else:
+                self.next_look = time.monotonic() + SILENT_PROBE_S
+
+    def start(self) -> None:
+        """Start it, now or, where that cannot be, later."""
+        self._remove_temporary()
+        line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(self.grace_s), "--"]
+        try:
+            self.service.before_start()
+            make_folder(self.log.parent)
+            self._temporary = new_folder(TEMPORARY)
+            with self.log.open("ab") as output:
+                self.process = subprocess.Popen(
+                    [*line, *self.service.command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**self.service.environment, TMPDIR: str(self._temporary)},
+                    cwd=PROJECT_ROOT,
+                )
+        except (FalajError, OSError) as exc:  # OSError: no process, descriptor or disk left
+            self._put_off(f"cannot start yet: {exc}")
+            return
+        self._started, self._started_at = time.monotonic(), now()
+        self.next_look = self._started + STARTING_PROBE_S if self.service.probe else float("inf")
+        self._num_silent = 0
+        self._become("starting" if self.service.probe or self.service.once else "up", "")
+
+    def stop(self) -> None:
+        """Ask it, and all it started, to end; `gone` is True when they have."""
+        if self.process and self.process.poll() is None:
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """End the guard at once; what it guarded dies with it, or comes to the supervisor."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+
+    @property
+    def gone(self) -> bool:
+        """True where nothing of it runs."""
+        if self.process is None or self.process.poll() is None:
+            return self.process is None
+        self.process = None
+        self._remove_temporary()
+        self._become("ended", "")
+        return True
+
+    def _remove_temporary(self) -> None:
+        """Remove what the service, and all that it had started, left of temporary files."""
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary = None
+
+    def _has_ended(self, code: int) -> None:
+        self.process = None
+        self._remove_temporary()
+        if self.service.once:
+            self._become("failed" if code else "done", f"exit code {code}" if code else "")
+            self.next_look = float("inf")
+            return
+        if time.monotonic() - self._started > STEADY_S:
+            self._delay_s = 0.0
+        self.restarts += 1
+        self._put_off(f"ended with code {code}")
+
+    def _put_off(self, reason: str) -> None:
+        self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s or FIRST_DELAY_S)
+        self.next_look = time.monotonic() + self._delay_s
+        LOGGER.warning("%s %s; next start in %g s", self.service.name, reason, self._delay_s)
+        self._become("restarting", reason)
+
+    def _probe(self, probe: Callable[[datetime], bool]) -> None:
+        taken_s = time.monotonic() - self._started
+        well = probe(self._started_at)
+        self._num_silent = 0 if well or self.condition == "starting" else self._num_silent + 1
+        if well and self.condition != "up":
+            answer = f"ready after {taken_s:.0f} s" if self.condition == "starting" else ""
+            self._become("up", answer or "answers again")
+        elif self.condition == "up" and not well:
+            self._become("silent", "lives, but does not answer")
+        if self.condition == "starting" and taken_s > START_LIMIT_S:
+            self.renew(f"was not ready after {START_LIMIT_S:.0f} s")
+        elif self._num_silent >= SILENT_PROBES and self.service.restart_when_silent:
+            self.renew(f"did not answer {self._num_silent} times in a row")
+        else:
+            self.next_look = time.monotonic() + self._pause_s
+
+    @property
+    def _pause_s(self) -> float:
+        if self.condition == "starting":
+            return STARTING_PROBE_S
+        if not self.service.restart_when_silent:
+            return UP_PROBE_S
+        return SILENT_PROBE_S if self.condition == "silent" else WATCHED_PROBE_S
+
+    def clock_was_set_back(self, seconds: float) -> None:
+        """Shift noted moments to the corrected clock, so that heartbeats since count as later."""
+        self._started_at -= timedelta(seconds=seconds)
+        self.since -= timedelta(seconds=seconds)
+
+    def renew(self, reason: str) -> None:
+        """Restart it, though it lives."""
+        LOGGER.warning("%s %s and is restarted", self.service.name, reason)
+        self.stop()  # its guard ends it by force after the grace; `look` then sees the end
+        self.next_look = time.monotonic() + UP_PROBE_S
+        self._num_silent = 0
+
+    def _become(self, condition: Condition, detail: str) -> None:
+        if condition != self.condition:
+            self.since = now()
+        self.condition, self.detail = condition, detail
+        LOGGER.info("%s: %s %s", self.service.name, condition, detail)
+
+
+class Clock:
+    """Notices when the machine's clock was set back, against the clock that counts from its boot.
+
+    Prefect's server plans by the machine's clock: when each of its services works next, and the
+    runs of schedules some hours ahead. Where the clock is set back, all of this lies ahead, and the
+    server plans nothing until the old time has come again. So it is restarted, and the runs that it
+    had planned are removed; the scheduler makes them again by the corrected clock.
+
+    Args:
+        shown: seconds, by the clock that can be set.
+        steady: seconds, by one that cannot.
+    """
+
+    def __init__(
+        self,
+        shown: Callable[[], float] = time.time,
+        steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._shown, self._steady = shown, steady
+        self._ahead_s = shown() - steady()
+
+    def set_back_s(self) -> float:
+        """Seconds by which it was set back since the last call; 0 where it was not."""
+        ahead_s = self._shown() - self._steady()
+        back_s, self._ahead_s = self._ahead_s - ahead_s, ahead_s
+        return back_s if back_s >= CLOCK_STEP_S else 0.0
 
 
 @dataclass
 class Supervisor:
-    """Keeps children alive until it is told to stop.
+    """Keeps children alive until a stop signal.
 
     Args:
-        place: where state and logs go.
-        config: grace and log limits.
-        children: in the order of their start; they are ended in groups, see `stop_order`.
-        stop_order: groups of names; each group has ended before the next is asked to.
-        after_group: called with the number of a group once it has ended; returns runs cut off.
+        files: where state and logs go.
+        children: in the order of their start.
+        servers: names of those that end last: the others need them to end in order.
+        grace_s: from SIGTERM to SIGKILL for each child.
+        after_workers: called between the two groups; returns runs that were cut off.
         on_up: called with the name of each child that has become ready.
-        planner: name of the child that is started anew when the clock was set back.
-        forget_plans: makes the planner forget what it had planned before that; asked again at the
-            next look where it returns False.
+        planner: name of the child that is restarted when the clock was set back.
+        forget_plans: removes what the planner had planned before that; called again at the next
+            turn where it returns False.
         plans_are_wrong: the clock was set back before this start.
-        clock: tells when it is set back.
-        remarks: what `up` tells.
-        rotate_every_s: seconds between two looks at the size of the logs.
+        remarks: shown by `up`.
+        log_limit_bytes: size at which a log is rotated.
+        rotate_every_s: seconds between two checks of the size of the logs.
     """
 
-    place: Place
-    config: PlatformConfig
+    files: PlatformFiles
     children: Sequence[Child]
-    stop_order: Sequence[frozenset[str]]
-    after_group: Callable[[int], Sequence[CutRun]]
+    servers: frozenset[str]
+    grace_s: float
+    after_workers: Callable[[], Sequence[CutRun]]
     on_up: Callable[[str], None]
     planner: str | None = None
     forget_plans: Callable[[], bool] = lambda: True
     plans_are_wrong: bool = False
-    clock: Clock = field(default_factory=Clock)
     remarks: tuple[str, ...] = ()
+    log_limit_bytes: int = LOG_LIMIT_BYTES
     rotate_every_s: float = ROTATE_EVERY_S
-    started: datetime = field(default_factory=now)
+    _clock: Clock = field(default_factory=Clock)
+    _started: datetime = field(default_factory=now)
     _cut_off: tuple[CutRun, ...] = ()
     _rotated: float = 0.0
     _published: object = None
@@ -80,11 +344,11 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it is queued, not discarded
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored ones are inherited by workers
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS)
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(guard.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         phase: Phase = "starting"
         while True:
-            self._end_strays()
-            self._look_at_clock()
+            self._end_orphans()
+            self._check_clock()
             for child in self._can_start():
                 child.start()
             for child in self.children:
@@ -102,9 +366,9 @@ class Supervisor:
                 self._stop()
                 return
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         planner = next((c for c in self.children if c.service.name == self.planner), None)
-        if back_s := self.clock.set_back_s():
+        if back_s := self._clock.set_back_s():
             LOGGER.warning("the machine's clock was set back by %.0f s", back_s)
             self.plans_are_wrong = True
             for child in self.children:
@@ -115,12 +379,9 @@ class Supervisor:
             self.plans_are_wrong = not self.forget_plans()
 
     def _can_start(self) -> list[Child]:
-        """Children that wait, though all they need is there."""
-        return [
-            child
-            for child in self.children
-            if child.condition == "waiting" and self._has_what_it_needs(child)
-        ]
+        """Children that have not been started, though all they need is there."""
+        waiting = [child for child in self.children if child.condition == "waiting"]
+        return [child for child in waiting if self._has_what_it_needs(child)]
 
     def _has_what_it_needs(self, child: Child) -> bool:
         serving = {other.service.name for other in self.children if other.serves}
@@ -134,43 +395,44 @@ class Supervisor:
 
     def _stop(self) -> None:
         self._publish("stopping")
-        for number, group in enumerate(self.stop_order):
-            members = [child for child in self.children if child.service.name in group]
-            for child in members:
-                child.stop()
-            self._wait_for(members)
-            self._end_strays()
-            self._cut_off += tuple(self.after_group(number))
-            self._publish("stopping")
+        self._end([child for child in self.children if child.service.name not in self.servers])
+        self._cut_off = tuple(self.after_workers())
+        self._publish("stopping")
+        self._end([child for child in self.children if child.service.name in self.servers])
         self._publish("stopped")
 
-    def _wait_for(self, members: Sequence[Child]) -> None:
-        deadline = time.monotonic() + self.config.stop_grace_s + KILL_MARGIN_S
+    def _end(self, members: Sequence[Child]) -> None:
+        for child in members:
+            child.stop()
+        deadline = time.monotonic() + self.grace_s + KILL_MARGIN_S
         while any([not child.gone for child in members]):
             if time.monotonic() > deadline:
                 for child in members:
                     child.kill()
             signal.sigtimedwait({signal.SIGCHLD}, 0.2)
+        self._end_orphans()
 
-    def _end_strays(self) -> None:
+    def _end_orphans(self) -> None:
         """End processes whose guard was killed: they have come to this process.
 
         A guard that is alive keeps its own descendants.
         """
         known = {child.process.pid for child in self.children if child.process}
-        deadline = time.monotonic() + STRAY_GRACE_S
+        deadline = time.monotonic() + ORPHAN_GRACE_S
         asked: set[int] = set()
-        while strays := [pid for pid in _own_children() if pid not in known]:
+        while orphans := [pid for pid in _own_children() if pid not in known]:
             insist = time.monotonic() > deadline
-            for pid in [one for stray in strays for one in (stray, *descendants(stray))]:
+            for pid in [one for orphan in orphans for one in (orphan, *guard.descendants(orphan))]:
                 if pid not in asked or insist:
-                    _send(pid, signal.SIGKILL if insist else signal.SIGTERM)
-            if new := set(strays) - asked:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL if insist else signal.SIGTERM)
+            if new := set(orphans) - asked:
                 LOGGER.warning("ending %s, whose guard has died", sorted(new))
-            asked.update(strays)
-            for pid in strays:
-                _reap(pid)
-            time.sleep(STRAY_POLL_S)
+            asked.update(orphans)
+            for pid in orphans:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(ORPHAN_POLL_S)
 
     def _publish(self, phase: Phase) -> None:
         services = tuple(child.state for child in self.children)
@@ -180,14 +442,14 @@ class Supervisor:
         state = PlatformState(
             pid=os.getpid(),
             phase=phase,
-            started=self.started,
+            started=self._started,
             written=now(),
             services=services,
             remarks=self.remarks,
             cut_off=self._cut_off,
         )
         try:
-            write_state(self.place, state)
+            write_state(self.files, state)
         except (StorageError, OSError) as exc:  # a full disk must not end what runs
             LOGGER.warning("the state cannot be written: %s", exc)
             self._published = None  # so that it is tried again
@@ -196,9 +458,9 @@ class Supervisor:
         if time.monotonic() - self._rotated < self.rotate_every_s:
             return
         self._rotated = time.monotonic()
-        for log in self.place.log("any").parent.glob("*.log"):
+        for log in self.files.logs.glob("*.log"):
             try:
-                rotate(log, self.config.log_limit_bytes, self.config.log_keep)
+                rotate(log, self.log_limit_bytes)
             except OSError as exc:
                 LOGGER.warning("%s cannot be rotated: %s", log, exc)
 
@@ -207,21 +469,45 @@ def _own_children() -> list[int]:
     """Children of this process that have not been reaped."""
     me = os.getpid()
     try:
-        with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as stream:
-            return [int(pid) for pid in stream.read().split()]
+        return [*map(int, Path(f"/proc/{me}/task/{me}/children").read_text().split())]
     except FileNotFoundError:  # a kernel without this list
         return [child.pid for child in psutil.Process(me).children()]
 
 
-def _send(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+def rotate(log: Path, limit_bytes: int = LOG_LIMIT_BYTES, kept: int = LOGS_KEPT) -> bool:
+    """Move a log that is too large aside, while a process keeps writing it.
+
+    The process holds the file open for appending, so the content is copied and the file emptied.
+    What is written between the last check and the emptying, some microseconds, is lost.
+
+    Args:
+        log: the file; `<name>.1` is the newest of its rotated files.
+        limit_bytes: size at which it is rotated.
+        kept: number of rotated files.
+
+    Returns:
+        True where it was rotated.
+    """
+    if not log.exists() or log.stat().st_size < limit_bytes:
+        return False
+    numbered = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
+    for newer, older in reversed([*zip(numbered, numbered[1:], strict=False)]):
+        if newer.exists():
+            newer.replace(older)
+    with log.open("r+b") as source, numbered[0].open("wb") as target:
+        while True:
+            shutil.copyfileobj(source, target)
+            if source.tell() >= os.fstat(source.fileno()).st_size:
+                source.truncate(0)
+                return True
 
 
-def _reap(pid: int) -> None:
+def tail(log: Path, lines: int, most_bytes: int = 64_000, since: int = 0) -> list[str]:
+    """The last lines of a log, from `since` bytes on; none where there is no log yet."""
     try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return
+        with log.open("rb") as stream:
+            stream.seek(max(since, log.stat().st_size - most_bytes))
+            text = stream.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-lines:]

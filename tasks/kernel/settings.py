@@ -410,7 +410,7 @@ def platform_address(home: Path, name: str) -> str | None:
 
     Args:
         home: the state folder.
-        name: such as `mlflow_url`; see `infra.platform.state.Endpoint`.
+        name: such as `mlflow_url`; see `infra.platform.files.Endpoint`.
     """
     try:
         told = json.loads((home / "platform" / "endpoint.json").read_text(encoding="utf-8"))[name]

@@ -20,8 +20,7 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from infra.orchestration.client import read_password
 from infra.platform.api import PrefectApi
-from infra.platform.config import Place
-from infra.platform.state import read_endpoint
+from infra.platform.files import PlatformFiles, read_endpoint
 from tasks.kernel.settings import PROJECT_ROOT
 
 UP_BOUND_S = 60
@@ -50,10 +49,10 @@ def figures(bench: Bench) -> Measured:
 
 
 def _idle_figures(home: Path, settling_s: float, idle_s: float) -> Measured:
-    place = Place(home)
-    endpoint = read_endpoint(place)
+    files = PlatformFiles(home)
+    endpoint = read_endpoint(files)
     assert endpoint
-    _let_nothing_run(PrefectApi(endpoint.api_url, read_password(place.folder)))
+    _let_nothing_run(PrefectApi(endpoint.api_url, read_password(files.folder)))
     time.sleep(settling_s)
     supervisor = psutil.Process(endpoint.pid)
     members = [supervisor, *supervisor.children(recursive=True)]

@@ -152,7 +152,7 @@ def prefect_api_server(home: Path) -> Iterator[PrefectApi]:
         "-m",
         "uvicorn",
         "--factory",
-        "infra.platform.prefect_app:create_app",
+        "infra.platform.apps:create_prefect",
     ]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     log = home / "server.log"

@@ -23,9 +23,8 @@ import infra.platform.api as api_module
 from flows.recovery_sweep import recovery_sweep_flow, sweep_once
 from flows.whereabouts import BOOT, HOST, NOT_RETRIED, PID, SPACE, STARTED, own_labels
 from infra.orchestration.retry import find_run
-from infra.platform.api import WORKER_LABEL
-from infra.platform.cut_off import end_cut_off
-from infra.platform.status import given_up, waiting_for_workers
+from infra.platform.api import WORKER_LABEL, end_cut_off
+from infra.platform.health import given_up, waiting_for_workers
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.kernel.errors import ConfigurationError
 from tests.support.host.processes import pids_whose_command_holds, wait_until

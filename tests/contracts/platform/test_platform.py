@@ -20,9 +20,8 @@ import pytest
 
 from infra.orchestration.client import is_running, platform_environment
 from infra.platform.api import basic_auth
-from infra.platform.checks import check_workers
-from infra.platform.state import supervisor_pid
-from infra.platform.status import read_status
+from infra.platform.files import supervisor_pid
+from infra.platform.health import check_workers, read_status
 from tests.support.host.processes import wait_until
 from tests.support.platform.commands import LIMIT_S, UP, Platform
 from tests.support.services.servers import free_port
@@ -54,15 +53,15 @@ def test_up_starts_all_and_shows_the_password_once(platform: Platform) -> None:
     user, _, word = platform.password.partition(":")
     assert said.count(word) == 1
     assert user == "admin"
-    assert stat.S_IMODE(platform.place.secret.stat().st_mode) == 0o600
-    assert stat.S_IMODE(platform.place.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(platform.files.secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(platform.files.folder.stat().st_mode) == 0o700
     for service in ("mlflow", "prefect", "deploying", "worker-coordinator", "worker-cpu"):
         assert re.search(rf"{service} +(up|done) +after \d+ s", said), said
     assert "deployed taking-time/cpu" in said
     assert f"http://127.0.0.1:{platform.port}" in said
     for process in platform.processes():
         assert word not in " ".join(process.cmdline())
-    for log in platform.place.log("any").parent.iterdir():
+    for log in platform.files.logs.iterdir():
         assert word not in log.read_text(errors="replace"), log
 
 
@@ -159,26 +158,26 @@ def test_a_pool_without_a_worker_is_found(platform: Platform) -> None:
 
 def test_another_password_in_the_file_is_found(platform: Platform) -> None:
     right = platform.password
-    platform.place.secret.write_text("admin:another\n")
+    platform.files.secret.write_text("admin:another\n")
     try:
         code, said = platform.run("doctor")
         assert code == 1
         assert "asks for another password than the one kept here" in said
         assert platform.run("status")[0] == 1
     finally:
-        platform.place.secret.write_text(right + "\n")
+        platform.files.secret.write_text(right + "\n")
     platform.until_well()
 
 
 @pytest.mark.slow
 def test_each_killed_server_comes_back_and_meanwhile_it_is_told(platform: Platform) -> None:
     for service in ("mlflow", "prefect"):
-        supervisor = psutil.Process(supervisor_pid(platform.place))
+        supervisor = psutil.Process(supervisor_pid(platform.files))
         process = platform.guarded_process(service)
         process.kill()
         psutil.wait_procs([process], LIMIT_S)
         wait_until(
-            lambda name=service: f"{name} is " in " ".join(read_status(platform.place).wrong),
+            lambda name=service: f"{name} is " in " ".join(read_status(platform.files).wrong),
             "told",
             LIMIT_S,
         )
@@ -186,7 +185,7 @@ def test_each_killed_server_comes_back_and_meanwhile_it_is_told(platform: Platfo
             supervisor.suspend()  # so that it stays away until it was seen
             try:
                 for other in platform.processes():
-                    if "infra.platform.prefect_app:create_app" in other.cmdline():
+                    if "infra.platform.apps:create_prefect" in other.cmdline():
                         other.kill()
                 code, said = platform.run("doctor")
                 assert code == 1
@@ -195,7 +194,7 @@ def test_each_killed_server_comes_back_and_meanwhile_it_is_told(platform: Platfo
             finally:
                 supervisor.resume()
         platform.until_well()
-    restarts = {s.name: s.restarts for s in read_status(platform.place).services}
+    restarts = {s.name: s.restarts for s in read_status(platform.files).services}
     assert restarts["mlflow"] >= 1
     assert restarts["prefect"] >= 1
 
@@ -258,16 +257,16 @@ def test_after_kill_9_nothing_is_left_and_up_goes_on_with_the_same_state(
         assert down.stdout
         assert "Waiting up to" in down.stdout.readline()
         down.kill()
-    assert any("make up resumes them" in said for said in read_status(platform.place).wrong)
+    assert any("make up resumes them" in said for said in read_status(platform.files).wrong)
     password, api_url = platform.password, platform.endpoint.api_url
-    pid = supervisor_pid(platform.place)
+    pid = supervisor_pid(platform.files)
     assert pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: platform.processes() == [], "nothing left", LIMIT_S)
     assert not is_running(platform.home)
     code, said = platform.run("status")
     assert code == 3
-    assert "It was killed; make up starts it anew" in said
+    assert "It was killed; make up starts it again" in said
 
     code, said = platform.up()
     assert code == 0, said
@@ -292,7 +291,7 @@ def test_down_lets_runs_end_up_to_the_limit_and_marks_what_it_cuts_off(platform:
     assert platform.stored_state_of(long) == "Crashed"
     assert f"({long}) is Crashed now" in said
     assert platform.processes() == []
-    assert not platform.place.endpoint.exists()
+    assert not platform.files.endpoint.exists()
     code, said = platform.run("status")
     assert (code, said.splitlines()[0]) == (3, f"No platform runs on {platform.home}.")
     assert platform.run("down") == (0, f"No platform runs on {platform.home}.\n")
@@ -302,12 +301,12 @@ def test_down_lets_runs_end_up_to_the_limit_and_marks_what_it_cuts_off(platform:
 def test_a_start_without_up_hands_out_runs_again_that_going_down_had_held_back(
     platform: Platform,
 ) -> None:
-    assert platform.place.paused.exists()  # the tests above have ended with a `down`
+    assert platform.files.paused.exists()  # the tests above have ended with a `down`
     supervisor = platform.command("supervise")  # as an init does
     try:
-        wait_until(lambda: platform.place.endpoint.exists(), "the server answers", LIMIT_S)
+        wait_until(lambda: platform.files.endpoint.exists(), "the server answers", LIMIT_S)
         wait_until(lambda: not any(pools_paused(platform).values()), "pools resumed", LIMIT_S)
-        assert not platform.place.paused.exists()
+        assert not platform.files.paused.exists()
     finally:
         supervisor.terminate()
         supervisor.communicate(timeout=LIMIT_S)

@@ -19,9 +19,8 @@ from urllib.error import HTTPError
 import psutil
 
 from infra.platform.api import PrefectApi, basic_auth
-from infra.platform.config import Place
-from infra.platform.state import Endpoint, read_endpoint
-from infra.platform.status import read_status
+from infra.platform.files import Endpoint, PlatformFiles, read_endpoint
+from infra.platform.health import read_status
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 
@@ -39,18 +38,18 @@ class Platform:
     said_at_first: str = ""
 
     @property
-    def place(self) -> Place:
-        return Place(self.home)
+    def files(self) -> PlatformFiles:
+        return PlatformFiles(self.home)
 
     @property
     def endpoint(self) -> Endpoint:
-        found = read_endpoint(self.place)
+        found = read_endpoint(self.files)
         assert found
         return found
 
     @property
     def password(self) -> str:
-        return self.place.secret.read_text().strip()
+        return self.files.secret.read_text().strip()
 
     @property
     def api(self) -> PrefectApi:
@@ -77,9 +76,9 @@ class Platform:
 
     def until_well(self) -> None:
         def is_well() -> bool:
-            return read_status(self.place).exit_code == 0
+            return read_status(self.files).exit_code == 0
 
-        wait_until(is_well, f"all well: {read_status(self.place).wrong}", LIMIT_S)
+        wait_until(is_well, f"all well: {read_status(self.files).wrong}", LIMIT_S)
 
     def post(self, path: str, body: object) -> Any:
         headers = {"Content-Type": "application/json", **basic_auth(self.password)}
@@ -121,7 +120,7 @@ class Platform:
 
     def stored_state_of(self, run: str) -> str:
         """State as the database has it, without a server."""
-        with sqlite3.connect(self.place.prefect / "prefect.db") as connection:
+        with sqlite3.connect(self.files.prefect / "prefect.db") as connection:
             row = connection.execute("SELECT state_name FROM flow_run WHERE id = ?", [run])
             return str(row.fetchone()[0])
 
@@ -139,6 +138,6 @@ class Platform:
 
     def guarded_process(self, service: str) -> psutil.Process:
         """The process of a service itself, the only child of its guard."""
-        found = next(s for s in read_status(self.place).services if s.name == service)
+        found = next(s for s in read_status(self.files).services if s.name == service)
         assert found.pid
         return psutil.Process(found.pid).children()[0]

@@ -130,7 +130,7 @@ class KillablePlatform:
 
     def _command(self, name: str) -> list[str]:
         if name == "server":
-            serve = ["uvicorn", "--factory", "infra.platform.prefect_app:create_app"]
+            serve = ["uvicorn", "--factory", "infra.platform.apps:create_prefect"]
             where = ["--host", "127.0.0.1", "--port", str(self._port), "--log-level", "warning"]
             return [sys.executable, "-m", *serve, *where]
         if name == "watch":

@@ -15,10 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.platform.children import Child, Service
-from infra.platform.config import Place, PlatformConfig
-from infra.platform.state import CutRun, PlatformState, ServiceState, only_supervisor, read_state
-from infra.platform.supervisor import Supervisor
+from infra.platform.files import (
+    CutRun,
+    PlatformFiles,
+    PlatformState,
+    ServiceState,
+    only_supervisor,
+    read_state,
+)
+from infra.platform.supervisor import Child, Service, Supervisor
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 
@@ -26,41 +31,42 @@ LIMIT_S = 120
 SLEEP = [sys.executable, "-S", "-c", "import sys, time; time.sleep(600)"]
 
 
-def make_child(place: Place, described: dict[str, Any]) -> Child:
+def make_child(files: PlatformFiles, described: dict[str, Any]) -> Child:
     fields = {**described, "command": tuple(described["command"]), "environment": dict(os.environ)}
     if file := fields.pop("probe", None):
         fields["probe"] = lambda started: Path(file).exists()
     fields["needs"] = tuple(fields.get("needs", ()))
-    return Child(Service(**fields), place.log(fields["name"]), grace_s=1)
+    return Child(Service(**fields), files.log(fields["name"]), grace_s=1)
 
 
 def main(home: str, described: str) -> None:
-    place = Place(Path(home))
-    place.folder.mkdir(mode=0o700, exist_ok=True)
-    children = [make_child(place, one) for one in json.loads(described)]
+    files = PlatformFiles(Path(home))
+    files.folder.mkdir(mode=0o700, exist_ok=True)
+    children = [make_child(files, one) for one in json.loads(described)]
     names = {child.service.name for child in children}
     workers = frozenset(name for name in names if name.startswith("worker"))
 
-    def after_group(number: int) -> list[CutRun]:
-        with (place.home / "order").open("a") as order:
-            order.write(f"group {number}\n")
-        return [CutRun(id="1", name="some-run", state="CRASHED")] if number == 0 else []
+    def after_workers() -> list[CutRun]:
+        with (files.home / "order").open("a") as order:
+            order.write("workers ended\n")
+        return [CutRun(id="1", name="some-run", state="CRASHED")]
 
     def forget_plans() -> bool:
-        with (place.home / "forgotten").open("a") as told:
+        with (files.home / "forgotten").open("a") as told:
             told.write("asked\n")
-        return (place.home / "forgotten").read_text().count("asked") > 1
+        return (files.home / "forgotten").read_text().count("asked") > 1
 
-    with only_supervisor(place):
+    with only_supervisor(files):
         Supervisor(
-            place=place,
-            config=PlatformConfig(stop_grace_s=1, log_limit_bytes=10_000),
+            files=files,
             children=children,
-            stop_order=(workers, frozenset(names - workers)),
-            after_group=after_group,
-            on_up=lambda name: (place.home / f"up-{name}").touch(),
+            servers=frozenset(names - workers),
+            grace_s=1,
+            after_workers=after_workers,
+            on_up=lambda name: (files.home / f"up-{name}").touch(),
             planner="server",
             forget_plans=forget_plans,
+            log_limit_bytes=10_000,
             rotate_every_s=1,
         ).run()
 
@@ -74,10 +80,10 @@ class Supervised:
     """A supervisor in a process of its own."""
 
     def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
-        self.place, self.process = Place(home), process
+        self.files, self.process = PlatformFiles(home), process
 
     def state(self) -> PlatformState | None:
-        return read_state(self.place)
+        return read_state(self.files)
 
     def child(self, name: str) -> ServiceState:
         state = self.state()
@@ -97,7 +103,7 @@ class Supervised:
         self.until(lambda state: state.phase == "up", "all up")
 
     def said(self) -> str:
-        return (self.place.home / "supervisor.log").read_text(errors="replace")
+        return (self.files.home / "supervisor.log").read_text(errors="replace")
 
 
 @contextmanager

@@ -26,9 +26,8 @@ import psutil
 import yaml
 
 from infra.platform.api import basic_auth
-from infra.platform.config import Place
-from infra.platform.state import read_endpoint, supervisor_pid
-from infra.platform.status import read_status
+from infra.platform.files import PlatformFiles, read_endpoint, supervisor_pid
+from infra.platform.health import read_status
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import SmallRepository
 from tests.support.host.processes import wait_until
@@ -95,8 +94,8 @@ class WholePlatform:
     _weather: pd.DataFrame | None = None
 
     @property
-    def place(self) -> Place:
-        return Place(self.home)
+    def files(self) -> PlatformFiles:
+        return PlatformFiles(self.home)
 
     def up(self) -> None:
         """As `make up`; returns when all is ready."""
@@ -135,11 +134,11 @@ class WholePlatform:
 
     def until_well(self) -> None:
         """Wait until each service is up and each pool has its worker."""
-        status = read_status(self.place)
+        status = read_status(self.files)
 
         def is_well() -> bool:
             nonlocal status
-            status = read_status(self.place)
+            status = read_status(self.files)
             return status.exit_code == 0
 
         try:
@@ -168,9 +167,9 @@ class WholePlatform:
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """One request to Prefect's API, with the password; asked again where it is busy (503)."""
-        endpoint = read_endpoint(self.place)
+        endpoint = read_endpoint(self.files)
         assert endpoint, "the platform has an address"
-        password = self.place.secret.read_text().strip()
+        password = self.files.secret.read_text().strip()
         request = urllib.request.Request(
             endpoint.api_url + path,
             None if body is None else json.dumps(body).encode(),
@@ -227,13 +226,13 @@ class WholePlatform:
         return [process for process in found if process.pid != os.getpid()]
 
     def supervisor(self) -> psutil.Process:
-        pid = supervisor_pid(self.place)
+        pid = supervisor_pid(self.files)
         assert pid, "a supervisor lives"
         return psutil.Process(pid)
 
     def service(self, name: str) -> psutil.Process | None:
         """The process of a service itself, the only child of its guard; None where none lives."""
-        state = next((s for s in read_status(self.place).services if s.name == name), None)
+        state = next((s for s in read_status(self.files).services if s.name == name), None)
         with suppress(psutil.NoSuchProcess):
             if state and state.pid and (children := psutil.Process(state.pid).children()):
                 return children[0]
@@ -261,7 +260,7 @@ class WholePlatform:
 
     def orphans(self) -> list[str]:
         """What lives, names the folder, and belongs neither to the supervisor nor to a live run."""
-        pid = supervisor_pid(self.place)
+        pid = supervisor_pid(self.files)
         known = {each.pid for each in tree_of(psutil.Process(pid))} if pid else set()
         return [
             f"{process.pid} {' '.join(command_of(process))[:160]}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.platform.clock import Clock
+from infra.platform.supervisor import Clock
 from tests.support.host.clocks import make_clock
 from tests.support.host.processes import wait_until
 from tests.support.platform.supervised import sleeper, supervised

@@ -18,11 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.orchestration.client import is_running, platform_environment, running_platform
-from infra.platform.config import DATABASE_URL, REDIS_URL, Place, PlatformConfig, read_config
-from infra.platform.mlflow_app import PasswordGate, WithReports
-from infra.platform.ports import Ports, choose_ports, is_free
-from infra.platform.rotation import rotate, tail
-from infra.platform.secret import ensure_password
+from infra.platform.apps import PasswordGate, WithReports
+from infra.platform.config import (
+    DATABASE_URL,
+    REDIS_URL,
+    PlatformConfig,
+    Ports,
+    choose_ports,
+    is_free,
+    read_config,
+)
+from infra.platform.files import PlatformFiles, ensure_password, only_supervisor, read_endpoint
 from infra.platform.services import (
     DEPLOYING,
     MLFLOW,
@@ -34,9 +40,9 @@ from infra.platform.services import (
     for_asyncpg,
     make_services,
     redis_url,
+    write_endpoint,
 )
-from infra.platform.state import only_supervisor, read_endpoint
-from infra.platform.supervise import write_endpoint
+from infra.platform.supervisor import rotate, tail
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT, platform_address
 
@@ -44,15 +50,15 @@ PASSWORD = "admin:a-secret-that-nobody-may-see"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    place = Place(tmp_path)
-    place.folder.mkdir(mode=0o700)
-    return place
+def files(tmp_path: Path) -> PlatformFiles:
+    files = PlatformFiles(tmp_path)
+    files.folder.mkdir(mode=0o700)
+    return files
 
 
-def plan(place: Place, config: PlatformConfig | None = None, **environment: str) -> Plan:
+def plan(files: PlatformFiles, config: PlatformConfig | None = None, **environment: str) -> Plan:
     return Plan(
-        place=place,
+        files=files,
         config=config or PlatformConfig(),
         ports=Ports(4200, 5000),
         password=PASSWORD,
@@ -66,9 +72,9 @@ def plan(place: Place, config: PlatformConfig | None = None, **environment: str)
     [
         ({"port": 70_000}, "port: Input should be less than or equal to 65535"),
         ({"prot": 4200}, "prot is no setting of the platform; there are .*, port, "),
-        ({"public_host": "a b/c"}, "public_host: 'a b/c' is none; expected: Name by which"),
-        ({"public_api_url": "https://u:p@x.org/api"}, "is none; expected: Address of the API"),
-        ({"public_mlflow_url": "mlflow.example.org"}, "is none; expected: Address of MLflow"),
+        ({"public_host": "a b/c"}, "public_host: 'a b/c'; expected: Name by which"),
+        ({"public_api_url": "https://u:p@x.org/api"}, "expected: Address of the API"),
+        ({"public_mlflow_url": "mlflow.example.org"}, "expected: Address of MLflow"),
         ({"host": "localhost"}, "is no IP address; write 127.0.0.1"),
         ({"host": "0.0.0.0", "password": False}, "would let anybody run code here"),
         ({"port": 4200, "mlflow_port": 4200}, "are both 4200; give one another number"),
@@ -100,43 +106,43 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str
         read_config(file, {})
 
 
-def test_a_wanted_port_is_taken_and_kept(place: Place) -> None:
+def test_a_wanted_port_is_taken_and_kept(files: PlatformFiles) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         taken = listener.getsockname()[1]
         listener.listen()
         assert not is_free("127.0.0.1", taken)
         config = PlatformConfig(port=taken, mlflow_port=0)
-        chosen = choose_ports(config, place)
+        chosen = choose_ports(config, files)
         assert chosen.prefect != taken
         assert f"port {chosen.prefect} is used instead of {taken}" in chosen.remarks[0]
-    again = choose_ports(config, place)
+    again = choose_ports(config, files)
     assert (again.prefect, again.mlflow) == (chosen.prefect, chosen.mlflow)
     assert "was chosen earlier" in again.remarks[0]
-    wanted_anew = choose_ports(PlatformConfig(port=chosen.mlflow, mlflow_port=0), place)
+    wanted_anew = choose_ports(PlatformConfig(port=chosen.mlflow, mlflow_port=0), files)
     assert wanted_anew.prefect == chosen.mlflow
     assert wanted_anew.mlflow != chosen.mlflow
 
 
-def test_the_password_is_made_once_and_readable_by_its_owner_alone(place: Place) -> None:
+def test_the_password_is_made_once_and_readable_by_its_owner_alone(files: PlatformFiles) -> None:
     previous = os.umask(0o000)
     try:
-        made, new = ensure_password(place)
+        made, new = ensure_password(files)
     finally:
         os.umask(previous)
     assert new
     assert len(made.partition(":")[2]) >= 20
-    assert stat.S_IMODE(place.secret.stat().st_mode) == 0o600
-    place.secret.chmod(0o644)
-    assert ensure_password(place) == (made, False)
-    assert stat.S_IMODE(place.secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(files.secret.stat().st_mode) == 0o600
+    files.secret.chmod(0o644)
+    assert ensure_password(files) == (made, False)
+    assert stat.S_IMODE(files.secret.stat().st_mode) == 0o600
 
 
-def test_no_command_line_holds_a_secret_and_servers_inherit_none(place: Place) -> None:
+def test_no_command_line_holds_a_secret_and_servers_inherit_none(files: PlatformFiles) -> None:
     url = "postgresql://falaj:database-password@127.0.0.1/falaj?sslmode=disable"
     redis = "redis://:redis-password@127.0.0.1:6379/0"
     foreign = {"AWS_SECRET_ACCESS_KEY": "aws", DATABASE_URL: url, REDIS_URL: redis, "LC_ALL": "C"}
-    made = make_services(plan(place, PlatformConfig(profile="server"), **foreign))
+    made = make_services(plan(files, PlatformConfig(profile="server"), **foreign))
     secrets = [PASSWORD, "database-password", "redis-password"]
     assert not [s for s in secrets for service in made if s in " ".join(service.command)]
     by_name = {service.name: service.environment for service in made}
@@ -176,9 +182,9 @@ def test_no_command_line_holds_a_secret_and_servers_inherit_none(place: Place) -
     ],
 )
 def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_this_machine(
-    place: Place, fields: dict[str, object], ui: str, mlflow: str, mlflow_name: str
+    files: PlatformFiles, fields: dict[str, object], ui: str, mlflow: str, mlflow_name: str
 ) -> None:
-    made = plan(place, PlatformConfig.model_validate(fields))
+    made = plan(files, PlatformConfig.model_validate(fields))
     by_name = {service.name: service.environment for service in make_services(made)}
     assert by_name[SERVER]["PREFECT_SERVER_UI_API_URL"] == f"{ui}/api"
     for name in (SERVER, DEPLOYING, RECOVERY, "worker-cpu"):  # messages, artifacts, logs
@@ -186,18 +192,18 @@ def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_th
         assert by_name[name]["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
     assert mlflow_name in by_name[MLFLOW]["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
     write_endpoint(made)
-    endpoint = read_endpoint(place)
+    endpoint = read_endpoint(files)
     assert endpoint
     assert (endpoint.ui_url, endpoint.mlflow_url) == (ui, mlflow)
     assert endpoint.local_mlflow_url == "http://127.0.0.1:5000"
-    assert platform_address(place.home, "mlflow_url") == mlflow
-    assert platform_address(place.home, "no_such_url") is None
-    with only_supervisor(place):
-        assert running_platform(place.home)["PREFECT_UI_URL"] == ui
+    assert platform_address(files.home, "mlflow_url") == mlflow
+    assert platform_address(files.home, "no_such_url") is None
+    with only_supervisor(files):
+        assert running_platform(files.home)["PREFECT_UI_URL"] == ui
 
 
-def test_nothing_of_another_prefect_reaches_a_worker(place: Place) -> None:
-    made = make_services(plan(place, PREFECT_API_KEY="x", PREFECT_API_URL="https://elsewhere/api"))
+def test_nothing_of_another_prefect_reaches_a_worker(files: PlatformFiles) -> None:
+    made = make_services(plan(files, PREFECT_API_KEY="x", PREFECT_API_URL="https://elsewhere/api"))
     environment = {service.name: service.environment for service in made}[RECOVERY]
     assert "PREFECT_API_KEY" not in environment
     assert environment["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
@@ -223,8 +229,8 @@ def test_a_log_that_is_written_is_rotated_without_losing_a_line(tmp_path: Path) 
     with log.open("ab", buffering=0) as writer:
         for number in range(3):
             writer.write(f"line {number}\n".encode() * 200)
-            assert rotate(log, 1000, keep=2)
-            assert not rotate(log, 1000, keep=2)
+            assert rotate(log, 1000, kept=2)
+            assert not rotate(log, 1000, kept=2)
         writer.write(b"last\n")
     assert log.read_text() == "last\n"
     assert (tmp_path / "a.log.1").read_text() == "line 2\n" * 200
@@ -234,38 +240,38 @@ def test_a_log_that_is_written_is_rotated_without_losing_a_line(tmp_path: Path) 
     assert tail(tmp_path / "none.log", 5) == []
 
 
-def test_a_command_finds_the_platform_only_while_its_supervisor_lives(place: Place) -> None:
-    assert platform_environment(place.home) is None
-    ensure_password(place)
+def test_a_command_finds_the_platform_only_while_its_supervisor_lives(files: PlatformFiles) -> None:
+    assert platform_environment(files.home) is None
+    ensure_password(files)
     endpoint = '{"api_url": "http://127.0.0.1:1/api"}'
-    place.endpoint.write_text(endpoint)  # what a killed platform leaves
-    assert platform_environment(place.home) is None
+    files.endpoint.write_text(endpoint)  # what a killed platform leaves
+    assert platform_environment(files.home) is None
     with pytest.raises(ConfigurationError, match="no platform is ready on"):
-        running_platform(place.home)
-    with only_supervisor(place):
-        assert is_running(place.home)
-        found = running_platform(place.home)
+        running_platform(files.home)
+    with only_supervisor(files):
+        assert is_running(files.home)
+        found = running_platform(files.home)
         assert found["PREFECT_API_URL"] == "http://127.0.0.1:1/api"
-        assert found["PREFECT_API_AUTH_STRING"] == place.secret.read_text().strip()
-        place.endpoint.write_text("{}")
+        assert found["PREFECT_API_AUTH_STRING"] == files.secret.read_text().strip()
+        files.endpoint.write_text("{}")
         with pytest.raises(ConfigurationError, match="does not say where the platform answers"):
-            platform_environment(place.home)
-        place.endpoint.unlink()
-        assert platform_environment(place.home) is None
-    assert not is_running(place.home)
+            platform_environment(files.home)
+        files.endpoint.unlink()
+        assert platform_environment(files.home) is None
+    assert not is_running(files.home)
 
 
-def test_two_supervisors_of_one_state_folder_are_refused(place: Place) -> None:
-    with only_supervisor(place):
+def test_two_supervisors_of_one_state_folder_are_refused(files: PlatformFiles) -> None:
+    with only_supervisor(files):
         with (
             pytest.raises(ConfigurationError, match=f"process {os.getpid()} supervises"),
-            only_supervisor(place),
+            only_supervisor(files),
         ):
             pass
 
 
 def test_finding_the_platform_does_not_import_prefect() -> None:
-    program = "import sys; sys.modules['prefect'] = None; import infra.platform.supervise"
+    program = "import sys; sys.modules['prefect'] = None; import infra.platform.services"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT_ROOT)
 
 

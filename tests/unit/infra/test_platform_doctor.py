@@ -17,7 +17,9 @@ from packaging.requirements import Requirement
 
 from infra.platform.__main__ import EXIT_FAILED, main
 from infra.platform.api import PrefectApi
-from infra.platform.checks import (
+from infra.platform.config import PlatformConfig
+from infra.platform.files import PlatformFiles, PlatformState, ensure_password, write_state
+from infra.platform.health import (
     Finding,
     check_api,
     check_clock,
@@ -29,13 +31,13 @@ from infra.platform.checks import (
     check_redis,
     check_secret,
     check_writable,
+    examine,
+    exit_code,
     installed_pins,
+    read_status,
+    report,
+    table,
 )
-from infra.platform.config import Place, PlatformConfig
-from infra.platform.doctor import examine, exit_code, report
-from infra.platform.secret import ensure_password
-from infra.platform.state import PlatformState, write_state
-from infra.platform.status import read_status, table
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import PROJECT_ROOT, private_folder
 from tests.support.host.disks import small_disk
@@ -44,10 +46,11 @@ from tests.support.services.servers import free_port, redis_server
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def only(findings: list[Finding], level: str) -> Finding:
-    assert [finding.level for finding in findings] == [level], findings
-    assert bool(findings[0].advice) == (level != "ok")
-    return findings[0]
+def only(found: Finding | list[Finding], level: str) -> Finding:
+    [finding] = found if isinstance(found, list) else [found]
+    assert finding.level == level
+    assert bool(finding.advice) == (level != "ok")
+    return finding
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_a_damaged_database_is_found_and_a_missing_one_is_none(tmp_path: Path) -
         connection.execute("CREATE TABLE t (x)")
         connection.executemany("INSERT INTO t VALUES (?)", [(str(n) * 200,) for n in range(999)])
     connection.close()
-    assert only(check_databases([file]), "ok").seen.startswith("prefect.db is whole")
+    assert only(check_databases([file]), "ok").seen.startswith("prefect.db is intact")
     with file.open("r+b") as stream:
         stream.seek(3 * 4096)
         stream.write(os.urandom(8 * 4096))
@@ -136,20 +139,20 @@ def test_a_clock_that_was_set_back_is_a_problem() -> None:
     assert "3600 s later than now" in only(check_clock(state, NOW), "problem").seen
     assert only(check_clock(state, NOW + timedelta(hours=2)), "ok").name == "clock"
     assert (
-        "believes that it is 1970"
+        "clock shows 1970"
         in only(check_clock(None, datetime(1970, 1, 1, tzinfo=UTC)), "problem").seen
     )
 
 
 def test_a_password_that_others_can_read_or_that_is_gone_is_a_problem(tmp_path: Path) -> None:
-    place, config = Place(tmp_path), PlatformConfig()
-    place.folder.mkdir()
-    assert "is missing" in only(check_secret(place, config), "problem").seen
-    ensure_password(place)
-    assert only(check_secret(place, config), "ok").name == "password"
-    place.secret.chmod(0o640)
-    assert "has mode 640, expected 600" in only(check_secret(place, config), "problem").seen
-    assert only(check_secret(place, PlatformConfig(password=False)), "warning").name == "password"
+    files, config = PlatformFiles(tmp_path), PlatformConfig()
+    files.folder.mkdir()
+    assert "is missing" in only(check_secret(files, config), "problem").seen
+    ensure_password(files)
+    assert only(check_secret(files, config), "ok").name == "password"
+    files.secret.chmod(0o640)
+    assert "has mode 640, expected 600" in only(check_secret(files, config), "problem").seen
+    assert only(check_secret(files, PlatformConfig(password=False)), "warning").name == "password"
 
 
 def test_a_state_folder_that_others_can_read_is_told(tmp_path: Path) -> None:
@@ -230,21 +233,21 @@ def test_a_server_that_dies_while_it_answers_does_not_answer() -> None:
 
 
 def test_before_the_first_start_only_that_is_wrong(tmp_path: Path) -> None:
-    findings = examine(Place(tmp_path), {})
+    findings = examine(PlatformFiles(tmp_path), {})
     assert exit_code(findings) == 3
     assert "-> make up" in report(findings)
-    status = read_status(Place(tmp_path))
+    status = read_status(PlatformFiles(tmp_path))
     assert status.exit_code == 3
     assert table(status) == f"No platform runs on {tmp_path}."
 
 
 def test_a_killed_platform_is_told_from_one_that_was_stopped(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.folder.mkdir()
-    write_state(place, PlatformState(pid=1, phase="up", started=NOW, written=NOW))
-    assert "It was killed; make up starts it anew." in table(read_status(place))
-    write_state(place, PlatformState(pid=1, phase="stopped", started=NOW, written=NOW))
-    assert read_status(place).phase == "down"
+    files = PlatformFiles(tmp_path)
+    files.folder.mkdir()
+    write_state(files, PlatformState(pid=1, phase="up", started=NOW, written=NOW))
+    assert "It was killed; make up starts it again." in table(read_status(files))
+    write_state(files, PlatformState(pid=1, phase="stopped", started=NOW, written=NOW))
+    assert read_status(files).phase == "down"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +284,7 @@ def test_a_platform_is_not_started_on_a_disk_that_can_only_be_read(
 ) -> None:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))  # so that it is put back
     with small_disk(tmp_path, 40_000_000) as disk:
-        private_folder(Place(tmp_path).folder)
+        private_folder(PlatformFiles(tmp_path).folder)
         disk.close()
         assert main(["--home", str(tmp_path), "up"]) == EXIT_FAILED
     assert "the disk refused a write" in capsys.readouterr().err

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from infra.orchestration.client import is_running
-from infra.platform import children
+from infra.platform import supervisor
 from infra.platform.__main__ import EXIT_INTERRUPTED
 from infra.platform.api import PROBE_TIMEOUT_S
-from infra.platform.children import Child, Service
-from infra.platform.config import Place
+from infra.platform.files import PlatformFiles
+from infra.platform.supervisor import Child, Service
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
@@ -40,7 +40,7 @@ def test_a_child_that_ends_is_started_again_with_a_growing_delay(tmp_path: Path)
         assert "next start in 2 s" in said
         assert "next start in 4 s" in said
         assert platform.child("server").restarts == 0
-        log = platform.place.log("worker-x")
+        log = platform.files.log("worker-x")
         assert log.read_text().count("once more") == platform.child("worker-x").restarts
     assert pids_whose_command_holds(str(tmp_path)) == []
 
@@ -115,7 +115,7 @@ class Hung:
 @pytest.fixture
 def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hung, Child]]:
     service = Hung()
-    monkeypatch.setattr(children, "time", service)
+    monkeypatch.setattr(supervisor, "time", service)
     described = Service(
         "server", tuple(sleeper(tmp_path)), {}, probe=service.probe, restart_when_silent=True
     )
@@ -135,7 +135,7 @@ def test_a_server_that_does_not_answer_is_started_anew_within_30_s_of_its_last_a
     hung: tuple[Hung, Child], caplog: pytest.LogCaptureFixture
 ) -> None:
     service, child = hung
-    while "is started anew" not in caplog.text:
+    while "is restarted" not in caplog.text:
         service.now_s = child.next_look
         child.look()
     assert service.now_s - service.answered_s <= 30
@@ -220,17 +220,17 @@ time.sleep(600)
         assert platform.child("deploying").condition == "failed"
         assert platform.child("deploying").detail == "exit code 4"
         assert (tmp_path / "up-server").exists()
-        wait_until(lambda: handler_is_set(platform.place, tmp_path), "handlers", LIMIT_S)
+        wait_until(lambda: handler_is_set(platform.files, tmp_path), "handlers", LIMIT_S)
         platform.process.terminate()
         assert platform.process.wait(LIMIT_S) == 0
         state = platform.state()
-    assert (tmp_path / "order").read_text() == "worker\ngroup 0\nserver\ngroup 1\n"
+    assert (tmp_path / "order").read_text() == "worker\nworkers ended\nserver\n"
     assert state
     assert state.phase == "stopped"
     assert [run.name for run in state.cut_off] == ["some-run"]
 
 
-def handler_is_set(place: Place, mark: Path) -> bool:
+def handler_is_set(files: PlatformFiles, mark: Path) -> bool:
     """True where both commands catch SIGTERM: the kernel lists what each process catches."""
     caught = []
     for pid in living(f"{mark}/order"):
@@ -250,7 +250,7 @@ def test_children_can_be_interrupted_though_the_supervisor_was_started_deaf(tmp_
     try:
         with supervised(tmp_path, {"name": "worker-x", "command": waiting}) as platform:
             platform.until_up()
-            log = platform.place.log("worker-x")
+            log = platform.files.log("worker-x")
             wait_until(lambda: log.exists() and log.read_text(), "its report", LIMIT_S)
             assert "default_int_handler" in log.read_text()
             assert "set()" in log.read_text()
@@ -281,7 +281,7 @@ def test_a_log_that_grows_is_rotated_under_the_running_child(tmp_path: Path) -> 
     loud = "import time\nprint('x' * 20_000, flush=True)\ntime.sleep(600)"
     with supervised(tmp_path, {"name": "server", "command": [*SCRIPT, loud]}) as platform:
         platform.until_up()
-        rotated = platform.place.log("server").with_name("server.log.1")
+        rotated = platform.files.log("server").with_name("server.log.1")
         wait_until(rotated.exists, "rotation", 3 * LIMIT_S)
         assert rotated.stat().st_size > 20_000
 

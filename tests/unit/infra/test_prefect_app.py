@@ -17,7 +17,7 @@ from docket import Docket, Worker
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from infra.platform.prefect_app import (
+from infra.platform.apps import (
     LOOK_EVERY,
     MAX_BODY_BYTES,
     OwnAddressesOnly,

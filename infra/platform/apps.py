@@ -1,4 +1,6 @@
-"""Prefect's own application, with what no setting of it mends.
+"""The platform's two web applications: Prefect's and MLflow's own, and what no setting mends.
+
+Prefect:
 
 - Transactions on SQLite begin as writers. Prefect begins most of them as readers. Where another one
   has written before such a transaction does, SQLite refuses at once ("database is locked"), however
@@ -8,26 +10,44 @@
   until each statement of that connection is gone: Python's garbage collector decides when.
 - A request that found the database busy is repeated before it is refused. Prefect answers 503: ask
   again. Its own clients do. A browser does not, so that a click on Submit, Cancel or Resume had no
-  effect and said nothing. The transaction was rolled back, so asking again is safe.
-- Pages ask nobody but this server. Prefect's newer UI asks an analytics service though analytics is
+  effect, without a message. The transaction was rolled back, so asking again is safe.
+- Pages send requests to this server alone. Prefect's newer UI calls an analytics service though analytics is
   off; a content security policy has the browser refuse it.
 - A locked database is one line in the log, not a hundred. An idle server rests longer.
+
+MLflow: the run reports are beside it, and both are behind the platform's password. Without one every
+user of the machine could move the champion, although the files belong to one: MLflow listens on a
+port, and loopback is open to all. MLflow's own accounts need a further database and a secret key;
+here one password opens both UIs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import html
 import logging
+import os
 import random
+import re
 import sqlite3
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from asyncpg import PostgresError
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from infra.platform.api import basic_auth
+from infra.platform.config import MLFLOW_PASSWORD, REPORTS_HOME
 
 BUSY = 503
 DELAYS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
@@ -38,6 +58,17 @@ LOOK_EVERY = timedelta(seconds=1)
 MAX_BODY_BYTES = 2_000_000
 """A longer request is passed on as it comes, and not repeated. Parameters of a run may have 512
 KiB."""
+
+REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)(/|$)")
+"""Folders of reports lie under the state folder as their addresses do: one for each use case."""
+INDEX = """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>Run reports</title>
+<body style="font-family: sans-serif; margin: 2em"><h1>Run reports</h1>
+<ul>
+{links}
+</ul></body></html>
+"""
+OPEN_PATHS = frozenset({"/health", "/version"})
 
 
 class RepeatBusy:
@@ -51,7 +82,7 @@ class RepeatBusy:
     def __init__(self, app: Any, delays_s: tuple[float, ...] = DELAYS_S) -> None:
         self._app, self._delays_s = app, delays_s
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on; HTTP requests that change something are kept, to be asked again."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
@@ -191,7 +222,7 @@ class OwnAddressesOnly:
         self._app = app
         self._header = (b"content-security-policy", content_security_policy(api_url).encode())
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on; answers to HTTP requests carry the policy."""
 
         async def send_with_policy(message: Any) -> None:
@@ -217,13 +248,106 @@ def content_security_policy(api_url: str) -> str:
     )
 
 
-def create_app() -> Any:
+def create_prefect() -> Any:
     """Prefect's application, for uvicorn."""
-    from prefect.server.api.server import create_app as prefects_own
+    from prefect.server.api.server import create_app
     from prefect.settings import PREFECT_UI_API_URL
 
     log_busy_in_one_line()
     begin_as_writer()
     roll_back_when_dropped()
     rest_longer()
-    return OwnAddressesOnly(RepeatBusy(prefects_own()), PREFECT_UI_API_URL.value() or "")
+    return OwnAddressesOnly(RepeatBusy(create_app()), PREFECT_UI_API_URL.value() or "")
+
+
+class PasswordGate:
+    """Lets a request pass that carries the password (HTTP Basic); browsers ask for it.
+
+    Args:
+        app: the ASGI application behind it.
+        password: the line `user:password`.
+    """
+
+    def __init__(self, app: Any, password: str) -> None:
+        self._app = app
+        self._expected = basic_auth(password)["Authorization"].removeprefix("Basic ").encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or refuse with 401; a web socket is closed."""
+        if scope["type"] == "lifespan" or self._may_pass(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [
+                (b"www-authenticate", b'Basic realm="MLflow", charset="UTF-8"'),
+                (b"content-type", b"text/plain"),
+            ]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": b"User and password, please.\n"})
+
+    def _may_pass(self, scope: Any) -> bool:
+        if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
+            return True
+        kind, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        return kind.lower() == b"basic" and hmac.compare_digest(given.strip(), self._expected)
+
+
+class WithReports:
+    """Shows the run reports under paths of their own: a browser opens no file from a page.
+
+    Args:
+        app: the ASGI application that all other requests go to.
+        home: the state folder; reports may come into being later.
+    """
+
+    def __init__(self, app: Any, home: Path) -> None:
+        self._app, self._home = app, home
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with a list of reports or a file of one, or pass on."""
+        found = REPORTS_PATH.match(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] in (f"/{found[1]}", f"/{found[1]}/"):
+            await HTMLResponse(reports_index(self._home))(scope, receive, send)
+            return
+        # `latest` is a link to the newest.
+        folder = StaticFiles(directory=self._home / found[1], check_dir=False, follow_symlink=True)
+        try:
+            await folder({**scope, "root_path": f"/{found[1]}"}, receive, send)
+        except HTTPException as exc:
+            answer = PlainTextResponse(f"{scope['path']}: {exc.detail}\n", exc.status_code)
+            await answer(scope, receive, send)
+        except RuntimeError:
+            if (self._home / found[1]).is_dir():
+                raise
+            answer = PlainTextResponse(f"{scope['path']}: there is no report yet\n", 404)
+            await answer(scope, receive, send)
+
+
+def reports_index(home: Path) -> str:
+    """A page with links to all reports of a state folder, the newest of each use case first."""
+    links = [
+        f'<li><a href="/{quote(page)}">{html.escape(page)}</a></li>' for page in _report_pages(home)
+    ]
+    none = "<li>There is no report yet. A finished run of the flow <b>pipeline</b> writes one.</li>"
+    return INDEX.format(links="\n".join(links) or none)
+
+
+def _report_pages(home: Path) -> Iterator[str]:
+    """Their paths below the state folder; names of runs begin with the time of their start."""
+    for folder in (home / "reports", *sorted(home.glob("use_cases/*/reports"))):
+        pages = [page for page in folder.glob("*/*.html") if not page.parent.name.startswith(".")]
+        pages.sort(key=lambda page: (page.parent.name == "latest", page), reverse=True)
+        yield from (page.relative_to(home).as_posix() for page in pages)
+
+
+def create_mlflow() -> Any:
+    """MLflow's application; the password, if any, is taken out of the environment."""
+    password = os.environ.pop(MLFLOW_PASSWORD, None)
+    from mlflow.server.fastapi_app import app
+
+    served = WithReports(app, Path(os.environ[REPORTS_HOME]))
+    return PasswordGate(served, password) if password else served

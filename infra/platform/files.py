@@ -1,0 +1,230 @@
+"""Files of the platform: where they are, and the state that commands and the supervisor share."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from infra.orchestration.client import platform_folder, read_password
+from tasks.kernel.errors import ConfigurationError, refused_writes_explained
+from tasks.kernel.settings import write_atomically
+
+LOCK_WAIT_S = 2.0
+"""A command that tests whether the lock is held takes it for some microseconds."""
+
+USER = "admin"
+Value = TypeVar("Value", bound=BaseModel)
+Phase = Literal["starting", "up", "stopping", "stopped"]
+Condition = Literal["waiting", "starting", "up", "silent", "restarting", "done", "failed", "ended"]
+
+
+class PlatformFiles:
+    """Files of the platform of one state folder.
+
+    Attributes:
+        folder: `<home>/platform`, readable by its owner alone.
+        lock: held by the supervisor as long as it lives.
+        start_lock: held by `up` while it starts a supervisor.
+        endpoint: where the platform answers; see `infra.orchestration.client`.
+        state: the services, as the supervisor sees them.
+        ports: ports chosen earlier.
+        config: the configuration that the supervisor was started with.
+        paused: pools that `down` has paused, to be resumed by `up`.
+        secret: the line `user:password`, mode 600.
+        prefect: Prefect's own folder: database, results, leases.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = platform_folder(home)
+        self.lock = self.folder / "lock"
+        self.start_lock = self.folder / "start_lock"
+        self.endpoint = self.folder / "endpoint.json"
+        self.state = self.folder / "state.json"
+        self.ports = self.folder / "ports.json"
+        self.config = self.folder / "config.json"
+        self.paused = self.folder / "paused.json"
+        self.secret = self.folder / "secret"
+        self.prefect = self.folder / "prefect"
+        self.logs = self.folder / "logs"
+
+    def log(self, service: str) -> Path:
+        """Log of one service."""
+        return self.logs / f"{service}.log"
+
+    def worker_name(self, pool: str) -> str:
+        """Name of this platform's worker on a pool: the same after each start, unique among hosts.
+
+        The worker's label on a run thus names its platform, also after a power cut.
+        """
+        digest = hashlib.sha256(str(self.home).encode()).hexdigest()[:6]
+        return f"{pool}@{socket.gethostname()}-{digest}"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class ServiceState(_Stored):
+    """One service.
+
+    Attributes:
+        pid: of its guard; None while none runs.
+        restarts: how often it has died and was started again.
+        since: when it came into this condition.
+        detail: the reason, in words.
+    """
+
+    name: str
+    condition: Condition
+    pid: int | None = None
+    restarts: int = 0
+    since: AwareDatetime
+    detail: str = ""
+
+
+class CutRun(_Stored):
+    """A run whose processes were ended before it had ended itself."""
+
+    id: str
+    name: str
+    state: str
+
+
+class PlatformState(_Stored):
+    """The complete platform at one moment."""
+
+    pid: int
+    phase: Phase
+    started: AwareDatetime
+    written: AwareDatetime
+    services: tuple[ServiceState, ...] = ()
+    remarks: tuple[str, ...] = ()
+    cut_off: tuple[CutRun, ...] = ()
+
+    def service(self, name: str) -> ServiceState | None:
+        """The service of that name."""
+        return next((service for service in self.services if service.name == name), None)
+
+
+class Endpoint(_Stored):
+    """Where the platform answers.
+
+    Attributes:
+        api_url: Prefect's API, for processes of this machine.
+        ui_url: Prefect's UI, for people.
+        mlflow_url: MLflow, for people; run reports are beside it, under its password.
+        local_mlflow_url: MLflow, for processes of this machine.
+        serving_url: the inference server, for processes of this machine; None where none runs.
+    """
+
+    api_url: str
+    ui_url: str
+    mlflow_url: str
+    local_mlflow_url: str
+    pid: int
+    profile: str
+    serving_url: str | None = None
+
+
+def write_state(files: PlatformFiles, state: PlatformState) -> None:
+    """Publish the state."""
+    write_atomically(files.state, state.model_dump_json(indent=1))
+
+
+def read_state(files: PlatformFiles) -> PlatformState | None:
+    """What was published last, also by a supervisor that is dead; None before the first."""
+    return _read(files.state, PlatformState)
+
+
+def read_endpoint(files: PlatformFiles) -> Endpoint | None:
+    """Where the platform answers; None while its server has never answered."""
+    return _read(files.endpoint, Endpoint)
+
+
+def _read(file: Path, kind: type[Value]) -> Value | None:
+    try:
+        return kind.model_validate_json(file.read_text())
+    except FileNotFoundError:
+        return None
+    except ValidationError as exc:
+        raise ConfigurationError(
+            f"{file} was changed and cannot be read any more; make down, make up"
+        ) from exc
+
+
+@contextmanager
+def only_supervisor(files: PlatformFiles) -> Iterator[None]:
+    """Be the one supervisor of this state folder.
+
+    Raises:
+        ConfigurationError: another one lives.
+    """
+    with files.lock.open("a+") as lock:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as exc:
+                if time.monotonic() > deadline:
+                    raise ConfigurationError(
+                        f"{files.folder}: process {supervisor_pid(files)} supervises this state "
+                        "folder; make status shows it, make down ends it"
+                    ) from exc
+                time.sleep(0.02)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def supervisor_pid(files: PlatformFiles) -> int | None:
+    """Process id of the supervisor that holds the lock, as it wrote it there."""
+    try:
+        return int(files.lock.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def paused_pools(files: PlatformFiles) -> list[str]:
+    """Pools that `down` has paused, and nobody has resumed."""
+    try:
+        return [str(name) for name in json.loads(files.paused.read_text())]
+    except (FileNotFoundError, ValueError):
+        return []
+
+
+def ensure_password(files: PlatformFiles) -> tuple[str, bool]:
+    """The line `user:password`, and whether it was made just now.
+
+    A file that others may read is closed to them.
+    """
+    if kept := read_password(files.folder):
+        files.secret.chmod(0o600)
+        return kept, False
+    made = f"{USER}:{secrets.token_urlsafe(18)}"
+    previous = os.umask(0o077)  # the file must not be readable by others even for a moment
+    try:
+        with refused_writes_explained(files.secret):
+            write_atomically(files.secret, made + "\n")
+    finally:
+        os.umask(previous)
+    return made, True
+
+
+def now() -> datetime:
+    """This moment, UTC."""
+    return datetime.now(UTC)
