@@ -11,14 +11,14 @@ Prefect:
 - A request that found the database busy is repeated before it is refused. Prefect answers 503: ask
   again. Its own clients do. A browser does not, so that a click on Submit, Cancel or Resume had no
   effect, without a message. The transaction was rolled back, so asking again is safe.
-- Pages send requests to this server alone. Prefect's newer UI calls an analytics service though analytics is
-  off; a content security policy has the browser refuse it.
+- Pages send requests to this server alone. Prefect's newer UI calls an analytics service though
+  analytics is off; a content security policy has the browser refuse it.
 - A locked database is one line in the log, not a hundred. An idle server rests longer.
 
-MLflow: the run reports are beside it, and both are behind the platform's password. Without one every
-user of the machine could move the champion, although the files belong to one: MLflow listens on a
-port, and loopback is open to all. MLflow's own accounts need a further database and a secret key;
-here one password opens both UIs.
+MLflow: the run reports are beside it, both behind the platform's password. Without one any user of
+the machine could move the champion, although the files belong to one: MLflow listens on a port, and
+loopback is open to all. MLflow's own accounts need a further database and a secret key; here one
+password opens both UIs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""`up` starts the supervisor, detached, and shows how its services become ready; `down` lets runs
-end, then ends the platform, or ends it at once and lists what that cut off.
+"""`up` and `down`.
+
+`up` starts the supervisor, detached, and shows how its services become ready. `down` lets runs end,
+then ends the platform; or it ends it at once and lists the runs that this cut off.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -491,7 +492,7 @@ def rotate(log: Path, limit_bytes: int = LOG_LIMIT_BYTES, kept: int = LOGS_KEPT)
     if not log.exists() or log.stat().st_size < limit_bytes:
         return False
     numbered = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
-    for newer, older in reversed([*zip(numbered, numbered[1:], strict=False)]):
+    for newer, older in reversed([*pairwise(numbered)]):
         if newer.exists():
             newer.replace(older)
     with log.open("r+b") as source, numbered[0].open("wb") as target:
