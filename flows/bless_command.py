@@ -12,8 +12,9 @@ from flows.config import PipelineConfig, read_pipeline_config
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, TableRef
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import digest_of
 from tasks.kernel.scratch import scratch_folder
-from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, digest_of
+from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tasks.features.access.listening import Listening, oidc_settings
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.settings import Settings, private_folder
+from tasks.kernel.files import private_folder
+from tasks.kernel.settings import Settings
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 15

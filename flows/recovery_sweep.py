@@ -31,7 +31,7 @@ from tasks.control.recovery.judge import (
     leaked_slots,
 )
 from tasks.control.recovery.processes import end_processes
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
 
@@ -76,10 +76,7 @@ def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> Sweep:  # 
 
 @task(
     name="sweep-stale-runs",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     cache_policy=NO_CACHE,
     persist_result=True,
     result_serializer="json",

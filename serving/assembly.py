@@ -25,7 +25,7 @@ from serving.protocol.http.listeners import Listener, admin_listener, bound_sock
 from serving.protocol.http.open_guard import OpenGuard
 from serving.protocol.http.public import PublicPages
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import private_folder, write_atomically
+from tasks.kernel.files import private_folder, write_atomically
 
 if TYPE_CHECKING:
     import grpc

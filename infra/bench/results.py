@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from infra.bench.figures import Figure, LeftOut
 from infra.bench.parts import MEASUREMENTS
-from tasks.kernel.settings import PROJECT_ROOT, write_atomically
+from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import PROJECT_ROOT
 
 RESULTS = PROJECT_ROOT / "docs" / "benchmarks"
 CHANGED = "-dirty"

@@ -21,7 +21,7 @@ from infra.gateway.values import Value, follow, resources, typed
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.settings import private_folder, write_atomically
+from tasks.kernel.files import private_folder, write_atomically
 
 RUNTIME = {"tracing.opentelemetry.flush_interval_ms": 1000}
 INTERNAL, PUBLIC = "internal", "public-authority"

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 
 PARTS = 10_000
 """Shares are held in steps of a hundredth of a percent."""

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.orchestration.client import prefect_settings
-from tasks.kernel.disk import lack_of_space, require_space
 from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
@@ -26,7 +25,7 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.settings import make_folder
+from tasks.kernel.files import lack_of_space, make_folder, require_space
 
 SERVER = "infra.platform.apps:create_prefect"
 START_TIMEOUT_S = 180

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from infra.platform.files import PlatformFiles
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 
 COORDINATOR = "coordinator"
 DATABASE_URL = "FALAJ_PLATFORM_DATABASE_URL"

@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from infra.orchestration.client import platform_folder, read_password
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 
 LOCK_WAIT_S = 2.0
 """A command that tests whether the lock is held takes it for some microseconds."""

@@ -34,9 +34,9 @@ from infra.platform.services import MLFLOW, SERVER, database_url, has_prefect_re
 from tasks.control.leases.book import LeaseBook, LeaseFacts
 from tasks.control.leases.hardware import hardware_classes
 from tasks.control.recovery.config import RecoveryConfig
-from tasks.kernel.disk import lack_of_space, shows_damage
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
-from tasks.kernel.settings import Settings, make_folder
+from tasks.kernel.files import lack_of_space, make_folder, shows_damage
+from tasks.kernel.settings import Settings
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
 LATE_AFTER = timedelta(seconds=60)

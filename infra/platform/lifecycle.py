@@ -35,14 +35,14 @@ from infra.platform.files import (
 from infra.platform.health import check_pins, installed_pins
 from infra.platform.services import DEPLOYING, database_url, redis_url, resume_pools
 from infra.platform.supervisor import rotate, tail
-from tasks.kernel.disk import require_space
 from tasks.kernel.errors import (
     ConfigurationError,
     FalajError,
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.settings import PROJECT_ROOT, make_folder, private_folder, write_atomically
+from tasks.kernel.files import make_folder, private_folder, require_space, write_atomically
+from tasks.kernel.settings import PROJECT_ROOT
 
 START_LIMIT_S = 600.0
 START_POLL_S = 0.2

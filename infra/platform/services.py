@@ -41,7 +41,8 @@ from infra.platform.files import (
 from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Service, Supervisor
 from tasks.control.leases.hardware import hardware_classes
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.settings import Settings, make_folder, private_folder, write_atomically
+from tasks.kernel.files import make_folder, private_folder, write_atomically
+from tasks.kernel.settings import Settings
 
 LOGGER = logging.getLogger(__name__)
 

@@ -34,8 +34,9 @@ from infra.platform.files import (
     write_state,
 )
 from tasks.kernel.errors import FalajError, StorageError
+from tasks.kernel.files import make_folder
 from tasks.kernel.scratch import TEMPORARY, TMPDIR, new_folder
-from tasks.kernel.settings import PROJECT_ROOT, make_folder
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
 
 LOGGER = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ from tasks.conversion.kinds.tensors import LEAST_SPREAD, spread_distances, sprea
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING, embedding_distances
 from tasks.conversion.targets.runtimes import LoadedModel
 from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
-from tasks.kernel.settings import PROJECT_ROOT, write_bytes_atomically
+from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import PROJECT_ROOT
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 600.0
@@ -174,8 +175,8 @@ def write_golden(file: Path, golden: Golden) -> None:
     stream = io.BytesIO()
     np.savez(stream, **arrays)  # type: ignore[arg-type]
     content = stream.getvalue()
-    write_bytes_atomically(file, content)
-    write_bytes_atomically(_pin(file), hashlib.sha256(content).hexdigest().encode())
+    write_atomically(file, content)
+    write_atomically(_pin(file), hashlib.sha256(content).hexdigest().encode())
 
 
 def _read(file: Path) -> Golden | None:

@@ -25,7 +25,7 @@ from tasks.conversion.loading import open_variant
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
 from tasks.kernel.errors import FalajError, RegistryError
-from tasks.kernel.settings import size_of
+from tasks.kernel.files import size_of
 from tasks.registry.mlflow_registry import RegisteredVersion
 from tasks.registry.model_folder import read_version, verified_program
 from tasks.registry.records import RegisteredVariant

@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.contracts.data import DatasetSchema, SnapshotPins
 from tasks.kernel.errors import RegistryError
-from tasks.kernel.settings import Settings, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import MANIFEST_TAG, Registry
 from tasks.registry.records import MANIFEST_FILE

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import make_folder, write_bytes_atomically
+from tasks.kernel.files import make_folder, write_atomically
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 397
@@ -185,9 +185,7 @@ def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePriva
     make_folder(pair.key.parent)
     previous = os.umask(0o077)  # the key must not be readable by others even for a moment
     try:
-        write_bytes_atomically(pair.key, plain)
-        write_bytes_atomically(
-            pair.certificate, certificate.public_bytes(serialization.Encoding.PEM)
-        )
+        write_atomically(pair.key, plain)
+        write_atomically(pair.certificate, certificate.public_bytes(serialization.Encoding.PEM))
     finally:
         os.umask(previous)

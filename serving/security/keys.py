@@ -23,7 +23,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from serving.errors import EndedError, UnauthorizedError
 from serving.security.config import Grant
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.settings import make_folder, write_atomically
+from tasks.kernel.files import make_folder, write_atomically
 
 LOGGER = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.registry import target_of
 from tasks.conversion.targets.runtimes import LoadedModel
 from tasks.kernel.errors import ArtifactError, ConversionError
-from tasks.kernel.settings import ArtifactStore, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore
 
 JUDGED_WITH = ("runtime", "precision", "provider", "device")
 

@@ -15,13 +15,7 @@ from tasks.conversion.targets.registry import target_of, with_sources
 from tasks.conversion.triton.config import TRITON_FORMATS
 from tasks.conversion.variants import failed_variant
 from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
-from tasks.kernel.retry_policy import (
-    NUM_RETRIES,
-    RETRY_DELAYS_S,
-    RETRY_JITTER,
-    ByContent,
-    only_transient,
-)
+from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 
 TIMEOUT_S = 900
@@ -30,10 +24,7 @@ TIMEOUT_S = 900
 @task(
     name="build-variant",
     task_run_name="build-v{program.version.version}-{name}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -104,10 +95,7 @@ def build_variants(
 @task(
     name="map-program",
     task_run_name="map-v{source.program.version.version}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -163,10 +151,7 @@ def _whole(built: tuple[BuiltVariant, ...]) -> tuple[BuiltVariant, ...]:
 @task(
     name="judge-variants",
     task_run_name="judge-v{program.version.version}-on-{config.hardware_class}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -204,10 +189,7 @@ def judge_built(
 @task(
     name="write-triton-repository",
     task_run_name="triton-v{program.version.version}-{variant.name}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",

@@ -23,13 +23,7 @@ from tasks.contracts.predictions import ServedWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
-from tasks.kernel.retry_policy import (
-    NUM_RETRIES,
-    RETRY_DELAYS_S,
-    RETRY_JITTER,
-    ByContent,
-    only_transient,
-)
+from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 
 TIMEOUT_S = 1800
@@ -38,10 +32,7 @@ TIMEOUT_S = 1800
 @task(
     name="fit-yardstick",
     task_run_name="fit-yardstick-{splits.train.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -66,10 +57,7 @@ def fit_yardstick(
 @task(
     name="check-test-window",
     task_run_name="check-test-{splits.test.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     cache_policy=NO_CACHE,
 )
@@ -92,10 +80,7 @@ def check_test_window(
 @task(
     name="judge-candidate",
     task_run_name="judge-{trained.splits.test.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -139,10 +124,7 @@ def judge_candidate(
 @task(
     name="score-window",
     task_run_name="score-v{model.version.version}-{window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -171,10 +153,7 @@ def score_model_window(
 @task(
     name="judge-served",
     task_run_name="judge-served-{served.dataset.snapshot.window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -193,10 +172,7 @@ def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> Score
 @task(
     name="compare-former",
     task_run_name="compare-former-{present.window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -224,10 +200,7 @@ def compare_former(
 @task(
     name="judge-student",
     task_run_name="judge-student-of-v{parent.version.version}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",

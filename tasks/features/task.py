@@ -21,7 +21,7 @@ from tasks.contracts.evaluation import FeatureRanking
 from tasks.features.access.audit import AuditTrail, on_behalf_of, process_identity
 from tasks.features.checks.reports import ParityReport
 from tasks.features.config import FeatureConfig, MaterializationConfig
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
 # These tasks are not cached by Prefect: what they make depends on files beside their inputs (raw
@@ -32,10 +32,7 @@ from tasks.kernel.settings import Settings
 @task(
     name="land-raw-rows",
     task_run_name="land-{window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=1800,
     cache_policy=NO_CACHE,
 )
@@ -62,10 +59,7 @@ def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
 @task(
     name="build-feature-tables",
     task_run_name="tables-{validated.landed.window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=3600,
     cache_policy=NO_CACHE,
 )
@@ -94,10 +88,7 @@ def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> Fea
 @task(
     name="publish-feature-tables",
     task_run_name="publish-{tables.version}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=60,
     cache_policy=NO_CACHE,
 )
@@ -121,10 +112,7 @@ def publish_feature_tables(
 @task(
     name="materialize-features",
     task_run_name="materialize-{window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=3600,
     cache_policy=NO_CACHE,
 )
@@ -175,10 +163,7 @@ def materialize_features(
 @task(
     name="count-new-rows",
     task_run_name="count-{table}-{window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=300,
     cache_policy=NO_CACHE,
 )
@@ -201,10 +186,7 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
 @task(
     name="build-training-set",
     task_run_name="training-set-{window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=3600,
     cache_policy=NO_CACHE,
 )
@@ -247,10 +229,7 @@ def build_training_set(
 @task(
     name="rank-single-features",
     task_run_name="rank-features-{snapshot.window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=1800,
     cache_policy=NO_CACHE,
 )
@@ -287,10 +266,7 @@ def rank_single_features(
 @task(
     name="compare-online-with-offline",
     task_run_name="parity-{config.training_set.feature_service}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=1800,
     cache_policy=NO_CACHE,
 )
@@ -363,10 +339,7 @@ def _labels_told(snapshot: FeatureSnapshot) -> str:
 @task(
     name="record-act",
     task_run_name="audit-{action}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=60,
     persist_result=True,
     result_serializer="json",

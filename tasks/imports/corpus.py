@@ -18,7 +18,8 @@ from tasks.contracts.conversion import PreparedRows
 from tasks.imports.config import CorpusConfig, EncoderConfig
 from tasks.imports.weights import TOKENIZER_FILE, find_files
 from tasks.kernel.errors import ConfigurationError, DataContractError
-from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 ROWS_FILE = "texts.parquet"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

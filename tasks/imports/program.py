@@ -14,7 +14,8 @@ from tasks.imports.config import EncoderConfig
 from tasks.imports.network import EncoderShape, TextEncoder
 from tasks.imports.weights import FILES, find_files, read_encoder
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 PROGRAM_FILE = "program.pt2"
 FAMILY = "text-embedding"

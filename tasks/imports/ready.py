@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.imports.config import ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError, DataContractError
-from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 PROGRAM_FILE = "program.pt2"
 ROWS_FILE = "rows.parquet"

@@ -9,16 +9,13 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
 # Not cached by content: the inputs name packages and files, and what is in these decides. Each
 # call digests that, and finds what was built from the same in the artifact store.
 _POLICY: dict[str, Any] = {
-    "retries": NUM_RETRIES,
-    "retry_delay_seconds": RETRY_DELAYS_S,
-    "retry_jitter_factor": RETRY_JITTER,
-    "retry_condition_fn": only_transient,
+    **RETRIED,
     "timeout_seconds": 900,
     "persist_result": True,
     "result_serializer": "json",

@@ -34,6 +34,15 @@ def only_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -
     return isinstance(failure, TransientError) or is_api_away(failure)
 
 
+RETRIED: dict[str, Any] = {
+    "retries": NUM_RETRIES,
+    "retry_delay_seconds": RETRY_DELAYS_S,
+    "retry_jitter_factor": RETRY_JITTER,
+    "retry_condition_fn": only_transient,
+}
+"""What a task's decorator takes: `@task(name=..., **RETRIED, ...)`."""
+
+
 def is_api_away(failure: object) -> bool:
     """True for what Prefect's client raises when no server answers, or one that cannot just now."""
     if isinstance(failure, httpx.HTTPStatusError):

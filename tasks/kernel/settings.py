@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,8 +22,8 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.contracts.base import Artifact
 from tasks.kernel.code_digest import statements_digest
-from tasks.kernel.disk import require_space
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
+from tasks.kernel.files import digest_of, flush_to_disk, make_folder, require_space, size_of
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.strict_yaml import read_yaml
 
@@ -340,55 +339,6 @@ def code_digest(module_file: str, *also: str, without: Collection[str] = ()) -> 
     return statements_digest(Path(module_file), PROJECT_ROOT, also, without)
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file; of a folder, over its files' relative names and digests."""
-    if path.is_dir():
-        listing = "".join(
-            f"{digest_of(child)}  {child.relative_to(path).as_posix()}\n"
-            for child in sorted(path.rglob("*"))
-            if child.is_file()
-        )
-        return hashlib.sha256(listing.encode()).hexdigest()
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
-    if path.is_dir():
-        return sum(child.stat().st_size for child in path.rglob("*") if child.is_file())
-    return path.stat().st_size
-
-
-def flush_to_disk(path: Path) -> None:
-    """Make a file's content, or a folder's entries, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file aside and rename it into place."""
-    write_bytes_atomically(path, text.encode())
-
-
-def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Write a small file aside and rename it into place."""
-    with refused_writes_explained(path):
-        make_folder(path.parent)
-        aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            with aside.open("xb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-
-
 def tool_python(name: str, environment: Mapping[str, str] | None = None) -> Path | None:
     """Interpreter of an environment that one tool has to itself; None where there is none.
 
@@ -417,31 +367,3 @@ def platform_address(home: Path, name: str) -> str | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return str(told).rstrip("/") or None
-
-
-PRIVATE_MODE = 0o700
-
-
-def make_folder(folder: Path) -> Path:
-    """Make a folder and those above it; only their owner may enter the new ones.
-
-    `Path.mkdir` with `parents` gives the mode to the last one alone. Those that exist stay as they
-    are.
-    """
-    for missing in [each for each in reversed(folder.parents) if not each.exists()]:
-        missing.mkdir(exist_ok=True, mode=PRIVATE_MODE)
-    folder.mkdir(exist_ok=True, mode=PRIVATE_MODE)
-    return folder
-
-
-def private_folder(folder: Path) -> Path:
-    """Make a folder that only its owner may enter; one that others may enter is closed to them.
-
-    Raises:
-        StorageError: it cannot be made, or belongs to somebody else and is open to others.
-    """
-    with refused_writes_explained(folder):
-        make_folder(folder)
-        if folder.stat().st_mode & 0o077:
-            folder.chmod(PRIVATE_MODE)
-    return folder

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.settings import make_folder, write_atomically
+from tasks.kernel.files import append_lines, make_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +56,9 @@ class Journal:
         """Write events, then the ids of the steps that they complete."""
         if events:
             name = f"events-{datetime.now(UTC):%Y-%m-%d}.jsonl"
-            self._append(name, [json.dumps(event, sort_keys=True) for event in events])
+            append_lines(self.folder / name, [json.dumps(each, sort_keys=True) for each in events])
         if runs:
-            self._append(RUNS, runs)
+            append_lines(self.folder / RUNS, runs)
 
     def events(self) -> Iterator[Event]:
         """All events, oldest first. Spoilt lines are passed over; a warning counts them."""
@@ -77,17 +76,6 @@ class Journal:
         if events or (self.folder / OUTBOX).exists():
             text = "".join(json.dumps(event, sort_keys=True) + "\n" for event in events)
             write_atomically(self.folder / OUTBOX, text)
-
-    def _append(self, name: str, lines: Sequence[str]) -> None:
-        path = self.folder / name
-        with refused_writes_explained(path), path.open("ab+") as stream:
-            stream.seek(0, os.SEEK_END)
-            whole = "".join(f"{line}\n" for line in lines)
-            if stream.tell() and not _ends_a_line(stream):  # a process was killed in a write
-                whole = f"\n{whole}"
-            stream.write(whole.encode())
-            stream.flush()
-            os.fsync(stream.fileno())
 
 
 def _events_in(file: Path) -> Iterator[Event]:
@@ -109,8 +97,3 @@ def _events_in(file: Path) -> Iterator[Event]:
             len(spoilt),
             spoilt[0],
         )
-
-
-def _ends_a_line(stream: Any) -> bool:
-    stream.seek(-1, os.SEEK_END)
-    return bool(stream.read(1) == b"\n")

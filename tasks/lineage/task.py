@@ -21,7 +21,7 @@ from tasks.contracts.data import FeatureRefresh, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, TrainingResult
 from tasks.contracts.training import RecalibratedModel, ShrunkModel
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ logger = logging.getLogger(__name__)
 
 # Not cached: what was told already is found in the lineage files, step by step.
 _POLICY: dict[str, Any] = {
-    "retries": NUM_RETRIES,
-    "retry_delay_seconds": RETRY_DELAYS_S,
-    "retry_jitter_factor": RETRY_JITTER,
-    "retry_condition_fn": only_transient,
+    **RETRIED,
     "timeout_seconds": 120,
     "cache_policy": NO_CACHE,
 }

@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.pool import NullPool
 
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
-from tasks.kernel.settings import private_folder
+from tasks.kernel.files import private_folder
 from tasks.metadata.tables import VERSION, VERSION_TABLE
 
 ANSWER_WITHIN_S = 60.0

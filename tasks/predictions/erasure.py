@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from tasks.kernel.errors import StorageError
-from tasks.kernel.settings import write_bytes_atomically
+from tasks.kernel.files import write_atomically
 from tasks.predictions.labels import BY_REQUEST, labels_folder
 from tasks.predictions.masking import mask_key_file, open_mask
 from tasks.predictions.parts import (
@@ -128,5 +128,5 @@ def _erase_labels(folder: Path, requests: set[str], erasure: Erasure) -> None:
         if count:
             sink = pa.BufferOutputStream()
             pq.write_table(table.filter(pc.invert(theirs)), sink, compression="zstd")
-            write_bytes_atomically(file, sink.getvalue().to_pybytes())
+            write_atomically(file, sink.getvalue().to_pybytes())
             erasure.labels += count

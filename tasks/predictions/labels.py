@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.kernel.errors import DataContractError, refused_writes_explained
-from tasks.kernel.settings import private_folder, write_bytes_atomically
+from tasks.kernel.files import private_folder, write_atomically
 from tasks.predictions.schema import (
     ENTITY,
     EVENT_TIME,
@@ -165,7 +165,7 @@ def _keep(table: pa.Table, told: Sequence[str], folder: Path, kind: str) -> Path
         private_folder(folder.parent.parent)
         folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
-        write_bytes_atomically(file, content)
+        write_atomically(file, content)
     return file
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.settings import private_folder
+from tasks.kernel.files import private_folder
 from tasks.predictions.schema import log_root
 
 KEY_BYTES = 32

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.kernel.errors import StorageError, refused_writes_explained
-from tasks.kernel.settings import flush_to_disk, private_folder
+from tasks.kernel.files import flush_to_disk, private_folder
 from tasks.predictions.schema import (
     ASIDE,
     BATCH_ROWS,

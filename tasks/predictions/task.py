@@ -12,17 +12,14 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.predictions import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
 
 @task(
     name="take-served-window",
     task_run_name="served-v{model.version.version}-{window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=1800,
     cache_policy=NO_CACHE,
 )
@@ -57,10 +54,7 @@ def take_served_window(
 @task(
     name="count-served-rows",
     task_run_name="count-served-{model}-v{version}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=600,
     cache_policy=NO_CACHE,
 )

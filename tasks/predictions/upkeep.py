@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.kernel.settings import private_folder
+from tasks.kernel.files import private_folder
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.parts import (
     ROW_GROUP_ROWS,

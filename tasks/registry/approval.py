@@ -21,7 +21,7 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import Approval, ModelVariant
 from tasks.kernel.errors import RegistryError
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import RegisteredVersion, Registry

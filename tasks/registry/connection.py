@@ -26,7 +26,8 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.settings import Settings, flush_to_disk, make_folder
+from tasks.kernel.files import flush_to_disk, make_folder
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -23,7 +23,8 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import CandidateModel
 from tasks.kernel.errors import RegistryError, refused_writes_explained
-from tasks.kernel.settings import ArtifactStore, digest_of, flush_to_disk, size_of, write_atomically
+from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
+from tasks.kernel.settings import ArtifactStore
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
     ORIGIN_TAG,

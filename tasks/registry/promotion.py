@@ -11,7 +11,8 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import Approval, GateResult, ModelVariant, PromotionDecision
 from tasks.kernel.errors import ArtifactError
-from tasks.kernel.settings import ArtifactStore, named_artifacts, write_atomically
+from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.registry.approval import APPROVED, Answer, Question, consent, record_answer
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive

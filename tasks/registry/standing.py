@@ -12,7 +12,7 @@ from datetime import datetime
 
 from tasks.contracts.release import ChampionStanding, Rollback, Withdrawal
 from tasks.kernel.errors import RegistryError
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.registry.approval import WAITING, known_approval
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (

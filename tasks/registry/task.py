@@ -32,7 +32,7 @@ from tasks.contracts.release import (
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 from tasks.registry.config import PromotionConfig, RegistryConfig
 
@@ -44,10 +44,7 @@ EARLIEST_S = 60.0
 """Seconds before the end of a question for which whoever comes to close it waits."""
 
 _POLICY: dict[str, Any] = {
-    "retries": NUM_RETRIES,
-    "retry_delay_seconds": RETRY_DELAYS_S,
-    "retry_jitter_factor": RETRY_JITTER,
-    "retry_condition_fn": only_transient,
+    **RETRIED,
     "timeout_seconds": 600,
     "persist_result": True,
     "result_serializer": "json",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.release.records import Entry, Evidence, Finding, MetricName, Release, Tally
 from tasks.reporting.axes import Frame, Linear
 from tasks.reporting.page import FOLDER, page_environment

@@ -13,7 +13,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 from tasks.release.config import ReleaseConfig
 from tasks.release.looking import Look
@@ -34,10 +34,7 @@ ENDED, STUCK = "falaj.release.ended", "falaj.release.stuck"
 STUCK_RULES = ("timeout", "common_fault", "split")
 
 _POLICY: dict[str, Any] = {
-    "retries": NUM_RETRIES,
-    "retry_delay_seconds": RETRY_DELAYS_S,
-    "retry_jitter_factor": RETRY_JITTER,
-    "retry_condition_fn": only_transient,
+    **RETRIED,
     "timeout_seconds": 600,
     "cache_policy": NO_CACHE,
 }

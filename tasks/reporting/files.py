@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tasks.contracts.run import RunRecord
 from tasks.kernel.errors import ConfigurationError, StorageError, refused_writes_explained
+from tasks.kernel.files import write_atomically
 from tasks.kernel.scratch import scratch_folder
-from tasks.kernel.settings import ArtifactStore, write_atomically
+from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.checks import StoredArtifact, stored_artifacts
 from tasks.reporting.page import render_page
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from tasks.contracts.training import StudyRecord
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.reporting import search_charts
 from tasks.reporting.page import FOLDER, page_environment
 from tasks.reporting.svg import STYLE_SHEET

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from tasks.contracts.evaluation import Comparison, Metric, Quality
 from tasks.contracts.release import ShrinkingResult
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.reporting.page import FOLDER, page_environment
 from tasks.reporting.quantities import difference, estimate
 from tasks.reporting.rankings import Estimate, interval_chart

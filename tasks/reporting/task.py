@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.contracts.release import ShrinkingResult
 from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings, platform_address
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 @task(
     name="publish-report",
     task_run_name="report-{record.run_id}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=600,
     cache_policy=NO_CACHE,
 )
@@ -57,10 +54,7 @@ def publish_report(record: RunRecord) -> ReportFiles:
 @task(
     name="show-pictures",
     task_run_name="pictures-{record.run_id}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=300,
     cache_policy=NO_CACHE,
 )
@@ -81,10 +75,7 @@ def show_pictures(record: RunRecord) -> None:
 @task(
     name="publish-search",
     task_run_name="page-{record.study}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=600,
     cache_policy=NO_CACHE,
 )
@@ -117,10 +108,7 @@ def publish_search(record: StudyRecord) -> str:
 @task(
     name="publish-shrinking",
     task_run_name="page-{result.shrinking.method}-of-v{result.shrinking.parent.version}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=600,
     cache_policy=NO_CACHE,
 )

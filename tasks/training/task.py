@@ -17,14 +17,7 @@ from prefect.logging import get_run_logger
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import EpochMetrics, Lesson, StartingPoint, TrainedModel
-from tasks.kernel.retry_policy import (
-    NUM_RETRIES,
-    RETRY_DELAYS_S,
-    RETRY_JITTER,
-    ByContent,
-    is_api_away,
-    only_transient,
-)
+from tasks.kernel.retry_policy import RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
 from tasks.training.config import TrainingConfig
 
@@ -59,10 +52,7 @@ class Progress:
 @task(
     name="train-distributed",
     task_run_name="train-{dataset.snapshot.feature_service}-{config.strategy.name}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",

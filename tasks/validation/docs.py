@@ -23,7 +23,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 from tasks.kernel.errors import ArtifactError, refused_writes_explained
-from tasks.kernel.settings import ArtifactStore, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ import yaml
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import TableRef
 from tasks.kernel.errors import ConfigurationError, DataContractError
-from tasks.kernel.settings import ArtifactStore, write_atomically
+from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import ArtifactStore
 from tasks.validation.blessed import (
     Blessed,
     Bound,

@@ -22,13 +22,7 @@ from tasks.contracts.data import (
     ValidatedRows,
     ValidationResult,
 )
-from tasks.kernel.retry_policy import (
-    NUM_RETRIES,
-    RETRY_DELAYS_S,
-    RETRY_JITTER,
-    ByContent,
-    only_transient,
-)
+from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 from tasks.validation.suites import Suite
 
@@ -42,10 +36,7 @@ DOCS_BUDGET_S = 3.0
 @task(
     name="validate-rows",
     task_run_name="validate-rows-{landed.window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -68,10 +59,7 @@ def validate_landed_rows(landed: LandedRows, suites: dict[str, Suite]) -> Valida
 @task(
     name="validate-feature-tables",
     task_run_name="validate-feature-tables-{window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -96,10 +84,7 @@ def validate_feature_tables(
 @task(
     name="validate-training-set",
     task_run_name="validate-{snapshot.feature_service}-{snapshot.window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",
@@ -130,10 +115,7 @@ def validate_training_set(
 @task(
     name="publish-data-docs",
     task_run_name="data-docs",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     cache_policy=NO_CACHE,
 )

@@ -85,4 +85,4 @@ def wait_for_sweeps(platform: Governed, number: int) -> None:
 
 def let_hours_pass(platform: Governed, hours: int) -> None:
     """Make all claims so much older, as if time had gone by."""
-    platform.operation(f"UPDATE falaj_claim_clocks SET uptime_s = uptime_s - {hours * 3600}")
+    platform.operation(f"UPDATE falaj_claims SET uptime_s = uptime_s - {hours * 3600}")

@@ -35,7 +35,8 @@ from tasks.control.retraining.config import GovernorConfig
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import Decision, Outcome
 from tasks.control.retraining.task import store_verdict
-from tasks.kernel.settings import PROJECT_ROOT, Settings, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.control import builders
 from tests.support.data.use_cases import small_traffic, third_use_case
 from tests.support.host.processes import wait_until

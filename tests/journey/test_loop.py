@@ -25,7 +25,8 @@ from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState
 from tasks.conversion.config import ConversionConfig
-from tasks.kernel.settings import PROJECT_ROOT, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.lineage.journal import Journal
 from tasks.lineage.trace import trace
 from tasks.registry.model_folder import read_version

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.bench.elastic.worker import TinyJob
 from tasks.kernel.errors import FalajError
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES

@@ -24,7 +24,7 @@ from serving.protocol.http.pages import (
 )
 from serving.protocol.metadata import admin_state, refuse_unknown, repository_index, version_state
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import private_folder, write_atomically
+from tasks.kernel.files import private_folder, write_atomically
 
 TOKEN_FILE = Path("serving") / "secrets" / "admin-token"
 

@@ -18,16 +18,13 @@ from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionStanding
 from tasks.control.retraining.config import GovernorConfig
 from tasks.control.retraining.records import MEANING, Answer, Decision, Mode, StoredVerdict
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
 JUDGED, DECIDED = "falaj.drift.judged", "falaj.decision.made"
 
 _POLICY: dict[str, Any] = {
-    "retries": NUM_RETRIES,
-    "retry_delay_seconds": RETRY_DELAYS_S,
-    "retry_jitter_factor": RETRY_JITTER,
-    "retry_condition_fn": only_transient,
+    **RETRIED,
     "timeout_seconds": 300,
     "cache_policy": NO_CACHE,
 }

@@ -13,20 +13,11 @@ from tasks.contracts.data import DatasetSchema
 from tasks.contracts.evaluation import EvaluationReport, ScoredWindow
 from tasks.contracts.training import RecalibratedModel
 from tasks.evaluation.calibration.config import RecalibrationConfig
-from tasks.kernel.retry_policy import (
-    NUM_RETRIES,
-    RETRY_DELAYS_S,
-    RETRY_JITTER,
-    ByContent,
-    only_transient,
-)
+from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 
 _POLICY: dict[str, Any] = {
-    "retries": NUM_RETRIES,
-    "retry_delay_seconds": RETRY_DELAYS_S,
-    "retry_jitter_factor": RETRY_JITTER,
-    "retry_condition_fn": only_transient,
+    **RETRIED,
     "timeout_seconds": 300,
     "persist_result": True,
     "result_serializer": "json",

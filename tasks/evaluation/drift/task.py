@@ -10,13 +10,7 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.drift.config import DriftConfig
-from tasks.kernel.retry_policy import (
-    NUM_RETRIES,
-    RETRY_DELAYS_S,
-    RETRY_JITTER,
-    ByContent,
-    only_transient,
-)
+from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 
 TIMEOUT_S = 900
@@ -25,10 +19,7 @@ TIMEOUT_S = 900
 @task(
     name="check-drift",
     task_run_name="check-drift-{current_window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=TIMEOUT_S,
     persist_result=True,
     result_serializer="json",

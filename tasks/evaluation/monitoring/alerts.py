@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.settings import make_folder
+from tasks.kernel.files import append_lines, make_folder
 
 MOST_GROUPS = 20
 FILE = Path("monitoring") / "alerts.jsonl"
@@ -121,14 +120,10 @@ def append_alerts(home: Path, events: Sequence[AlertEvent]) -> int:
         with path.open("ab+") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             stream.seek(0)
-            before = stream.read()
-            known = {event.id for event in _events(before)}
+            known = {event.id for event in _events(stream.read())}
             fresh = list({e.id: e for e in events if e.id not in known}.values())
-            text = "".join(event.model_dump_json() + "\n" for event in fresh)
-            broken = bool(before) and not before.endswith(b"\n")
             if fresh:
-                os.write(stream.fileno(), (("\n" if broken else "") + text).encode())
-                os.fsync(stream.fileno())
+                append_lines(path, [event.model_dump_json() for event in fresh])
     return len(fresh)
 
 

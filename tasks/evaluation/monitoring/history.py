@@ -15,9 +15,8 @@ from pathlib import Path
 
 from tasks.contracts.base import TimeWindow
 from tasks.evaluation.monitoring.statistics import FeatureDay, ViewDay
-from tasks.kernel.disk import shows_damage
 from tasks.kernel.errors import StorageError, refused_writes_explained
-from tasks.kernel.settings import make_folder
+from tasks.kernel.files import make_folder, shows_damage
 
 FILE = Path("monitoring") / "features.db"
 _TIMEOUT_S = 60

@@ -9,17 +9,14 @@ from prefect.cache_policies import NO_CACHE
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureMonitoring, FeatureTables
 from tasks.evaluation.monitoring.config import MonitoringConfig
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
 
 @task(
     name="monitor-features",
     task_run_name="monitor-features-{window.slug}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=600,
     cache_policy=NO_CACHE,
 )

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.settings import private_folder, write_atomically
+from tasks.kernel.files import append_lines, private_folder, write_atomically
 
 BEGINNING = "0" * 64
 """What the first line names as the one before it."""
@@ -113,9 +113,9 @@ class AuditTrail:
                 "who": facts.get("who") or process_identity(),
                 "previous": previous,
             }
-            text = json.dumps(line, default=str, separators=(",", ":")).encode()
-            self._write(self.folder / f"features-{now:%Y-%m}.jsonl", text)
-            self._move_head(hashlib.sha256(text).hexdigest())
+            text = json.dumps(line, default=str, separators=(",", ":"))
+            append_lines(self.folder / f"features-{now:%Y-%m}.jsonl", [text], mode=FILE_MODE)
+            self._move_head(hashlib.sha256(text.encode()).hexdigest())
 
     def lines(self) -> Iterator[AuditLine]:
         """All lines, oldest first."""
@@ -175,15 +175,6 @@ class AuditTrail:
         with lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             yield
-
-    def _write(self, file: Path, text: bytes) -> None:
-        with refused_writes_explained(file):
-            torn = _is_torn(file)  # the end of a line that a power cut left begins no new one
-            descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FILE_MODE)
-            try:
-                _write_whole(descriptor, b"\n" * torn + text + b"\n")
-            finally:
-                os.close(descriptor)
 
     def _move_head(self, digest: str) -> None:
         head = {"digest": digest, "time": datetime.now(UTC).isoformat(timespec="microseconds")}
@@ -249,27 +240,6 @@ def _read_head(folder: Path) -> str | None:
 def _lines_of(file: Path) -> list[bytes]:
     content = file.read_bytes()  # a disk that was full may have left an empty file
     return content.removesuffix(b"\n").split(b"\n") if content else []
-
-
-def _write_whole(descriptor: int, content: bytes) -> None:
-    """Append all of `content` or nothing: a disk that fills takes the beginning of a write."""
-    size = os.fstat(descriptor).st_size
-    try:
-        left = memoryview(content)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
-
-
-def _is_torn(file: Path) -> bool:
-    if not file.exists() or not file.stat().st_size:
-        return False
-    with file.open("rb") as stream:
-        stream.seek(-1, os.SEEK_END)
-        return stream.read(1) != b"\n"
 
 
 def _last_lines(file: Path, count: int) -> list[bytes]:

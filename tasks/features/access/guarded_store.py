@@ -21,7 +21,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from tasks.features.access.ownership import claim_online_store
 from tasks.kernel.errors import FeatureStoreError, TransientError, refused_writes_explained
-from tasks.kernel.settings import make_folder
+from tasks.kernel.files import make_folder
 
 WRITER_WAIT_S = 900
 """An apply takes seconds; with a file registry a whole materialization is waited for."""

@@ -14,7 +14,7 @@ from feast.infra.registry.file import FileRegistryStore
 from feast.protos.feast.core.Registry_pb2 import Registry as RegistryProto
 from feast.utils import _utc_now
 
-from tasks.kernel.settings import write_bytes_atomically
+from tasks.kernel.files import write_atomically
 
 
 class AtomicFileRegistryStore(FileRegistryStore):
@@ -23,4 +23,4 @@ class AtomicFileRegistryStore(FileRegistryStore):
     def _write_registry(self, registry_proto: RegistryProto) -> None:
         registry_proto.version_id = str(uuid.uuid4())
         registry_proto.last_updated.FromDatetime(_utc_now())
-        write_bytes_atomically(self._filepath, registry_proto.SerializeToString())
+        write_atomically(self._filepath, registry_proto.SerializeToString())

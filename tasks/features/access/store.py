@@ -30,7 +30,7 @@ from tasks.features.access.versions import apply_service_versions, is_kept, numb
 from tasks.features.offline.source import source_name
 from tasks.features.tables.ledger import definitions_digest, read_json
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
-from tasks.kernel.settings import private_folder, write_atomically
+from tasks.kernel.files import private_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 

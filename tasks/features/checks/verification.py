@@ -44,8 +44,9 @@ from tasks.features.tables.evidence import (
 )
 from tasks.features.tables.ledger import SNAPSHOTS
 from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.files import digest_of
 from tasks.kernel.scratch import scratch_folder
-from tasks.kernel.settings import ArtifactStore, digest_of
+from tasks.kernel.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,8 +11,8 @@ from feast.feature_view import FeatureView
 
 from tasks.features.access.guarded_store import file_lock
 from tasks.features.online.write_rules import check_pushed
-from tasks.kernel.errors import FeatureStoreError, refused_writes_explained
-from tasks.kernel.settings import flush_to_disk
+from tasks.kernel.errors import FeatureStoreError
+from tasks.kernel.files import replacing
 
 
 def append_rows(view: FeatureView, path: Path, rows: pa.Table) -> None:
@@ -47,12 +46,5 @@ def _as_stored(view: FeatureView, rows: pa.Table, schema: pa.Schema) -> pa.Table
 
 def _put(rows: pa.Table, file: Path) -> None:
     """Write aside, then rename."""
-    aside = file.with_name(f".{file.name}.{uuid4().hex}")
-    with refused_writes_explained(file):
-        try:
-            pq.write_table(rows, aside)
-            flush_to_disk(aside)
-            os.replace(aside, file)
-        finally:
-            aside.unlink(missing_ok=True)
-        flush_to_disk(file.parent)
+    with replacing(file) as aside:
+        pq.write_table(rows, aside)

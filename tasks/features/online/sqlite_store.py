@@ -43,8 +43,8 @@ from tasks.features.online.write_rules import (
     checked,
     current_origin,
 )
-from tasks.kernel.disk import shows_damage
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
+from tasks.kernel.files import shows_damage
 
 LOCK_WAIT_S = 30
 """A writer waits this long for another writer; readers never wait."""

@@ -41,13 +41,8 @@ from tasks.kernel.errors import (
     DataContractError,
     refused_writes_explained,
 )
-from tasks.kernel.settings import (
-    ArtifactStore,
-    StagedFolder,
-    code_digest,
-    content_key,
-    flush_to_disk,
-)
+from tasks.kernel.files import flush_to_disk
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 logger = logging.getLogger(__name__)
 

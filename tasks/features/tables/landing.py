@@ -21,14 +21,8 @@ from tasks.features.offline.duck import duckdb_session, names, sql_name, sql_tex
 from tasks.features.tables.raw_files import as_declared, reading_explained, unpacked
 from tasks.features.tables.raw_table import RawTable
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
-from tasks.kernel.settings import (
-    ArtifactStore,
-    StagedFolder,
-    code_digest,
-    content_key,
-    digest_of,
-    size_of,
-)
+from tasks.kernel.files import digest_of, size_of
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from tasks.features.access.profile import profile_file
 from tasks.features.config import FeatureConfig
 from tasks.features.online.store_token import read_mark
 from tasks.features.tables.build import read_query
-from tasks.kernel.settings import code_digest, content_key, digest_of, make_folder, write_atomically
+from tasks.kernel.files import digest_of, make_folder, write_atomically
+from tasks.kernel.settings import code_digest, content_key
 
 SNAPSHOTS = "snapshots"
 RETRIEVAL = (

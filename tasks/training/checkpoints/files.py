@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.settings import flush_to_disk
+from tasks.kernel.files import flush_to_disk
 
 
 def serialized(state: Mapping[str, Any]) -> bytes:

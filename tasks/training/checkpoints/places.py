@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tasks.kernel.errors import StorageError, refused_writes_explained
-from tasks.kernel.settings import flush_to_disk
+from tasks.kernel.files import flush_to_disk
 from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.parts import Reader
 

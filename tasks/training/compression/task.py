@@ -5,13 +5,7 @@ from __future__ import annotations
 from prefect import get_run_logger, task
 
 from tasks.contracts.release import ShrinkingParent
-from tasks.kernel.retry_policy import (
-    NUM_RETRIES,
-    RETRY_DELAYS_S,
-    RETRY_JITTER,
-    ByContent,
-    only_transient,
-)
+from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import ShrinkingConfig
 from tasks.training.compression.student import StudentPlan
@@ -21,10 +15,7 @@ from tasks.training.config import TrainingConfig
 @task(
     name="plan-student",
     task_run_name="plan-{config.method}-of-v{parent.program.version.version}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     timeout_seconds=600,
     persist_result=True,
     result_serializer="json",

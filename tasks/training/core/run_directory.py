@@ -30,7 +30,7 @@ from tasks.contracts.data import DatasetSchema, DataSplits
 from tasks.contracts.telemetry import TrainingTelemetry
 from tasks.contracts.training import EpochMetrics, Lesson
 from tasks.kernel.errors import TransientError, refused_writes_explained
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.training.config import TrainingConfig
 
 PROGRESS_EVERY_S = 1.0
@@ -207,11 +207,8 @@ class RunDirectory:
 
     def write_progress(self, rank: int, progress: RankProgress) -> None:
         """Say what a rank is doing; not flushed to disk, since it matters only while it runs."""
-        path = self._rank_file("progress", rank)
-        aside = path.with_suffix(".aside")
-        with refused_writes_explained(path):
-            aside.write_text(progress.model_dump_json())
-            aside.replace(path)
+        file = self._rank_file("progress", rank)
+        write_atomically(file, progress.model_dump_json(), durable=False)
 
     def read_progress(self, rank: int) -> RankProgress | None:
         """What a rank last said; None before it said anything."""

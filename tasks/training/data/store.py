@@ -21,9 +21,10 @@ import numpy as np
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import StorageError, TransientError, refused_writes_explained
+from tasks.kernel.files import write_atomically
 from tasks.kernel.process import boot_id
 from tasks.kernel.scratch import remove_abandoned, scratch_folder
-from tasks.kernel.settings import content_key, write_atomically
+from tasks.kernel.settings import content_key
 from tasks.training.data.decode import RowFacts, SnapshotFile
 from tasks.training.data.order import laid_out
 from tasks.training.data.preprocess import Int32Array, Int64Array

@@ -23,7 +23,7 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.settings import flush_to_disk
+from tasks.kernel.files import flush_to_disk
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -11,7 +11,7 @@ from prefect.logging import get_run_logger
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import TrialRecord
-from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, only_transient
+from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 from tasks.training.search.trial import TrialOrder
 
@@ -21,10 +21,7 @@ from tasks.training.search.trial import TrialOrder
 @task(
     name="run-trial",
     task_run_name="trial-{order.number}-of-{order.study}",
-    retries=NUM_RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_jitter_factor=RETRY_JITTER,
-    retry_condition_fn=only_transient,
+    **RETRIED,
     cache_policy=NO_CACHE,
 )
 def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) -> TrialRecord:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.training.telemetry.step_clock import WARM_UP_STEPS
 from tasks.training.telemetry.trace import ProfileSummary, profile_summary
 

@@ -23,7 +23,7 @@ from pydantic import NonNegativeFloat, PositiveInt, ValidationError
 from tasks.contracts.base import Contract
 from tasks.contracts.telemetry import TrainingTelemetry
 from tasks.kernel.errors import StorageError
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.devices import DeviceHistory, DeviceReader, open_nvml
 from tasks.training.telemetry.energy import RaplMeter, energy_use, open_rapl, run_cost

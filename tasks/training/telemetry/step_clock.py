@@ -21,7 +21,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 
 from tasks.contracts.base import Contract
 from tasks.contracts.telemetry import PhaseTime
-from tasks.kernel.errors import StorageError, refused_writes_explained
+from tasks.kernel.errors import StorageError
+from tasks.kernel.files import write_atomically
 
 Phase = Literal["data", "compute", "exchange", "validate", "checkpoint"]
 PhaseName = Literal["data", "compute", "exchange", "validate", "checkpoint", "other"]
@@ -246,10 +247,7 @@ class StepClock:
 
     def _write(self) -> None:
         """Not flushed to disk: after a power cut there is no run to tell of."""
-        aside = self._path.with_suffix(".aside")
-        with refused_writes_explained(self._path):
-            aside.write_text(self.reading().model_dump_json())
-            aside.replace(self._path)
+        write_atomically(self._path, self.reading().model_dump_json(), durable=False)
 
 
 class _Phase:

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.contracts.base import Contract
 from tasks.contracts.telemetry import Diagnosis, Setting
-from tasks.kernel.settings import content_key, write_atomically
+from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import content_key
 
 LOGGER = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=BaseModel)

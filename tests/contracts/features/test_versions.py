@@ -445,6 +445,6 @@ def test_a_snapshot_of_an_earlier_release_is_still_read(bench: Bench) -> None:
 
 
 def _sha256(path: Path) -> str:
-    from tasks.kernel.settings import digest_of
+    from tasks.kernel.files import digest_of
 
     return digest_of(path)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from infra.gateway.__main__ import main
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.serving.edges import INFER, Edge
 

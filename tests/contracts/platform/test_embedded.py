@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.orchestration.embedded import disk_with_space, only_run
-from tasks.kernel import disk
+from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError, WindowError
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import processes_of
@@ -102,7 +102,7 @@ def test_a_disk_without_space_is_what_a_run_is_told_of_whatever_failed_for_it(
 ) -> None:
     def run_into(failure: Exception, least_free_bytes: int) -> None:
         with monkeypatch.context() as patch, disk_with_space(tmp_path / "home"):
-            patch.setattr(disk, "LEAST_FREE_BYTES", least_free_bytes)  # what it has by now
+            patch.setattr(files, "LEAST_FREE_BYTES", least_free_bytes)  # what it has by now
             raise failure
 
     with pytest.raises(TransientError, match="no answer"):
@@ -111,7 +111,7 @@ def test_a_disk_without_space_is_what_a_run_is_told_of_whatever_failed_for_it(
         run_into(TransientError("no answer"), 1 << 60)
     with pytest.raises(WindowError, match="is reversed"):  # this has nothing to do with it
         run_into(WindowError("is reversed"), 1 << 60)
-    monkeypatch.setattr(disk, "LEAST_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(files, "LEAST_FREE_BYTES", 1 << 60)
     with pytest.raises(StorageError, match="nothing was begun"):
         run_into(AssertionError("it was begun"), 0)
     assert not (tmp_path / "home").exists()

@@ -23,7 +23,8 @@ from tasks.contracts.conversion import ImportedProgram, tabular_signature
 from tasks.contracts.release import PromotionDecision
 from tasks.contracts.training import StartingPoint
 from tasks.kernel.errors import ConfigurationError, RegistryError
-from tasks.kernel.settings import Settings, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import Settings
 from tasks.registry import pictures
 from tasks.registry import task as registry_tasks
 from tasks.registry.config import PromotionConfig

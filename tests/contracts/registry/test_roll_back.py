@@ -17,7 +17,8 @@ from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState, Outcome
 from tasks.kernel.errors import RegistryError
-from tasks.kernel.settings import Settings, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import Settings
 from tasks.registry import pictures, standing
 from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry

@@ -16,7 +16,8 @@ from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgra
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.registry import with_sources
 from tasks.conversion.variants import build_variant
-from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.data.builders import COLUMNS, splits
 
 VOCABULARY = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tasks.kernel.errors import StorageError
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.training.checkpoints.places import LocalPlace
 from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.state import TensorRows

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tasks.kernel.settings import write_atomically
+from tasks.kernel.files import write_atomically
 from tasks.training.strategies.horovod_communicator import HorovodExchange
 
 WAYS_FILE = "describe.json"

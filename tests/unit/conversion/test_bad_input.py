@@ -22,8 +22,8 @@ from tasks.conversion.targets.onnx import MODEL_FILE, check_opset, export_onnx
 from tasks.conversion.targets.program import load_program
 from tasks.conversion.targets.registry import with_sources
 from tasks.conversion.variants import build_variant
-from tasks.kernel.disk import LEAST_FREE_BYTES
 from tasks.kernel.errors import ConversionError, DataContractError, StorageError
+from tasks.kernel.files import LEAST_FREE_BYTES
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import changed

@@ -26,7 +26,7 @@ from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, without_reporting
 from tasks.conversion.targets.registry import TARGET, TARGETS
 from tasks.kernel.errors import ArtifactError, ConversionError
-from tasks.kernel.settings import digest_of
+from tasks.kernel.files import digest_of
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import Change, changed
 from tests.support.conversion.programs import SmallNetwork, build_one, exported, registered

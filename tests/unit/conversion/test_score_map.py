@@ -23,7 +23,8 @@ from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.program import load_program
 from tasks.conversion.targets.runtimes import load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError, ConversionParityError
-from tasks.kernel.settings import ArtifactStore, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
 from tests.support.data.builders import COLUMNS, dataset, month, splits
 

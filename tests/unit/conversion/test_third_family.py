@@ -20,7 +20,8 @@ from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Wording
 from tasks.conversion.kinds.registry import FAMILIES
 from tasks.conversion.kinds.tabular import BOUNDS
-from tasks.kernel.settings import ArtifactStore, StagedFolder, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.programs import built
 
 SIGNATURE = Signature(

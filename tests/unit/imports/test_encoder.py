@@ -9,7 +9,8 @@ from tasks.imports.config import CorpusConfig, EncoderConfig
 from tasks.imports.program import export_encoder
 from tasks.imports.weights import FILES, find_files, read_encoder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
-from tasks.kernel.settings import ArtifactStore, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data import encoders
 
 

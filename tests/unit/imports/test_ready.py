@@ -10,7 +10,8 @@ from tasks.contracts.conversion import Signature
 from tasks.imports.config import ProgramConfig, RowsConfig
 from tasks.imports.ready import take_program, take_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError
-from tasks.kernel.settings import ArtifactStore, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore
 
 SIGNATURE = Signature.model_validate(
     {

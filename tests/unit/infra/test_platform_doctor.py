@@ -39,7 +39,8 @@ from infra.platform.health import (
     table,
 )
 from tasks.kernel.errors import TransientError
-from tasks.kernel.settings import PROJECT_ROOT, private_folder
+from tasks.kernel.files import private_folder
+from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.disks import small_disk
 from tests.support.services.servers import free_port, redis_server
 

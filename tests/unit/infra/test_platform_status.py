@@ -14,7 +14,8 @@ from infra.platform.health import EXIT_NOT_RUNNING, read_status, table
 from tasks.control.leases.book import LeaseBook
 from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.leases import acquire
-from tasks.kernel.settings import Settings, write_atomically
+from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import Settings
 from tests.support.platform.lease_devices import host
 
 TWO_CORES = LeaseRequest(cores=2)

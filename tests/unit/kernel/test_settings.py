@@ -14,13 +14,14 @@ import pytest
 
 from infra.orchestration.embedded import only_run
 from tasks.contracts.base import Artifact, Contract
-from tasks.kernel import disk
+from tasks.kernel import files
 from tasks.kernel.errors import (
     ArtifactError,
     ConfigurationError,
     StorageError,
     refused_writes_explained,
 )
+from tasks.kernel.files import digest_of, private_folder, write_atomically
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import (
     DEFAULT_FEATURE_REPO,
@@ -30,11 +31,8 @@ from tasks.kernel.settings import (
     Settings,
     StagedFolder,
     content_key,
-    digest_of,
     named_artifacts,
-    private_folder,
     tool_python,
-    write_atomically,
 )
 from tasks.metadata.database import open_database
 from tests.support.suite.promises import Promise, proves
@@ -162,7 +160,7 @@ def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished = build(store)
-    monkeypatch.setattr(disk, "LEAST_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(files, "LEAST_FREE_BYTES", 1 << 60)
     assert build(store) == finished
     with pytest.raises(StorageError, match=r"Free some space.*nothing was begun"):
         store.build_once("notes", "another", Note, write_note())  # type: ignore[arg-type]

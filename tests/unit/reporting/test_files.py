@@ -15,7 +15,8 @@ from sklearn.metrics import roc_auc_score
 
 from tasks.contracts.run import RunRecord
 from tasks.kernel.errors import ConfigurationError, StorageError
-from tasks.kernel.settings import ArtifactStore, digest_of, named_artifacts
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.reporting import files as files_module
 from tasks.reporting.checks import checks, stored_artifacts
 from tasks.reporting.files import write_report

@@ -20,7 +20,7 @@ from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.runtimes import load_pytorch, torch_threads_restored
 from tasks.kernel.errors import ArtifactError, ConversionError
-from tasks.kernel.settings import digest_of
+from tasks.kernel.files import digest_of
 
 SIGNATURE = Signature(
     inputs=(

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from tasks.kernel.errors import ArtifactError, ConfigurationError
-from tasks.kernel.settings import ArtifactStore, digest_of
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.pruning import (
     hidden_sizes_of,
     num_parameters_of,

@@ -150,8 +150,10 @@ def test_an_error_inside_a_phase_ends_it(tmp_path: Path) -> None:
         assert clock.reading().phase == "other"
 
 
-def test_a_disk_that_refuses_is_told_by_a_later_step(tmp_path: Path) -> None:
-    clock_path(tmp_path, 0).with_suffix(".aside").symlink_to("/dev/full")
+def test_a_disk_that_refuses_is_told_by_a_later_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: Path("/dev/full").write_text("x"))
     clock = StepClock(tmp_path, 0, write_every_s=0.02)
 
     def refused() -> bool:

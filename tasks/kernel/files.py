@@ -1,0 +1,168 @@
+"""Files: written whole or not at all, appended line by line, flushed, counted, on a full disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.kernel.errors import StorageError, refused_writes_explained
+
+PRIVATE_MODE = 0o700
+LEAST_FREE_BYTES = 32_000_000
+"""Prefect's database alone begins with some megabytes, and fails in many ways without them."""
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file; of a folder, over its files' relative names and digests."""
+    if path.is_dir():
+        listing = "".join(
+            f"{digest_of(child)}  {child.relative_to(path).as_posix()}\n"
+            for child in sorted(path.rglob("*"))
+            if child.is_file()
+        )
+        return hashlib.sha256(listing.encode()).hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if path.is_dir():
+        return sum(child.stat().st_size for child in path.rglob("*") if child.is_file())
+    return path.stat().st_size
+
+
+def flush_to_disk(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A path to write to; when the block ends its file takes the place of `path`, else it is gone.
+
+    Args:
+        path: its folder is made.
+        durable: survive a power cut; not needed for what matters only while a process runs.
+
+    Raises:
+        StorageError: the disk refused a write; what was at `path` is as it was.
+    """
+    with refused_writes_explained(path):
+        make_folder(path.parent)
+        aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            yield aside
+            if durable:
+                flush_to_disk(aside)
+            aside.replace(path)
+            if durable:
+                flush_to_disk(path.parent)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a small file aside and rename it into place; see `replacing`."""
+    with replacing(path, durable=durable) as aside:
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def append_lines(path: Path, lines: Sequence[str], *, mode: int = 0o666) -> None:
+    """Append lines to a journal, all or none of them, and flush them to disk.
+
+    A line that a killed process or a power cut left unfinished is ended first. One writer at a
+    time: several take a lock.
+
+    Raises:
+        StorageError: the disk refused; the file is as it was.
+    """
+    with refused_writes_explained(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
+        try:
+            size = os.fstat(descriptor).st_size
+            is_torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+            text = "\n" * bool(is_torn) + "".join(f"{line}\n" for line in lines)
+            left = memoryview(text.encode())
+            try:
+                while left:
+                    left = left[os.write(descriptor, left) :]
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder and those above it; only their owner may enter the new ones.
+
+    `Path.mkdir` with `parents` gives the mode to the last one alone. Those that exist stay as they
+    are.
+    """
+    if folder.is_dir():
+        return folder
+    for missing in [each for each in reversed(folder.parents) if not each.exists()]:
+        missing.mkdir(exist_ok=True, mode=PRIVATE_MODE)
+    folder.mkdir(exist_ok=True, mode=PRIVATE_MODE)
+    return folder
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only its owner may enter; one that others may enter is closed to them.
+
+    Raises:
+        StorageError: it cannot be made, or belongs to somebody else and is open to others.
+    """
+    with refused_writes_explained(folder):
+        make_folder(folder)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(PRIVATE_MODE)
+    return folder
+
+
+def lack_of_space(folder: Path) -> str:
+    """A sentence about a disk that is full, or nearly; nothing where it is not.
+
+    Args:
+        folder: need not exist.
+    """
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    disk = os.statvfs(there)
+    free = disk.f_bavail * disk.f_frsize
+    if free >= LEAST_FREE_BYTES:
+        return ""
+    return (
+        f"{folder}: {free / 1e6:.1f} MB are free on its disk, expected at least "
+        f"{LEAST_FREE_BYTES / 1e6:.0f} MB. Free some space, or set FALAJ_HOME to a folder on "
+        "another disk, and run again"
+    )
+
+
+def require_space(folder: Path) -> None:
+    """Refuse to begin what cannot be written to its end.
+
+    Raises:
+        StorageError: there is too little space.
+    """
+    if trouble := lack_of_space(folder):
+        raise StorageError(f"{trouble}; nothing was begun")
+
+
+def shows_damage(exc: sqlite3.Error) -> bool:
+    """True where SQLite read the file and it is no whole database.
+
+    A full disk, a lock or a missing permission says nothing about what is in the file.
+    """
+    primary_code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    return primary_code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
