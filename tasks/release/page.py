@@ -10,15 +10,20 @@ from markupsafe import Markup
 
 from tasks.kernel.files import write_atomically
 from tasks.release.records import Entry, Evidence, Finding, MetricName, Release, Tally
-from tasks.reporting.axes import Frame, Linear
-from tasks.reporting.page import FOLDER, page_environment
+from tasks.reporting.drawing import (
+    BASELINE,
+    LINES,
+    SAND,
+    SOFT,
+    STONE,
+    WASH,
+    WATER,
+    as_data_url,
+    canvas,
+)
+from tasks.reporting.page import page_environment
 from tasks.reporting.quantities import is_shown, significant
-from tasks.reporting.svg import STYLE_SHEET, as_data_url, label, line, tag
-from tasks.reporting.svg import picture as drawing
 
-WIDTH, HEIGHT = 520.0, 260.0
-LEFT, RIGHT, TOP, BOTTOM = 60.0, 16.0, 40.0, 48.0
-STRIP_HEIGHT, BAR = 118.0, 26.0
 NAMES: dict[MetricName, str] = {
     "task_paired": "Task metric, same requests",
     "task_split": "Task metric, split requests",
@@ -65,8 +70,6 @@ def render_page(release: Release, entries: Sequence[Entry]) -> str:
             strip=steps_strip(release, entries),
             charts=charts(release, entries),
             bars=_bars(evidence),
-            chart_style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
-            page_style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
         )
     )
 
@@ -107,98 +110,59 @@ def _points(
 
 def _bounds_chart(metric: MetricName, points: Sequence[tuple[float, Finding]]) -> Markup:
     unit, per_hour = ("minutes", 60) if points[-1][0] < 3 else ("hours", 1)
-    points = [(hours * per_hour, finding) for hours, finding in points]
-    frame = _frame(metric, points)
+    xs = [hours * per_hour for hours, _ in points]
     alike, last = NO_HARM[metric], points[-1][1]
-    upper = [
-        (frame.x(x), frame.y(frame_top(frame) if f.high is None else f.high)) for x, f in points
-    ]
-    lower = [(frame.x(x), frame.y(f.low or 0.0)) for x, f in points]
-    middle = [(frame.x(x), frame.y(f.estimate or 0.0)) for x, f in points]
-    low, high = significant(last.low), significant(last.high)
-    at = frame.y(alike)
-    return drawing(
-        f"{NAMES[metric]}: bounds over time",
-        f"{last.unit}, at the end between {low} and {high}; alike versions are at {alike:g}.",
-        WIDTH,
-        HEIGHT,
-        frame.grid(f"{unit} since the start", last.unit),
-        tag("polygon", points=_path([*upper, *reversed(lower)]), fill="var(--wash)"),
-        line(frame.left, at, frame.right, at, "baseline"),
-        label("alike", frame.right, at - 5, anchor="end", kind="faint"),
-        tag("polyline", points=_path(middle), class_="line s1"),
-        tag("circle", cx=middle[-1][0], cy=middle[-1][1], r=3.5, fill="var(--water)"),
-    )
+    bottom, top = _range(metric, last)
+    with canvas(520, 260, (60, 16, 40, 48)) as drawing:
+        axes = drawing.axes
+        lower = [f.low or 0.0 for _, f in points]
+        upper = [top if f.high is None else f.high for _, f in points]
+        axes.fill_between(xs, lower, upper, color=WASH, linewidth=0)
+        axes.axhline(alike, **BASELINE)
+        drawing.beside(alike, "alike", 0, ha="right", va="bottom", color=SOFT)
+        middle = [f.estimate or 0.0 for _, f in points]
+        axes.plot(xs, middle, **LINES[0])
+        axes.plot(xs[-1:], middle[-1:], "o", color=WATER, clip_on=False)
+        axes.set(xlim=(xs[0], max(xs[-1], xs[0] + 0.01)), ylim=(bottom, top))
+        drawing.titles(f"{unit} since the start", last.unit)
+        low, high = significant(last.low), significant(last.high)
+        return drawing.svg(
+            f"{NAMES[metric]}: bounds over time",
+            f"{last.unit}, at the end between {low} and {high}; alike versions are at {alike:g}.",
+        )
 
 
-def frame_top(frame: Frame) -> float:
-    """Largest value that a frame shows."""
-    assert isinstance(frame.y, Linear)
-    return frame.y.high
-
-
-def _frame(metric: MetricName, points: Sequence[tuple[float, Finding]]) -> Frame:
-    """A frame in which the newest bounds fill about a third; wider ones run off its edges."""
-    last, alike = points[-1][1], NO_HARM[metric]
-    ends = [alike, last.estimate or 0.0, last.low or 0.0]
-    ends += [last.high] if is_shown(last.high) and last.high is not None else []
+def _range(metric: MetricName, last: Finding) -> tuple[float, float]:
+    """A range of which the newest bounds fill about a third; wider ones run off its edges."""
+    ends = [NO_HARM[metric], last.estimate or 0.0, last.low or 0.0]
+    ends += [last.high] if is_shown(last.high) else []
     low, high = min(ends), max(ends)
     reach = max(high - low, 0.01)
-    bottom, top = (low - reach, high + reach) if metric.startswith("task") else (0.0, high + reach)
-    moments = [x for x, _ in points]
-    end = max(moments[-1], moments[0] + 0.01)
-    return Frame(
-        x=Linear(moments[0], end, LEFT, WIDTH - RIGHT),
-        y=Linear(bottom, top, HEIGHT - BOTTOM, TOP),
-        left=LEFT,
-        top=TOP,
-        right=WIDTH - RIGHT,
-        bottom=HEIGHT - BOTTOM,
-    )
+    return (low - reach if metric.startswith("task") else 0.0), high + reach
 
 
 def steps_strip(release: Release, entries: Sequence[Entry]) -> Markup:
     """The share of the candidate over time, as steps of a stair."""
     end = release.closed_at or max((e.at for e in entries), default=release.step_since)
-    total = max((end - release.opened_at).total_seconds(), 1.0)
-    wide = WIDTH * 2 - LEFT - RIGHT
-    floor, parts = STRIP_HEIGHT - BAR, []
-    for period in release.periods:
-        begin = (period.since - release.opened_at).total_seconds() / total * wide
-        until = ((period.until or end) - release.opened_at).total_seconds() / total * wide
-        tall = 4 + (floor - 30) * period.shares.candidate / 100
-        name = release.steps[period.step].name
-        width = max(until - begin, 2.0)
-        tip = tag(
-            "title",
-            f"{name}: {period.shares.candidate:g} % of the requests, copies of "
-            f"{period.shares.mirror:g} %",
-        )
-        parts.append(
-            tag(
-                "rect",
-                tip,
-                x=LEFT + begin,
-                y=floor - tall,
-                width=width,
-                height=tall,
-                fill="var(--water)" if period.shares.candidate else "var(--stone)",
-            )
-        )
-        if width > 60:
-            parts.append(label(name, LEFT + begin + 4, floor - tall - 6, kind="label"))
-    hours = total / 3600
-    return drawing(
-        "Share of the candidate over time",
-        f"{len(release.periods)} steps in {hours:.1f} hours.",
-        WIDTH * 2,
-        STRIP_HEIGHT,
-        *parts,
-        line(LEFT, floor, LEFT + wide, floor, "axis"),
-        label("0 h", LEFT, STRIP_HEIGHT - 8, kind="tick"),
-        label(f"{hours:.1f} h", LEFT + wide, STRIP_HEIGHT - 8, anchor="end", kind="tick"),
-        kind="flow",
-    )
+    total = max((end - release.opened_at).total_seconds(), 1.0) / 3600
+    with canvas(1040, 118, (60, 16, 30, 26)) as drawing:
+        axes = drawing.axes
+        for period in release.periods:
+            start = (period.since - release.opened_at).total_seconds() / 3600
+            wide = ((period.until or end) - release.opened_at).total_seconds() / 3600 - start
+            name, share = release.steps[period.step].name, period.shares.candidate
+            wide = max(wide, total / 500)
+            colour = WATER if share else STONE
+            (stair,) = axes.bar([start], [4 + share], wide, align="edge", color=colour)
+            copies = f"copies of {period.shares.mirror:g} %"
+            drawing.tip(stair, f"{name}: {share:g} % of the requests, {copies}")
+            if wide > total / 16:
+                drawing.note(name, (start, 4 + share), (4, 12))
+        axes.set(xlim=(0, total), ylim=(0, 104), yticks=[])
+        axes.set_xticks([0, total], ["0 h", f"{total:.1f} h"])
+        axes.grid(visible=False)
+        words = f"{len(release.periods)} steps in {total:.1f} hours."
+        return drawing.svg("Share of the candidate over time", words, "flow")
 
 
 def _answered(evidence: Evidence | None) -> list[tuple[str, Tally]]:
@@ -223,27 +187,14 @@ def _bars(evidence: Evidence | None) -> list[tuple[str, Markup]]:
 
 def _histograms(title: str, rows: Sequence[tuple[str, Sequence[int]]]) -> Markup:
     shown = [(name, counts) for name, counts in rows if sum(counts)]
-    height = 64.0
-    parts = []
-    for number, (name, counts) in enumerate(shown):
-        top, total = number * height + 24, sum(counts)
-        tallest, wide = max(counts), (WIDTH - 2 * RIGHT) / len(counts)
-        parts.append(label(f"{name}: {total:,}", RIGHT, top - 6, kind="label"))
-        for place, many in enumerate(counts):
-            tall = (height - 26) * many / tallest
-            parts.append(
-                tag(
-                    "rect",
-                    tag("title", f"{many / total:.1%}"),
-                    x=RIGHT + place * wide,
-                    y=top + height - 26 - tall,
-                    width=max(wide - 1, 1.0),
-                    height=tall,
-                    fill=("var(--stone)", "var(--water)", "var(--sand)")[number % 3],
-                )
-            )
-    return drawing(title, title, WIDTH, max(len(shown) * height, 40.0), *parts)
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    with canvas(520, max(len(shown) * 64, 40), (0, 0, 0, 0)) as drawing:
+        drawing.axes.set_axis_off()
+        colours = (STONE, WATER, SAND)
+        for number, ((name, counts), colour) in enumerate(zip(shown, colours, strict=False)):
+            drawing.write(16, number * 64 + 14, f"{name}: {sum(counts):,}")
+            axes = drawing.add(16, number * 64 + 24, 488, 38)
+            axes.set_axis_off()
+            bars = axes.bar(range(len(counts)), counts, 0.94, color=colour)
+            for bar, many in zip(bars, counts, strict=True):
+                drawing.tip(bar, f"{many / sum(counts):.1%}")
+        return drawing.svg(title, title)

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from tasks.contracts.measurement import OperatorProfile
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
+from tasks.reporting.charts import Trade, trade_chart
 from tasks.reporting.quantities import decimal, is_shown, milliseconds, percent, significant
-from tasks.reporting.trade import Trade, trade_chart
 
 NOBODY = "no variant"
 

@@ -12,7 +12,7 @@ from tasks.contracts.drift import DriftVerdict, FeatureDrift
 from tasks.contracts.evaluation import Metric, SliceMetrics
 from tasks.contracts.measurement import VariantLatency
 from tasks.contracts.release import Approval, ModelVariant, PromotionDecision
-from tasks.contracts.run import RunRecord
+from tasks.contracts.run import RunRecord, StageTime
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO
 from tasks.reporting.judgement import (
     labels_told,
@@ -338,6 +338,13 @@ def next_step(record: RunRecord) -> str:
         DriftVerdict.RETRAIN: "drift advises to run the loop again now",
         DriftVerdict.DATA_FAULT: "data fault: mend the data, then run again",
     }[record.drift.verdict]
+
+
+def shares_of_time(record: RunRecord) -> list[tuple[StageTime, float]]:
+    """Stages that took time, each with its share of it."""
+    timed = [s for s in record.stages if is_shown(s.seconds) and s.seconds > 0]
+    total = sum(s.seconds for s in timed)
+    return [(stage, stage.seconds / total) for stage in timed]
 
 
 def slices_by_column(record: RunRecord) -> dict[str, list[SliceMetrics]]:

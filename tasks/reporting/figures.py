@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from tasks.contracts.data import MonitoredFeature, MonitoredView
 from tasks.contracts.drift import FeatureDrift
 from tasks.contracts.evaluation import (
     CurvePoint,
@@ -14,29 +16,39 @@ from tasks.contracts.evaluation import (
     Metric,
     MetricSet,
     Quality,
+    RegressionMetrics,
     SliceMetrics,
 )
 from tasks.contracts.run import RunRecord
-from tasks.reporting.charts import Mark, Series, calibration_chart, curve_chart, line_chart
+from tasks.reporting.charts import (
+    Cell,
+    Effect,
+    Estimate,
+    Latency,
+    Mark,
+    Series,
+    calibration_chart,
+    curve_chart,
+    effect_chart,
+    histogram,
+    interval_chart,
+    latency_chart,
+    line_chart,
+    multiples,
+    scatter_square,
+    windows_chart,
+)
 from tasks.reporting.conversion import trades
-from tasks.reporting.facts import comparisons, features_by_drift, next_step, slices_by_column
+from tasks.reporting.drawing import limits
+from tasks.reporting.facts import comparisons, features_by_drift, slices_by_column
 from tasks.reporting.judgement import (
     digits_of_errors,
     is_regression,
-    observed_chart,
-    residual_chart,
     sized,
+    with_label_unit,
     with_unit_of_errors,
 )
-from tasks.reporting.lineage import columns, lineage_chart, lineage_chart_upright
-from tasks.reporting.loop import (
-    MOST_STAGES_IN_A_ROW,
-    loop_chart,
-    loop_chart_upright,
-    time_bar,
-    windows_chart,
-)
-from tasks.reporting.monitoring import feature_multiples, view_multiples
+from tasks.reporting.lineage import columns, lineage_chart
 from tasks.reporting.quantities import (
     count,
     decimal,
@@ -45,14 +57,8 @@ from tasks.reporting.quantities import (
     is_shown,
     percent,
     plural,
-)
-from tasks.reporting.rankings import (
-    Effect,
-    Estimate,
-    Latency,
-    effect_chart,
-    interval_chart,
-    latency_chart,
+    shortened,
+    significant,
 )
 
 MOST_FEATURES = 20
@@ -70,30 +76,72 @@ class SliceFigure:
     total: int
 
 
-def loop(record: RunRecord) -> tuple[Markup, ...]:
-    """The loop lying and upright (the page shows what fits), and where the time went."""
-    upright = loop_chart_upright(record.stages, next_step(record))
-    if not 1 <= len(record.stages) <= MOST_STAGES_IN_A_ROW:
-        return (upright,)
-    return loop_chart(record.stages, next_step(record)), upright, time_bar(record.stages)
-
-
-def lineage(record: RunRecord) -> tuple[Markup, Markup]:
-    """Where the variants came from, lying and upright; the page shows what fits."""
-    parts = columns(record)
-    return lineage_chart(parts), lineage_chart_upright(parts)
-
-
 def feature_values(record: RunRecord) -> Markup | None:
-    """Values of the monitored features over time; None where nothing was monitored."""
+    """Median of each monitored feature as a line, its middle nine tenths as a band."""
     seen = record.refresh.monitoring
-    return feature_multiples(seen) if seen and seen.features else None
+    if seen is None or not seen.features:
+        return None
+    words = "; ".join(f"{f.view} {f.feature}: {_psi(f)}" for f in seen.features)
+    cells = [_feature_cell(feature) for feature in seen.features]
+    return multiples("Features over time", words, cells, seen.window)
+
+
+def _feature_cell(feature: MonitoredFeature) -> Cell:
+    def known(value: float | None) -> float:
+        return value if is_shown(value) else math.nan
+
+    band = [(known(p.low), known(p.high)) for p in feature.periods]
+    low, high = limits(*(v for edges in band for v in edges), margin=0.0)
+    return Cell(
+        name=feature.feature,
+        note=f"{shortened(feature.view, 17)} · {_psi(feature)}",
+        tip=f"{feature.view}: {feature.feature}, {_psi(feature)}",
+        band=band,
+        line=[known(p.median) for p in feature.periods],
+        bounds=(low, high),
+        edges=(significant(low), significant(high)),
+        bad=feature.drifted,
+    )
+
+
+def _psi(feature: MonitoredFeature) -> str:
+    return "no PSI" if feature.psi is None else f"PSI {decimal(feature.psi, 2)}"
 
 
 def view_health(record: RunRecord) -> Markup | None:
-    """Nulls and age of the monitored views over time; None where nothing was monitored."""
+    """Share of nulls of each monitored view as an area, age of its newest row as a dashed line."""
     seen = record.refresh.monitoring
-    return view_multiples(seen) if seen and seen.views else None
+    if seen is None or not seen.views:
+        return None
+    words = "; ".join(f"{v.view}: {percent(v.null_rate)} nulls" for v in seen.views)
+    return multiples("Views over time", words, [_view_cell(v) for v in seen.views], seen.window)
+
+
+def _view_cell(view: MonitoredView) -> Cell:
+    top = max([0.05, *(p.null_rate for p in view.periods)])
+    ages = [age if is_shown(age) else math.nan for age in view.ages_hours]
+    oldest = max((age for age in ages if is_shown(age)), default=None)
+    note = "age not known" if oldest is None else f"age {_age(oldest)} (dashed)"
+    return Cell(
+        name=view.view,
+        note=note,
+        tip=f"{view.view}: nulls up to {percent(top)}, {note}",
+        band=[(0.0, p.null_rate) for p in view.periods],
+        line=ages,
+        bounds=(0.0, top),
+        edges=("0", f"{percent(top, 0)} null"),
+        line_top=oldest or 1.0,
+    )
+
+
+def _age(hours: float) -> str:
+    """Up to how much, in the unit that leaves a number to read: minutes, hours or days."""
+    minutes = round(hours * 60)
+    if minutes < 1:
+        return "below 1 min"
+    if minutes < 90:
+        return f"up to {minutes} min"
+    return f"up to {hours:.0f} h" if hours < 72 else f"up to {hours / 24:.0f} days"
 
 
 def windows(record: RunRecord) -> Markup:
@@ -118,8 +166,8 @@ def losses(record: RunRecord) -> Markup:
     return line_chart(
         "Loss by epoch",
         [
-            Series("validation", [(e.epoch, e.validation_loss) for e in epochs], 1),
-            Series("training", [(e.epoch, e.train_loss) for e in epochs], 2),
+            Series("validation", [(e.epoch, e.validation_loss) for e in epochs]),
+            Series("training", [(e.epoch, e.train_loss) for e in epochs]),
         ],
         _epoch_title(record),
         "mean Huber loss of the standardised label"
@@ -135,7 +183,7 @@ def validation_quality(record: RunRecord) -> Markup:
     points = [(e.epoch, e.quality) for e in record.model.epochs]
     return line_chart(
         f"Validation {name} by epoch",
-        [Series("validation", points, 1)],
+        [Series("validation", points)],
         _epoch_title(record),
         name,
         mark=_best_epoch(record),
@@ -170,7 +218,7 @@ def roc(report: EvaluationReport, overall: MetricSet) -> Markup:
     """ROC curve of the candidate."""
     return curve_chart(
         "ROC curve",
-        [_candidate(report.roc, overall.auc)],
+        _candidate(report.roc, overall.auc),
         "false positive rate",
         "true positive rate",
         baseline=((0, 0), (1, 1)),
@@ -183,7 +231,7 @@ def precision_recall(report: EvaluationReport, overall: MetricSet) -> Markup:
     rate = overall.base_rate if is_shown(overall.base_rate) else 0.0
     return curve_chart(
         "Precision-recall curve",
-        [_candidate(report.precision_recall, overall.pr_auc)],
+        _candidate(report.precision_recall, overall.pr_auc),
         "recall",
         "precision",
         baseline=((0, rate), (1, rate)),
@@ -192,7 +240,7 @@ def precision_recall(report: EvaluationReport, overall: MetricSet) -> Markup:
 
 
 def _candidate(points: tuple[CurvePoint, ...], area: Metric) -> Series:
-    return Series(f"candidate, area {decimal(area.value)}", [(p.x, p.y) for p in points], 1)
+    return Series(f"candidate, area {decimal(area.value)}", [(p.x, p.y) for p in points])
 
 
 def calibration(record: RunRecord) -> Markup:
@@ -321,6 +369,43 @@ def _effect(feature: FeatureDrift) -> Effect:
         drifted=feature.drifted,
         columns=(decimal(feature.effect, 3), decimal(feature.psi, 3), missing),
         tip=f"{feature.feature} ({feature.kind}): {feature.evidence}",
+    )
+
+
+def observed_chart(report: EvaluationReport) -> Markup:
+    """Labels by prediction: the mean of each bin, and where the middle four fifths are."""
+    bands = [b for b in report.observed if all(map(is_shown, (b.x, b.low, b.high, b.mean)))]
+    tips = [
+        f"predicted {sized(b.x)}: observed {sized(b.mean)} on average, four in five from "
+        f"{sized(b.low)} to {sized(b.high)}, {count(b.num_rows)} rows"
+        for b in bands
+    ]
+    return scatter_square(
+        "Predicted against observed",
+        f"Mean label by prediction in {len(bands)} bins of equally many rows, with the middle four "
+        "fifths of the labels; the dashed diagonal is perfect.",
+        (with_label_unit("predicted", report), with_label_unit("observed", report)),
+        bands,
+        tips,
+    )
+
+
+def residual_chart(report: EvaluationReport) -> Markup:
+    """How many rows have which error."""
+    bars = [c for c in report.residuals if is_shown(c.x) and is_shown(c.weight)]
+    overall = report.overall
+    rmse, mean = None, None
+    if isinstance(overall, RegressionMetrics):
+        rmse = overall.rmse.value
+        mean = Mark(overall.bias.value, f"mean {sized(overall.bias.value)}")
+    return histogram(
+        "Errors",
+        f"Rows by error, prediction minus label. The root of the mean squared error is "
+        f"{significant(rmse)}; the outermost bars hold all that is beyond.",
+        with_label_unit("predicted minus observed", report),
+        bars,
+        [f"{count(c.weight)} rows with an error about {sized(c.x)}" for c in bars],
+        mean,
     )
 
 

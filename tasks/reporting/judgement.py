@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from tasks.contracts.drift import DriftReport
 from tasks.contracts.evaluation import (
-    CurvePoint,
     EvaluationReport,
     Metric,
     MetricSet,
     Quality,
     RegressionMetrics,
     SliceMetrics,
-    ValueBand,
 )
 from tasks.contracts.run import RunRecord
-from tasks.reporting.axes import Frame, Linear, domain, round_up
-from tasks.reporting.charts import BOTTOM, LEFT, RIGHT, SQUARE_HEIGHT, SQUARE_WIDTH, TOP
 from tasks.reporting.quantities import (
     MISSING,
     count,
@@ -30,9 +24,7 @@ from tasks.reporting.quantities import (
     interval,
     is_shown,
     percent,
-    significant,
 )
-from tasks.reporting.svg import label, line, picture, tag, text_width
 
 DIGITS = ((1000.0, 0), (10.0, 1), (0.0, 3))
 """From which size on numbers have how many digits after the point."""
@@ -181,7 +173,7 @@ def with_unit(value: float, record: RunRecord) -> str:
 
 def with_unit_of_errors(words: str, record: RunRecord) -> str:
     """Words about errors with their unit: the label's, or none for probabilities."""
-    return _with_unit(words, _unit(record.evaluation))
+    return _with_unit(words, _label_unit(record.evaluation))
 
 
 def digits_of_errors(differences: Sequence[Metric], record: RunRecord) -> int:
@@ -295,109 +287,13 @@ def words(record: RunRecord) -> list[tuple[str, str]]:
     ]
 
 
-def observed_chart(report: EvaluationReport) -> Markup:
-    """Labels by prediction: the mean of each bin, and where the middle four fifths lie."""
-    bands = [b for b in report.observed if all(map(is_shown, (b.x, b.low, b.mean, b.high)))]
-    bounds = domain([v for b in bands for v in (b.x, b.low, b.high)], margin=0.04)
-    frame = _square(bounds, bounds)
-    perfect = line(
-        frame.x(bounds[0]), frame.y(bounds[0]), frame.x(bounds[1]), frame.y(bounds[1]), "baseline"
-    )
-    unit = _unit(report)
-    return picture(
-        "Predicted against observed",
-        f"Mean label by prediction in {len(bands)} bins of equally many rows, with the middle four "
-        "fifths of the labels; the dashed diagonal is perfect.",
-        SQUARE_WIDTH,
-        SQUARE_HEIGHT,
-        frame.grid(_with_unit("predicted", unit), _with_unit("observed", unit)),
-        perfect,
-        *[_band(band, frame) for band in bands],
-        _key("mean, middle 80 %", "perfect"),
-        kind="square",
-    )
-
-
-def _band(band: ValueBand, frame: Frame) -> Markup:
-    at = frame.x(band.x)
-    tip = (
-        f"predicted {sized(band.x)}: observed {sized(band.mean)} on average, four in five from "
-        f"{sized(band.low)} to {sized(band.high)}, {count(band.num_rows)} rows"
-    )
-    return tag(
-        "g",
-        line(at, frame.y(band.low), at, frame.y(band.high), "whisker s1"),
-        tag("circle", tag("title", tip), cx=at, cy=frame.y(band.mean), r=4.5, class_="dot s1"),
-    )
-
-
-def residual_chart(report: EvaluationReport) -> Markup:
-    """How many rows have which error."""
-    classes = [c for c in report.residuals if is_shown(c.x) and is_shown(c.weight)]
-    reach = max((abs(c.x) + c.y / 2 for c in classes), default=1.0)
-    most = max((c.weight for c in classes), default=1.0)
-    frame = _square((-reach, reach), (0.0, round_up(max(most, 1.0))))
-    overall = report.overall
-    rmse, bias = (
-        (overall.rmse.value, overall.bias.value)
-        if isinstance(overall, RegressionMetrics)
-        else (None, None)
-    )
-    return picture(
-        "Errors",
-        f"Rows by error, prediction minus label. The root of the mean squared error is "
-        f"{significant(rmse)}; the outermost bars hold all that is beyond.",
-        SQUARE_WIDTH,
-        SQUARE_HEIGHT,
-        frame.grid(_with_unit("predicted minus observed", _unit(report)), "rows"),
-        *[_residual_bar(c, frame) for c in classes],
-        _mean_error(bias, frame),
-        kind="square",
-    )
-
-
-def _mean_error(bias: float | None, frame: Frame) -> Markup | str:
-    if not is_shown(bias):
-        return ""
-    at = frame.x(bias)
-    words = label(f"mean {sized(bias)}", at, frame.top - 8, anchor="middle", kind="mark-text")
-    return tag("g", line(at, frame.top, at, frame.bottom, "mark"), words)
-
-
-def _residual_bar(part: CurvePoint, frame: Frame) -> Markup:
-    left, right = frame.x(part.x - part.y / 2), frame.x(part.x + part.y / 2)
-    top = frame.y(part.weight)
-    tip = f"{count(part.weight)} rows with an error about {sized(part.x)}"
-    box = {"x": left, "y": top, "width": max(right - left - 1, 0.5), "height": frame.bottom - top}
-    return tag("rect", tag("title", tip), class_="bar s1", **box)
-
-
-def _square(x: tuple[float, float], y: tuple[float, float]) -> Frame:
-    right, bottom = SQUARE_WIDTH - RIGHT, SQUARE_HEIGHT - BOTTOM
-    return Frame(
-        x=Linear(*x, LEFT, right),
-        y=Linear(*y, bottom, TOP),
-        left=LEFT,
-        top=TOP,
-        right=right,
-        bottom=bottom,
-    )
-
-
-def _key(candidate: str, perfect: str) -> Markup:
-    at = 30 + text_width(candidate) + 18
-    return tag(
-        "g",
-        line(4, 16, 24, 16, "whisker s1"),
-        tag("circle", cx=14.0, cy=16.0, r=4.5, class_="dot s1"),
-        label(candidate, 30, 20),
-        line(at, 16, at + 20, 16, "baseline"),
-        label(perfect, at + 26, 20),
-    )
-
-
-def _unit(report: EvaluationReport) -> str:
+def _label_unit(report: EvaluationReport) -> str:
     return report.overall.unit if isinstance(report.overall, RegressionMetrics) else ""
+
+
+def with_label_unit(words: str, report: EvaluationReport) -> str:
+    """Words followed by the label's unit, where it has one."""
+    return _with_unit(words, _label_unit(report))
 
 
 def _with_unit(words: str, unit: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 from markupsafe import Markup
+from matplotlib.patches import FancyBboxPatch
 
 from tasks.contracts.run import RunRecord
+from tasks.reporting.drawing import CARD, DROPPED, SOFT, WASH, WATER, Canvas, canvas
 from tasks.reporting.quantities import plural, short_digest, shortened
-from tasks.reporting.svg import label, picture, tag
 
 WIDTH = 1060.0
 TOP = 40.0
@@ -21,7 +22,6 @@ EDGE = 1.0
 """Room for half of an outline."""
 ROW, LOW_ROW = 48.0, 28.0
 MOST_TALL, MOST_BOXES = 9, 24
-UPRIGHT_WIDTH = 340.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def columns(record: RunRecord) -> tuple[Column, ...]:
         ),
         Column(
             "snapshot",
-            (Place(snapshot.feature_service, snapshot.data.sha256, _snapshot_told(record)),),
+            (Place(snapshot.feature_service, snapshot.data.sha256, _snapshot_summary(record)),),
         ),
         Column("model", (Place(model, version.program_sha256, f"{model}, the program"),)),
         Column(
@@ -108,34 +108,30 @@ def columns(record: RunRecord) -> tuple[Column, ...]:
     return tuple(column for column in found if column.places)
 
 
-def _snapshot_told(record: RunRecord) -> str:
+def _snapshot_summary(record: RunRecord) -> str:
     snapshot = record.dataset.snapshot
     number = f" version {snapshot.pins.service_version}" if snapshot.pins else ""
     return f"{snapshot.feature_service}{number}: {plural(snapshot.num_rows, 'row')}"
 
 
 def lineage_chart(parts: Sequence[Column]) -> Markup:
-    """The net lying: a column a kind, channels between them."""
+    """A column a kind, channels between them."""
     net = max(column.row * len(column.shown()) for column in parts)
     gap = (WIDTH - 2 * EDGE - BOX_WIDTH * len(parts)) / max(len(parts) - 1, 1)
     lefts = [EDGE + (BOX_WIDTH + gap) * number for number in range(len(parts))]
     middles = [_middles(column, net) for column in parts]
-    channels = [
-        _channel(lefts[n] + BOX_WIDTH, lefts[n + 1], middles[n], middles[n + 1])
-        for n in range(len(parts) - 1)
-    ]
-    boxes = [
-        _box(place, lefts[n], y, column.row)
-        for n, column in enumerate(parts)
-        for place, y in zip(column.shown(), middles[n], strict=True)
-    ]
-    titles = [
-        label(column.title, left + BOX_WIDTH / 2, 20, anchor="middle", kind="strong")
-        for column, left in zip(parts, lefts, strict=True)
-    ]
-    return picture(
-        "Lineage", _told(parts), WIDTH, TOP + net, *channels, *boxes, *titles, kind="flow across"
-    )
+    with canvas(WIDTH, TOP + net, (0, 0, 0, 0)) as drawing:
+        drawing.axes.set_axis_off()
+        drawing.axes.set(xlim=(0, WIDTH), ylim=(TOP + net, 0))
+        for n in range(len(parts) - 1):
+            _channel(drawing, lefts[n] + BOX_WIDTH, lefts[n + 1], middles[n], middles[n + 1])
+        for n, column in enumerate(parts):
+            drawing.write(
+                lefts[n] + BOX_WIDTH / 2, 16, column.title, ha="center", fontweight="bold"
+            )
+            for place, middle in zip(column.shown(), middles[n], strict=True):
+                _box(drawing, place, lefts[n], middle, column.row)
+        return drawing.svg("Lineage", _described(parts), "flow across")
 
 
 def _middles(column: Column, net: float) -> list[float]:
@@ -145,72 +141,35 @@ def _middles(column: Column, net: float) -> list[float]:
 
 
 def _channel(
-    start: float, end: float, sources: Sequence[float], targets: Sequence[float]
-) -> Markup:
+    drawing: Canvas, start: float, end: float, sources: Sequence[float], targets: Sequence[float]
+) -> None:
     """Straight where each flows into one of its own; else all join one channel across."""
+    style: dict[str, Any] = {"colors": WASH, "linewidth": 7, "capstyle": "round"}
     if len(sources) == len(targets):
-        pieces = [f"M {start:.1f} {y:.1f} H {end:.1f}" for y in sources]
-    else:
-        middle = (start + end) / 2
-        every = [*sources, *targets]
-        pieces = [f"M {middle:.1f} {min(every):.1f} V {max(every):.1f}"]
-        pieces += [f"M {start:.1f} {y:.1f} H {middle:.1f}" for y in sources]
-        pieces += [f"M {middle:.1f} {y:.1f} H {end:.1f}" for y in targets]
-    return tag("path", d=" ".join(pieces), class_="stream")
+        drawing.axes.hlines(sources, start, end, **style)
+        return
+    middle, every = (start + end) / 2, [*sources, *targets]
+    drawing.axes.vlines(middle, min(every), max(every), **style)
+    drawing.axes.hlines(sources, start, middle, **style)
+    drawing.axes.hlines(targets, middle, end, **style)
 
 
-def _box(place: Place, left: float, middle: float, row: float) -> Markup:
+def _box(drawing: Canvas, place: Place, left: float, middle: float, row: float) -> None:
     tall = row == ROW
-    high = row - (10 if tall else 6)
-    centre = left + BOX_WIDTH / 2
-    words = [label(shortened(place.name, LONGEST), centre, middle + 4, anchor="middle")]
-    if tall and place.digest:
-        words = [
-            label(shortened(place.name, LONGEST), centre, middle - 3, anchor="middle"),
-            label(short_digest(place.digest), centre, middle + 12, anchor="middle", kind="digest"),
-        ]
-    return tag(
-        "g",
-        tag("title", f"{place.tip} {place.digest}".strip()),
-        tag(
-            "rect",
-            x=left,
-            y=middle - high / 2,
-            width=BOX_WIDTH,
-            height=high,
-            rx=7.0,
-            class_=f"node{' dropped' if place.dropped else ''}",
-        ),
-        *words,
-    )
+    high, centre = row - (10 if tall else 6), left + BOX_WIDTH / 2
+    edge = DROPPED if place.dropped else {"facecolor": CARD, "edgecolor": WATER, "linewidth": 1.5}
+    shape = "round,pad=0,rounding_size=7"
+    corner = (left, middle - high / 2)
+    box = FancyBboxPatch(corner, BOX_WIDTH, high, boxstyle=shape, **edge)
+    drawing.tip(drawing.axes.add_patch(box), f"{place.tip} {place.digest}".strip())
+    lift = 7 if tall and place.digest else 0
+    drawing.write(centre, middle - lift, shortened(place.name, LONGEST), ha="center")
+    if lift:
+        digest = short_digest(place.digest)
+        drawing.write(centre, middle + 8, digest, ha="center", color=SOFT, fontsize=10.5)
 
 
-def lineage_chart_upright(parts: Sequence[Column]) -> Markup:
-    """The same for a narrow screen: kinds beneath each other, each with its versions."""
-    left, line_height = 34.0, 21.0
-    y = 22.0
-    drawn: list[Markup] = []
-    basins = []
-    for column in parts:
-        basins.append(y - 4)
-        drawn.append(label(column.title, left, y, kind="strong"))
-        for place in column.shown():
-            y += line_height
-            name = shortened(place.name, 14 if place.dropped else 24)
-            if place.dropped:
-                name = f"{name} · dropped"
-            drawn.append(label(name, left, y, tip=place.tip))
-            digest = short_digest(place.digest)
-            drawn.append(label(digest, UPRIGHT_WIDTH - 4, y, anchor="end", kind="digest"))
-        y += line_height + 14
-    marks = [tag("circle", cx=12.0, cy=at, r=7.0, class_="basin") for at in basins]
-    runs = [tag("path", d=f"M 12 {a} V {b}", class_="stream") for a, b in pairwise(basins)]
-    return picture(
-        "Lineage", _told(parts), UPRIGHT_WIDTH, y - 20, *runs, *marks, *drawn, kind="flow upright"
-    )
-
-
-def _told(parts: Sequence[Column]) -> str:
+def _described(parts: Sequence[Column]) -> str:
     return "; then ".join(
         f"{column.title}: {', '.join(f'{p.name} {short_digest(p.digest)}' for p in column.places)}"
         for column in parts

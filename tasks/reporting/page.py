@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from tasks.contracts.run import RunRecord
 from tasks.reporting import conversion, facts, figures, judgement, quantities, training_cost
 from tasks.reporting.checks import Check, StoredArtifact, checks
-from tasks.reporting.svg import STYLE_SHEET
+from tasks.reporting.drawing import STYLE_SHEET
 
 FOLDER = Path(__file__).parent
 _UNBROKEN = re.compile(
@@ -64,8 +64,6 @@ def render_page(record: RunRecord, stored: Sequence[StoredArtifact], docs: str) 
             stored=stored,
             docs=docs,
             checks=found,
-            chart_style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
-            page_style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
         )
     )
 
@@ -81,6 +79,8 @@ def page_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    for name, sheet in (("chart_style", STYLE_SHEET), ("page_style", FOLDER / "report.css")):
+        environment.globals[name] = Markup(sheet.read_text(encoding="utf-8"))
     environment.filters.update({function.__name__: function for function in (*FILTERS, prose)})
     return environment
 

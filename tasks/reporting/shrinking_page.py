@@ -10,10 +10,9 @@ from markupsafe import Markup
 from tasks.contracts.evaluation import Comparison, Metric, Quality
 from tasks.contracts.release import ShrinkingResult
 from tasks.kernel.files import write_atomically
-from tasks.reporting.page import FOLDER, page_environment
+from tasks.reporting.charts import Estimate, interval_chart
+from tasks.reporting.page import page_environment
 from tasks.reporting.quantities import difference, estimate
-from tasks.reporting.rankings import Estimate, interval_chart
-from tasks.reporting.svg import STYLE_SHEET
 
 PAGE, FACTS = "shrinking.html", "shrinking.json"
 DIGITS = 4
@@ -77,8 +76,6 @@ def render_shrinking_page(result: ShrinkingResult, use_case: str) -> str:
         differences=list(differences(result)),
         pictures=gallery(result),
         closed=[g for g in result.promotion.gates if not g.passed] if result.promotion else [],
-        chart_style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
-        page_style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
     )
 
 

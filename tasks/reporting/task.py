@@ -63,8 +63,8 @@ def show_pictures(record: RunRecord) -> None:
 
     Safe to retry: a picture shown twice is a new version of the same artifact.
     """
+    from tasks.reporting.drawing import as_data_url
     from tasks.reporting.figures import gallery
-    from tasks.reporting.svg import as_data_url
 
     for key, drawing in gallery(record).items():
         create_image_artifact(
@@ -88,8 +88,8 @@ def publish_search(record: StudyRecord) -> str:
     Raises:
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.search_page import gallery, write_search_page
-    from tasks.reporting.svg import as_data_url
+    from tasks.reporting.drawing import as_data_url
+    from tasks.reporting.search import gallery, write_search_page
 
     settings = Settings.from_environment()
     page = write_search_page(record, settings.reports)
@@ -120,8 +120,8 @@ def publish_shrinking(result: ShrinkingResult, use_case: str) -> str:
     Raises:
         StorageError: the disk refused a write. Not retried.
     """
+    from tasks.reporting.drawing import as_data_url
     from tasks.reporting.shrinking_page import announcement, gallery, write_shrinking_page
-    from tasks.reporting.svg import as_data_url
 
     settings = Settings.from_environment()
     page = write_shrinking_page(result, use_case, settings.reports)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from markupsafe import Markup
+from dataclasses import dataclass
 
 from tasks.contracts.telemetry import RankTelemetry, TrainingTelemetry
 from tasks.reporting.quantities import (
@@ -18,25 +16,20 @@ from tasks.reporting.quantities import (
     significant,
     size,
 )
-from tasks.reporting.svg import label, line, picture, tag, text_width
 
 MOST_RANKS = 16
-WIDTH = 1060.0
-NAME_WIDTH, NOTE_WIDTH = 150.0, 110.0
-TOP, ROW, BAR = 40.0, 34.0, 22.0
-FOOT = 26.0
 J_PER_KWH = 3.6e6
 LARGE_J = 1e5
 """Above it, energy is told in kilowatt hours too."""
 # Phase, what it is called, how its piece is drawn. Neighbours differ in lightness too, and a piece
 # that is wide enough carries its name.
 PIECES = (
-    ("compute", "computing", "bar s1"),
-    ("data", "waiting for rows", "bar s3"),
-    ("exchange", "exchanging", "bar s2"),
-    ("validate", "validating", "bar soft s1"),
-    ("checkpoint", "checkpoints", "bar soft s3"),
-    ("other", "other", "bar quiet"),
+    ("compute", "computing", "s1"),
+    ("data", "waiting for rows", "s3"),
+    ("exchange", "exchanging", "s2"),
+    ("validate", "validating", "s1 soft"),
+    ("checkpoint", "checkpoints", "s3 soft"),
+    ("other", "other", "quiet"),
 )
 
 
@@ -94,71 +87,51 @@ def money(amount: float) -> str:
     return decimal(amount, 2) if amount >= 0.1 or amount == 0 else significant(amount, 2)
 
 
-def phases_chart(told: TrainingTelemetry) -> Markup:
-    """One bar for each rank, as long as its work lasted, a piece for each phase."""
-    ranks = shown_ranks(told)
-    longest_s = max((_elapsed_s(rank) for rank in ranks), default=0.0) or 1.0
-    rows = [_rank_bar(rank, TOP + ROW * n, longest_s) for n, rank in enumerate(ranks)]
-    bottom = TOP + ROW * max(len(ranks), 1)
-    axis = _time_axis(longest_s, bottom)
-    legend = _legend([piece for piece in PIECES if any(_phase_s(r, piece[0]) for r in ranks)])
-    description = "; ".join(_rank_told(rank) for rank in ranks) or "No rank was measured."
-    return picture(
-        "Time of each rank by phase",
-        description,
-        WIDTH,
-        bottom + FOOT,
-        axis,
-        *rows,
-        legend,
-        kind="flow",
+@dataclass(frozen=True)
+class Piece:
+    """A part of a rank's bar: `share` of the longest rank's time, `kind` a class of the page."""
+
+    name: str
+    kind: str
+    share: float
+    text: str
+    tip: str
+
+
+def rank_bars(telemetry: TrainingTelemetry) -> list[tuple[str, list[Piece], str]]:
+    """Name, pieces by phase and rate of each rank; bars are as long as the ranks' work lasted."""
+    ranks = shown_ranks(telemetry)
+    longest_s = longest(telemetry)
+    return [
+        (
+            f"rank {rank.rank} · {shortened(rank.host, 12)}",
+            [
+                _piece(rank, phase, name, kind, longest_s)
+                for phase, name, kind in PIECES
+                if _phase_s(rank, phase)
+            ],
+            f"{count(rank.rows_per_s)} rows/s" if is_shown(rank.rows_per_s) else "no rate",
+        )
+        for rank in ranks
+    ]
+
+
+def longest(telemetry: TrainingTelemetry) -> float:
+    """Seconds of the rank that took longest, of those that are shown."""
+    return max((_elapsed_s(rank) for rank in shown_ranks(telemetry)), default=0.0) or 1.0
+
+
+def _piece(rank: RankTelemetry, phase: str, name: str, kind: str, longest_s: float) -> Piece:
+    seconds = _phase_s(rank, phase)
+    share = seconds / _elapsed_s(rank)
+    wide = seconds / longest_s
+    return Piece(
+        name=name,
+        kind=kind,
+        share=wide,
+        text=percent(share, 0) if wide > 0.04 else "",
+        tip=f"rank {rank.rank}, {name}: {duration(seconds)}, {percent(share)}",
     )
-
-
-def _rank_bar(rank: RankTelemetry, y: float, longest_s: float) -> Markup:
-    scale = (WIDTH - NAME_WIDTH - NOTE_WIDTH) / longest_s
-    at, parts = NAME_WIDTH, []
-    for phase, name, kind in PIECES:
-        seconds = _phase_s(rank, phase)
-        wide = seconds * scale
-        if wide <= 0:
-            continue
-        share = seconds / _elapsed_s(rank)
-        tip = f"rank {rank.rank}, {name}: {duration(seconds)}, {percent(share)}"
-        box = {"x": at, "y": y, "width": max(wide - 1.5, 0.5), "height": BAR, "rx": 2.0}
-        parts.append(tag("rect", tag("title", tip), class_=kind, **box))
-        if text_width(percent(share, 0)) + 8 < wide:
-            on_dark = "numeral" if "soft" not in kind and "quiet" not in kind else "label"
-            middle = at + (wide - 1.5) / 2
-            parts.append(label(percent(share, 0), middle, y + 15, anchor="middle", kind=on_dark))
-        at += wide
-    rate = f"{count(rank.rows_per_s)} rows/s" if is_shown(rank.rows_per_s) else "no rate"
-    name = f"rank {rank.rank} · {shortened(rank.host, 12)}"
-    return tag(
-        "g",
-        label(name, NAME_WIDTH - 12, y + 15, anchor="end", kind="strong"),
-        *parts,
-        label(rate, WIDTH - NOTE_WIDTH + 10, y + 15),
-    )
-
-
-def _time_axis(longest_s: float, bottom: float) -> Markup:
-    right = WIDTH - NOTE_WIDTH
-    return tag(
-        "g",
-        line(NAME_WIDTH, bottom, right, bottom, "axis"),
-        label("0", NAME_WIDTH, bottom + 16, kind="tick"),
-        label(duration(longest_s), right, bottom + 16, anchor="end", kind="tick"),
-    )
-
-
-def _legend(pieces: Sequence[tuple[str, str, str]]) -> Markup:
-    at, parts = NAME_WIDTH, []
-    for _, name, kind in pieces:
-        parts.append(tag("rect", x=at, y=8.0, width=12.0, height=12.0, rx=2.0, class_=kind))
-        parts.append(label(name, at + 18, 18))
-        at += 18 + text_width(name) + 22
-    return tag("g", *parts)
 
 
 def _phase_s(rank: RankTelemetry, phase: str) -> float:
@@ -168,16 +141,6 @@ def _phase_s(rank: RankTelemetry, phase: str) -> float:
 
 def _elapsed_s(rank: RankTelemetry) -> float:
     return sum(_phase_s(rank, phase) for phase, _, _ in PIECES)
-
-
-def _rank_told(rank: RankTelemetry) -> str:
-    whole = _elapsed_s(rank) or 1.0
-    shares = ", ".join(
-        f"{name} {percent(_phase_s(rank, phase) / whole, 0)}"
-        for phase, name, _ in PIECES
-        if _phase_s(rank, phase)
-    )
-    return f"rank {rank.rank}: {shares}"
 
 
 def host_facts(told: TrainingTelemetry) -> tuple[tuple[str, str], ...]:

@@ -51,8 +51,9 @@ def rendered(record: RunRecord, store: ArtifactStore) -> tuple[str, Page]:
     return text, Page(text)
 
 
-def parsed(drawing: Markup) -> ElementTree.Element:
+def parsed(drawing: Markup | None) -> ElementTree.Element:
     """The picture as a tree; fails where it is not well-formed or holds a number that is none."""
+    assert drawing is not None
     root = ElementTree.fromstring(str(drawing))
     for element in root.iter():
         for name, value in element.attrib.items():
@@ -65,9 +66,27 @@ def parsed(drawing: Markup) -> ElementTree.Element:
 
 def texts(root: ElementTree.Element) -> list[str]:
     """All words drawn in the picture."""
-    return [(t.text or "") + "".join(c.tail or "" for c in t) for t in root.iter(f"{SVG}text")]
+    return [t.text or "" for t in root.iter(f"{SVG}text")]
 
 
-def marks(root: ElementTree.Element, kind: str) -> list[ElementTree.Element]:
-    """Elements of one class."""
-    return [e for e in root.iter() if kind in (e.get("class") or "").split()]
+def tipped(root: ElementTree.Element) -> list[ElementTree.Element]:
+    """Drawn things that say more when the pointer rests on them."""
+    return [group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None]
+
+
+def tips(root: ElementTree.Element) -> list[str]:
+    """What they say."""
+    return [group.findtext(f"{SVG}title") or "" for group in tipped(root)]
+
+
+def place(group: ElementTree.Element) -> tuple[float, float]:
+    """Where a dot is drawn."""
+    dot = next(group.iter(f"{SVG}use"))
+    return float(dot.get("x", "")), float(dot.get("y", ""))
+
+
+def width(group: ElementTree.Element) -> float:
+    """How wide a bar is drawn."""
+    path = next(group.iter(f"{SVG}path")).get("d") or ""
+    xs = [float(x) for x in re.findall(r"[ML] ?(-?[\d.]+)", path)]
+    return max(xs) - min(xs)

@@ -6,17 +6,13 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting import conversion
+from tasks.reporting.charts import Trade, trade_chart
 from tasks.reporting.quantities import MISSING
-from tasks.reporting.trade import Trade, trade_chart
-from tests.support.reporting.pages import marks, parsed, rendered, texts
+from tests.support.reporting.pages import parsed, rendered, texts
 from tests.support.reporting.run_records import hostile_record, run_record
-
-NUMBERS = st.floats(-1, 1) | st.just(float("nan"))
 
 
 @pytest.fixture
@@ -73,7 +69,7 @@ def test_there_is_a_picture_for_each_batch_size_and_for_the_price(store: Artifac
     )
 
 
-def test_a_chosen_variant_is_marked_without_colour_and_a_dropped_one_is_outlined() -> None:
+def test_a_chosen_variant_is_marked_without_colour() -> None:
     root = parsed(
         trade_chart(
             "trade",
@@ -86,8 +82,6 @@ def test_a_chosen_variant_is_marked_without_colour_and_a_dropped_one_is_outlined
         )
     )
     assert {"★ one", "other"} <= set(texts(root))
-    assert len(marks(root, "dropped")) == 1
-    assert len(marks(root, "whisker")) == 2
 
 
 def test_names_of_equal_variants_do_not_lie_on_each_other() -> None:
@@ -100,18 +94,3 @@ def test_names_of_equal_variants_do_not_lie_on_each_other() -> None:
     )
     assert len(heights) == 12
     assert min(b - a for a, b in itertools.pairwise(heights)) >= 15
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.text(max_size=40), st.floats(1e-9, 1e9), st.floats(-1, 1), NUMBERS, NUMBERS,
-            st.booleans(), st.booleans(),
-        ),
-        min_size=1, max_size=9,
-    )
-)  # fmt: skip
-def test_the_picture_takes_any_variants(
-    rows: list[tuple[str, float, float, float, float, bool, bool]],
-) -> None:
-    parsed(trade_chart("trade", [Trade(*row) for row in rows], "ms", "AUC change"))

@@ -17,8 +17,8 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting import facts, figures, judgement
-from tasks.reporting.search_page import render_search_page
+from tasks.reporting import facts, figures
+from tasks.reporting.search import render_search_page
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import run_record
 from tests.support.reporting.studies import study, trial
@@ -165,7 +165,7 @@ def test_pictures_are_drawn_whatever_came_out(store: ArtifactStore) -> None:
         }
     )
     for one in (empty, odd):
-        for drawing in (judgement.observed_chart(one), judgement.residual_chart(one)):
+        for drawing in (figures.observed_chart(one), figures.residual_chart(one)):
             assert drawing.startswith("<svg")
             assert "nan" not in drawing.lower()
 

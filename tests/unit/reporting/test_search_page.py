@@ -7,11 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.contracts.training import SearchedField, StudyRecord
-from tasks.reporting.search_charts import FieldScale, spoken
-from tasks.reporting.search_page import gallery, render_search_page, write_search_page
-from tasks.reporting.svg import as_data_url
-from tests.support.reporting.studies import FIELDS, study, trial
+from tasks.contracts.training import StudyRecord
+from tasks.reporting.drawing import as_data_url
+from tasks.reporting.search import gallery, readable, render_search_page, write_search_page
+from tests.support.reporting.studies import study, trial
 
 
 def whole() -> StudyRecord:
@@ -63,25 +62,9 @@ def test_pictures_are_drawn_whatever_came_out(record: StudyRecord) -> None:
         assert "nan" not in str(drawing).replace("nance", "")
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
-def test_an_axis_runs_from_its_start_to_its_end(field: SearchedField) -> None:
-    scale = FieldScale(field, 300.0, 100.0)
-    places = [scale(value) for value, _ in scale.marks()]
-    assert places == sorted(places, reverse=True)
-    assert all(100.0 <= place <= 300.0 for place in places)
-    if field.low is not None and field.high is not None:
-        assert (scale(field.low), scale(field.high)) == (300.0, 100.0)
-
-
-def test_a_logarithmic_axis_gives_equal_lengths_to_equal_factors() -> None:
-    scale = FieldScale(FIELDS[0], 0.0, 300.0)
-    assert scale(1e-3) == pytest.approx(100.0)
-    assert scale(1e-2) == pytest.approx(200.0)
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [("[64, 32]", "64, 32"), ('"ddp"', "ddp"), ("true", "True"), (8, "8"), (0.012345, "0.0123")],
 )
 def test_values_are_written_as_people_read_them(value: object, words: str) -> None:
-    assert spoken(value) == words
+    assert readable(value) == words
