@@ -52,10 +52,8 @@ def test_both_engines_learn_the_same(folder: Path, way: str) -> None:
 
 @pytest.mark.parametrize(("way", "engine"), RUNS)
 def test_a_run_goes_on_from_its_state(folder: Path, way: str, engine: str) -> None:
-    """What top-k has left out is dealt anew over the ranks, so it sends other values then."""
     of_rank = seen(folder, f"{way}, {engine}")[0]
-    rel = 0.5 if way == "topk" else 1e-3
-    assert of_rank["resumed"] == pytest.approx(of_rank["after"], rel=rel)
+    assert of_rank["resumed"] == pytest.approx(of_rank["after"], rel=1e-3)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -71,12 +69,11 @@ def test_fewer_bytes_are_sent(folder: Path, engine: str) -> None:
     assert sent["none"] == whole
     assert sent["fp16"] == whole // 2 + 8 * HALF
     assert sent["powersgd"] < whole / 3
-    assert sent["topk"] < whole / 9
     assert sent["local"] == sent["asynchronous"] == whole // 4
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("way", ["fp16", "powersgd", "topk"])
+@pytest.mark.parametrize("way", ["fp16", "powersgd"])
 def test_a_broken_row_names_its_rank_and_changes_no_weight(
     folder: Path, way: str, engine: str
 ) -> None:

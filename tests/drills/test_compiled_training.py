@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.horovod import HorovodStrategy
+from tasks.training.strategies.data_parallel import HorovodStrategy
 from tests.support.ranks.strategy_cases import (
     LEARNING_RATE,
     adamw,
@@ -17,7 +17,7 @@ from tests.support.ranks.strategy_cases import (
     share_of,
 )
 from tests.support.suite.promises import Promise, proves
-from tests.support.training.thread_ranks import Room, ThreadExchange
+from tests.support.training.thread_ranks import Room, ThreadCommunicator
 
 NUM_STEPS = 6
 pytestmark = [
@@ -43,7 +43,7 @@ class TinyNetwork(nn.Module):
 def curve(compiled: bool) -> list[float]:
     torch.manual_seed(0)
     config = StrategyConfig(compile=compiled)
-    arguments = (ThreadExchange(Room(1), 0), TinyNetwork(), row_losses, adamw)
+    arguments = (ThreadCommunicator(Room(1), 0), TinyNetwork(), row_losses, adamw)
     strategy = HorovodStrategy(config, *arguments, torch.device("cpu"))
     losses = []
     for step in range(NUM_STEPS):

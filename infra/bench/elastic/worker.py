@@ -22,8 +22,8 @@ from torch.nn import functional
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.rank import run_elastic
 from tasks.training.elastic.session import CommitPoint
-from tasks.training.strategies.base import Exchange, State
-from tasks.training.strategies.horovod_communicator import HorovodExchange
+from tasks.training.strategies.base import Communicator, State
+from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 
 NUM_SHARDS = 6
 ROWS_PER_SHARD = 16
@@ -62,7 +62,7 @@ class TinySession:
         if (newest := run / "checkpoint.pt").exists():
             self.restore(torch.load(newest, weights_only=True))
 
-    def rejoin(self, exchange: Exchange) -> None:
+    def rejoin(self, exchange: Communicator) -> None:
         """See `ElasticSession`."""
         self._exchange = exchange
         self._shards = [s for s in range(NUM_SHARDS) if s % exchange.size == exchange.rank]
@@ -178,12 +178,12 @@ def main(run_path: str) -> None:
     run = Path(run_path)
     job = TinyJob.model_validate_json((run / "job.json").read_text())
 
-    def make_exchange() -> HorovodExchange:
+    def make_exchange() -> HorovodCommunicator:
         died = run / "died"
         if job.dies_while_joining and os.environ["HOROVOD_RANK"] == "1" and not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return HorovodExchange()
+        return HorovodCommunicator()
 
     run_elastic(lambda: TinySession(run), job.config, make_exchange)
 

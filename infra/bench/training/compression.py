@@ -34,7 +34,6 @@ HIDDEN_SIZES = (256, 128)
 BYTES_BOUNDS = {
     "fp16": 1 / 2,
     "PowerSGD": 1 / 20,
-    "top 1 %": 1 / 20,
     "8 local steps": 1.1 / 8,
     "8 steps, late mean": 1.1 / 8,
 }

@@ -25,8 +25,7 @@ from tasks.training.core.run_directory import RunDirectory
 from tasks.training.core.schedule import adamw, one_cycle_rate
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import RowSource, Sources
-from tasks.training.strategies.base import Batch, Exchange, Strategy
-from tasks.training.strategies.build import build_strategy, join
+from tasks.training.strategies.base import Batch, Communicator, Strategy, build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
 
 SEEDS = (0, 1, 2)
@@ -34,7 +33,6 @@ WAYS: dict[str, dict[str, object]] = {
     "fp32": {},
     "fp16": {"gradient_compression": "fp16"},
     "PowerSGD": {"gradient_compression": "powersgd", "powersgd_rank": 4},
-    "top 1 %": {"gradient_compression": "topk", "topk_share": 0.01},
     "8 local steps": {"local_steps": 8},
     "8 steps, late mean": {"local_steps": 8, "asynchronous": True},
 }
@@ -60,7 +58,7 @@ class Outcome:
 class Bench:
     """The rank's rows, and trainings on them."""
 
-    def __init__(self, config: TrainingConfig, sources: Sources, exchange: Exchange) -> None:
+    def __init__(self, config: TrainingConfig, sources: Sources, exchange: Communicator) -> None:
         self._config = config
         self._sources = sources
         self._exchange = exchange

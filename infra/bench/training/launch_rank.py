@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.training.launch import worker
-from tasks.training.strategies.horovod import HorovodStrategy
+from tasks.training.strategies.data_parallel import HorovodStrategy
 
 FIRST_STEP_FILE = "first-step"
 

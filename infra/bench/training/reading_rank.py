@@ -20,7 +20,7 @@ from tasks.training.core.schedule import adamw
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import Sources
 from tasks.training.strategies.base import Batch
-from tasks.training.strategies.horovod_communicator import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 
 # Four pools of each shard and a little: reading them is paid for in full.
 STEPS = 512
@@ -30,7 +30,7 @@ WARM_UP_STEPS = 20
 class Trainer:
     """Forward, backward, one flat exchange of gradients and AdamW: a step of training."""
 
-    def __init__(self, job: TrainingJob, sources: Sources, exchange: HorovodExchange) -> None:
+    def __init__(self, job: TrainingJob, sources: Sources, exchange: HorovodCommunicator) -> None:
         torch.manual_seed(job.config.seed)
         self._exchange = exchange
         self._network = TabularNetwork(sources.preprocessing, job.config)
@@ -74,7 +74,7 @@ def main(run_path: Path) -> None:
     """Measure what the file `what` of the run directory says."""
     job = RunDirectory(run_path).read_job()
     torch.set_num_threads(1)
-    exchange = HorovodExchange()
+    exchange = HorovodCommunicator()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[exchange.local_rank % len(cores)]})
     what, steps = (run_path / "what").read_text().split()
@@ -84,7 +84,7 @@ def main(run_path: Path) -> None:
     exchange.shut_down()
 
 
-def opened(job: TrainingJob, exchange: HorovodExchange, folder: Path, mode: str) -> Sources:
+def opened(job: TrainingJob, exchange: HorovodCommunicator, folder: Path, mode: str) -> Sources:
     """The rank's rows in the given mode."""
     reading = job.config.reading.model_copy(update={"mode": mode})
     changed = job.model_copy(update={"config": job.config.model_copy(update={"reading": reading})})
@@ -94,7 +94,7 @@ def opened(job: TrainingJob, exchange: HorovodExchange, folder: Path, mode: str)
 
 
 def measure_speed(
-    job: TrainingJob, exchange: HorovodExchange, folder: Path, steps: int
+    job: TrainingJob, exchange: HorovodCommunicator, folder: Path, steps: int
 ) -> dict[str, dict[str, float]]:
     """Both kinds of reading in turn, step by step, on the same network.
 
@@ -118,7 +118,7 @@ def measure_speed(
 
 
 def measure_memory(
-    job: TrainingJob, exchange: HorovodExchange, folder: Path, steps: int
+    job: TrainingJob, exchange: HorovodCommunicator, folder: Path, steps: int
 ) -> dict[str, int]:
     """Peak memory of a rank that decodes, fits, trains and validates from files alone."""
     sources = opened(job, exchange, folder, "stream")

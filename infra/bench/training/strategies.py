@@ -26,7 +26,7 @@ from infra.bench.parts import Bench
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
-from tasks.training.strategies.torch_environment import local_torch_variables
+from tasks.training.strategies.torch_communicator import local_torch_variables
 
 NUM_RANKS = 2
 ENGINES = ("horovod", "ddp", "alone")

@@ -23,11 +23,10 @@ from tasks.training.config import TrainingConfig
 from tasks.training.core.metrics import histogram_auc, score_histograms
 from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.strategies.base import Batch, Exchange, Strategy
-from tasks.training.strategies.build import build_strategy, join
+from tasks.training.strategies.base import Batch, Communicator, Strategy, build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.horovod import HorovodStrategy
-from tasks.training.strategies.precision import SIXTEEN_BITS
+from tasks.training.strategies.data_parallel import HorovodStrategy
+from tasks.training.strategies.optimizer import SIXTEEN_BITS
 
 CATEGORY_COUNTS = (16, 3, 105, 3200, 7, 35, 128, 12, 7, 24)
 NUM_NUMBERS = 43
@@ -143,7 +142,7 @@ def main(engine: str) -> None:
     """Answer requests until standard input ends."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    exchange: Exchange | Alone = (
+    exchange: Communicator | Alone = (
         Alone()
         if engine == "alone"
         else join(StrategyConfig.model_validate({"name": engine}), "cpu")

@@ -10,10 +10,10 @@ from tasks.kernel.errors import FalajError, StorageError
 from tasks.training.checkpoints.manifest import CheckpointRef, Section
 from tasks.training.checkpoints.state import TakenApart, TensorRows, name_of, take_apart
 from tasks.training.checkpoints.store import CheckpointStore
-from tasks.training.strategies.base import Exchange
+from tasks.training.strategies.base import Communicator
 
 
-def agreed_newest(store: CheckpointStore, exchange: Exchange) -> CheckpointRef | None:
+def agreed_newest(store: CheckpointStore, exchange: Communicator) -> CheckpointRef | None:
     """The newest whole checkpoint, which rank 0 looks for; the same on all ranks. Collective.
 
     Raises:
@@ -26,7 +26,7 @@ def agreed_newest(store: CheckpointStore, exchange: Exchange) -> CheckpointRef |
 
 def save_by_ranks(
     store: CheckpointStore,
-    exchange: Exchange,
+    exchange: Communicator,
     epoch: int,
     step: int,
     state: Mapping[str, Any],
@@ -66,7 +66,7 @@ def save_by_ranks(
     return ref
 
 
-def _on_all_ranks(exchange: Exchange, action: Callable[[], object]) -> list[Any]:
+def _on_all_ranks(exchange: Communicator, action: Callable[[], object]) -> list[Any]:
     """What each rank's `action` returned, in rank order; an error of one is raised on all."""
     try:
         report = {"result": action()}
@@ -79,7 +79,7 @@ def _on_all_ranks(exchange: Exchange, action: Callable[[], object]) -> list[Any]
     return [of_rank["result"] for of_rank in reports]
 
 
-def _own_share(state: TakenApart, exchange: Exchange) -> TakenApart:
+def _own_share(state: TakenApart, exchange: Communicator) -> TakenApart:
     """What this rank writes: its rows, and an equal share of what others have whole as well."""
     sizes = {
         name_of(keys): leaf.nbytes

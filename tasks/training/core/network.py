@@ -18,7 +18,7 @@ from torch.nn import functional
 from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import NO_CODE, Float32Array, Int32Array, Preprocessing
-from tasks.training.strategies.partition import Cut, cut_evenly
+from tasks.training.strategies.base import Cut, cut_evenly
 
 MAX_PROGRAM_ROWS = 65536
 

@@ -40,8 +40,7 @@ from tasks.training.core.warm_start import Fitted, described, warm_start
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import BLOCK_ROWS, Sources
 from tasks.training.elastic.session import CommitPoint
-from tasks.training.strategies.base import Batch, Exchange, State, Strategy
-from tasks.training.strategies.build import build_strategy
+from tasks.training.strategies.base import Batch, Communicator, State, Strategy, build_strategy
 from tasks.training.telemetry.profiler import StepProfiler
 from tasks.training.telemetry.step_clock import StepClock
 
@@ -75,7 +74,7 @@ class TrainingSession:
         self._run = run
         self._store = store
         self._writer = writer
-        self._exchange: Exchange
+        self._exchange: Communicator
         self._progress: ProgressReporter
         self._clock: StepClock
         self._sources: Sources
@@ -99,7 +98,7 @@ class TrainingSession:
 
     # Joining others
 
-    def rejoin(self, exchange: Exchange) -> None:
+    def rejoin(self, exchange: Communicator) -> None:
         """Read the shards that are this rank's among the others, and build the network.
 
         Where rank 0 has done nothing yet, all go on from the newest whole checkpoint.

@@ -21,7 +21,7 @@ from tasks.training.data.preprocess import (
     fit_preprocessing,
 )
 from tasks.training.data.store import ShardStore
-from tasks.training.strategies.base import Exchange
+from tasks.training.strategies.base import Communicator
 
 # Rows over all shards from which the quantiles of numbers are taken.
 MAX_SAMPLE_ROWS = 100_000
@@ -36,7 +36,7 @@ def total_facts(store: ShardStore, columns: DatasetSchema) -> RowFacts:
 
 
 def fit_on_all_ranks(
-    job: TrainingJob, store: ShardStore, exchange: Exchange, *, speaks: bool
+    job: TrainingJob, store: ShardStore, exchange: Communicator, *, speaks: bool
 ) -> Preprocessing:
     """Fit vocabularies on all training rows and bins on a seeded sample of them. Collective.
 
@@ -73,7 +73,7 @@ def fit_on_all_ranks(
     )
 
 
-def fit_labels(facts: RowFacts, job: TrainingJob, exchange: Exchange) -> LabelScale:
+def fit_labels(facts: RowFacts, job: TrainingJob, exchange: Communicator) -> LabelScale:
     """Mean and standard deviation of all ranks' labels. Collective.
 
     Args:
@@ -95,7 +95,7 @@ def fit_labels(facts: RowFacts, job: TrainingJob, exchange: Exchange) -> LabelSc
     return LabelScale(mean=float(np.float32(mean)), deviation=deviation)
 
 
-def label_moments(facts: RowFacts, exchange: Exchange) -> tuple[int, float, float]:
+def label_moments(facts: RowFacts, exchange: Communicator) -> tuple[int, float, float]:
     """Rows of all ranks, the mean of their labels and the squared distances from it. Collective."""
     num_rows, total = exchange.sum(np.array([facts.num_rows, facts.num_rows * facts.label_mean]))
     mean = float(total / max(num_rows, 1))

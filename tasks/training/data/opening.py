@@ -22,7 +22,7 @@ from tasks.training.data.preprocess import Preprocessing
 from tasks.training.data.source import RowSource, Shuffle, Sources
 from tasks.training.data.store import FileStore, MemoryStore, ShardStore
 from tasks.training.data.stream import StreamedRows
-from tasks.training.strategies.base import Exchange
+from tasks.training.strategies.base import Communicator
 
 LOGGER = logging.getLogger(__name__)
 # Positions of categories are 8 bytes in memory, 4 in a row of words.
@@ -34,7 +34,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def open_sources(
     job: TrainingJob,
-    exchange: Exchange,
+    exchange: Communicator,
     rank: int,
     size: int,
     folder: Path,
@@ -138,7 +138,7 @@ def _agreed_mode(
     job: TrainingJob,
     snapshot: SnapshotFile,
     num_own_shards: int,
-    exchange: Exchange,
+    exchange: Communicator,
 ) -> tuple[ReadingMode, str]:
     """The mode of all ranks, and why: `auto` streams where one rank's rows do not fit."""
     reading = job.config.reading
@@ -179,7 +179,7 @@ def _check_labels(
     store: ShardStore,
     job: TrainingJob,
     window: TimeWindow,
-    exchange: Exchange,
+    exchange: Communicator,
     speaks: bool,
 ) -> int:
     """Rows of a window over all ranks; refuse a window whose labels are all equal. Collective."""
@@ -197,7 +197,7 @@ def _check_labels(
 
 
 def _check_numbers(
-    name: str, facts: RowFacts, job: TrainingJob, window: TimeWindow, exchange: Exchange
+    name: str, facts: RowFacts, job: TrainingJob, window: TimeWindow, exchange: Communicator
 ) -> int:
     num_rows, mean, squares = label_moments(facts, exchange)
     if squares <= 0:
@@ -226,7 +226,7 @@ def _smallest_shard(store: ShardStore) -> int:
 
 
 def _say_what_is_held(
-    store: ShardStore, num_rows: int, reason: str, exchange: Exchange, rank: int, size: int
+    store: ShardStore, num_rows: int, reason: str, exchange: Communicator, rank: int, size: int
 ) -> None:
     if exchange.rank == 0:
         LOGGER.info("%s", reason)

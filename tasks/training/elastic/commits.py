@@ -15,7 +15,7 @@ from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.link import RankLink
 from tasks.training.elastic.messages import Pulse
 from tasks.training.elastic.session import ElasticSession, Regroup
-from tasks.training.strategies.base import Exchange, State
+from tasks.training.strategies.base import Communicator, State
 
 LOGGER = logging.getLogger(__name__)
 # A broadcast of more than 2 GB at once is more than some transports take.
@@ -40,7 +40,7 @@ class Commits:
         copied: State = copy_of(self._state)
         return copied
 
-    def receive(self, exchange: Exchange) -> None:
+    def receive(self, exchange: Communicator) -> None:
         """Take over the commit of rank 0. Collective.
 
         It travels as the bytes of a checkpoint file; nothing is unpickled.
@@ -85,7 +85,7 @@ class CheckedSteps:
         self,
         group: int,
         link: RankLink,
-        exchange: Exchange,
+        exchange: Communicator,
         session: ElasticSession,
         commits: Commits,
         config: ElasticConfig,

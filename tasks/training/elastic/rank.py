@@ -21,7 +21,7 @@ from tasks.training.elastic.link import RankLink
 from tasks.training.elastic.messages import End, Failed, Finished, Left, Ready, Running, Start
 from tasks.training.elastic.session import ElasticSession, Regroup
 from tasks.training.elastic.sockets import GroupSockets
-from tasks.training.strategies.base import Exchange
+from tasks.training.strategies.base import Communicator
 
 LOGGER = logging.getLogger(__name__)
 # What another host, or a later attempt, may not meet.
@@ -32,7 +32,7 @@ EXIT_FAILED = 1
 def run_elastic(
     build: Callable[[], ElasticSession],
     config: ElasticConfig,
-    make_exchange: Callable[[], Exchange],
+    make_exchange: Callable[[], Communicator],
 ) -> None:
     """Be one rank of an elastic run, from its start to its end; does not return.
 
@@ -78,7 +78,7 @@ class ElasticRank:
         link: RankLink,
         session: ElasticSession,
         config: ElasticConfig,
-        make_exchange: Callable[[], Exchange],
+        make_exchange: Callable[[], Communicator],
         sockets: GroupSockets,
     ) -> None:
         self._link = link
@@ -87,7 +87,7 @@ class ElasticRank:
         self._make_exchange = make_exchange
         self._sockets = sockets
         self._commits = Commits()
-        self._exchange: Exchange | None = None
+        self._exchange: Communicator | None = None
 
     def run(self) -> None:
         """Train with whoever the driver names; returns when the driver says that all is done."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tasks.training.strategies.base import Exchange, State
+from tasks.training.strategies.base import Communicator, State
 
 
 class Regroup(BaseException):
@@ -51,7 +51,7 @@ class ElasticSession(Protocol):
     part of the state or agreed on again in `rejoin`, by new and old ranks alike.
     """
 
-    def rejoin(self, exchange: Exchange) -> None:
+    def rejoin(self, exchange: Communicator) -> None:
         """Take part in a new group: other ranks, another size, maybe another rank for this one.
 
         Args:

@@ -18,8 +18,7 @@ from tasks.training.core.run_directory import RunDirectory, TrainingJob
 from tasks.training.core.train import TrainingSession
 from tasks.training.elastic.rank import run_elastic
 from tasks.training.launch.worker import prepare_device, speak_by_log
-from tasks.training.strategies.base import Exchange
-from tasks.training.strategies.build import join
+from tasks.training.strategies.base import Communicator, join
 
 
 def main(arguments: list[str]) -> None:
@@ -29,7 +28,7 @@ def main(arguments: list[str]) -> None:
     job = run.read_job()
     allowed = os.sched_getaffinity(0)
 
-    def meet() -> Exchange:
+    def meet() -> Communicator:
         exchange = join(job.config.strategy, job.config.device)
         prepare_device(job, exchange, allowed)
         return exchange

@@ -20,7 +20,7 @@ from tasks.training.launch.fork_server import (
     guarded_command,
 )
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
-from tasks.training.strategies.torch_environment import local_torch_variables
+from tasks.training.strategies.torch_communicator import local_torch_variables
 
 LOGGER = logging.getLogger(__name__)
 READ_BYTES = 65536

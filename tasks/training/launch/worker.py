@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+import torch.distributed as dist
+from horovod.common.exceptions import HorovodInternalError
 
 from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.training.checkpoints.config import CheckpointConfig
@@ -31,11 +33,11 @@ from tasks.training.core.run_directory import (
 )
 from tasks.training.core.train import TrainingSession
 from tasks.training.launch.pinning import Cores, cores_near_gpu
-from tasks.training.strategies.base import Exchange
-from tasks.training.strategies.build import join
-from tasks.training.strategies.failures import is_loss_of_another_rank
+from tasks.training.strategies.base import Communicator, join
 
 LOGGER = logging.getLogger(__name__)
+# Gloo's errors come as plain RuntimeErrors that begin with the place in its source.
+GLOO_SOURCE = "/gloo/"
 
 
 def main(arguments: list[str]) -> None:
@@ -83,6 +85,13 @@ def errors_reported(run: RunDirectory, rank: int) -> Iterator[None]:
         os._exit(code)
 
 
+def is_loss_of_another_rank(error: BaseException) -> bool:
+    """True where a collective broke because another rank has gone, so that the cause is there."""
+    if isinstance(error, HorovodInternalError | dist.DistError):
+        return True
+    return type(error) is RuntimeError and GLOO_SOURCE in str(error)
+
+
 def train(run: RunDirectory, rank: int) -> None:
     """One rank's whole part; every rank calls it.
 
@@ -109,14 +118,14 @@ def train(run: RunDirectory, rank: int) -> None:
     exchange.shut_down()
 
 
-def checkpoints_of(job: TrainingJob, exchange: Exchange, num_cores: int) -> CheckpointConfig:
+def checkpoints_of(job: TrainingJob, exchange: Communicator, num_cores: int) -> CheckpointConfig:
     """How checkpoints are written on this host, with so many cores for all its ranks."""
     needed = exchange.local_size * job.threads_per_rank
     has_spare_core = job.config.device == "cuda" or num_cores > needed
     return job.config.checkpoints.on_host(has_spare_core=has_spare_core)
 
 
-def prepare_device(job: TrainingJob, exchange: Exchange, allowed: set[int]) -> None:
+def prepare_device(job: TrainingJob, exchange: Communicator, allowed: set[int]) -> None:
     """Pin the rank to its cores, or to its GPU and the cores near that.
 
     Args:

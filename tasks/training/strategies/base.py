@@ -1,7 +1,7 @@
 """How ranks train one network together: what the training loop sees of it, and nothing more.
 
-The loop hands over batches and gets losses; forward, backward, the exchange of gradients, precision
-and the optimizer's step belong to the strategy. So the loop is the same on Horovod and on
+The loop hands over batches and gets losses; forward, backward, the sum of gradients, precision and
+the optimizer's step belong to the strategy. So the loop is the same on Horovod and on
 torch.distributed, with whole replicas and with a network cut over ranks.
 
 One rule makes strategies and world sizes interchangeable: the loss of a step is the sum of all
@@ -11,16 +11,22 @@ ranks' shares, never a mean of means, so ranks may have unequal numbers of rows.
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from tasks.kernel.errors import ConfigurationError
+from tasks.training.strategies.config import StrategyConfig
 
 # Plain values and tensors only: what `torch.load(weights_only=True)` accepts.
 State = dict[str, Any]
@@ -30,6 +36,21 @@ RowLosses = Callable[[Tensor, Tensor], Tensor]
 
 OptimizerBuilder = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters to the optimizer that steps them."""
+
+Cut = Literal["outputs", "inputs", "units"]
+"""How a module is cut: a linear layer by outputs or by inputs, a dropout by the units it meets."""
+
+# Where each strategy is, by name: imported when it is chosen, since each brings in libraries of its
+# own. All are built with the arguments of `DataParallel`.
+STRATEGIES = {
+    "horovod": "tasks.training.strategies.data_parallel:HorovodStrategy",
+    "ddp": "tasks.training.strategies.data_parallel:DdpStrategy",
+    "fsdp": "tasks.training.strategies.sharded:FsdpStrategy",
+    "tensor-parallel": "tasks.training.strategies.model_parallel:TensorParallel",
+    "pipeline-parallel": "tasks.training.strategies.model_parallel:PipelineParallel",
+    "local-sgd": "tasks.training.strategies.local_sgd:LocalSgd",
+    "asynchronous": "tasks.training.strategies.local_sgd:AsynchronousSgd",
+}
 
 
 @dataclass(frozen=True)
@@ -52,62 +73,83 @@ class Batch:
         return Batch(inputs, self.labels.to(device, non_blocking=True))
 
 
-class Exchange(Protocol):
+class Communicator(ABC):
     """Collectives of one rank; every rank must call each method, in the same order.
 
-    Nothing that is exchanged is pickled: numbers travel as tensors, small values as JSON.
+    Nothing that travels is pickled: numbers travel as tensors, small values as JSON.
     """
 
-    name: str
+    name: ClassVar[str]
 
     @property
+    @abstractmethod
     def rank(self) -> int:
         """This rank's number, from 0."""
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """Number of ranks."""
 
     @property
+    @abstractmethod
     def local_rank(self) -> int:
         """This rank's number on its host."""
 
     @property
+    @abstractmethod
     def local_size(self) -> int:
         """Number of ranks on this host."""
 
+    @abstractmethod
     def shut_down(self) -> None:
         """Leave the job in good order; to be called once, after the last collective."""
 
-    def sum_(self, tensor: Tensor) -> None:
-        """Replace `tensor` by its sum over all ranks."""
-
+    @abstractmethod
     def begin_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         """Start to replace `tensor` by its sum over all ranks; what is returned waits for it.
 
-        Not to be touched before; no other exchange of that `name` may be under way.
+        Args:
+            tensor: contiguous; not to be touched before the wait is over.
+            name: equal on all ranks, and no other sum of that name is under way.
         """
 
-    def group(self, ranks: Sequence[int]) -> Exchange | None:
-        """An exchange among some ranks; None on the others. Every rank of the job must call it."""
+    @abstractmethod
+    def gather(self, rows: Tensor) -> list[Tensor]:
+        """Each rank's `rows`, on the CPU; their number may differ between ranks."""
+
+    @abstractmethod
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by rank 0's."""
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Replace `tensor` by its sum over all ranks."""
+        self.begin_sum_(tensor, "sum")()
 
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Elementwise sum of float64 `values` over all ranks."""
+        total = torch.from_numpy(values.copy())
+        self.sum_(total)
+        return total.numpy()
 
     def minimum(self, value: int) -> int:
         """Smallest `value` of all ranks."""
+        return min(int(of_rank) for of_rank in self.gather(torch.tensor([value])))
 
     def from_rank_0(self, value: int) -> int:
         """The `value` of rank 0."""
+        shared = torch.tensor([value])
+        self.broadcast_([shared])
+        return int(shared.item())
 
     def gather_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """All ranks' float32 `rows` (equal columns), one rank's after the other's."""
+        return torch.cat(self.gather(torch.from_numpy(rows))).numpy()
 
     def gather_values(self, value: object) -> list[object]:
         """The JSON-serializable `value` of every rank, in rank order."""
-
-    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by rank 0's."""
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        return [json.loads(of_rank.numpy().tobytes()) for of_rank in self.gather(text)]
 
 
 def _no_phase(_: str) -> AbstractContextManager[object]:
@@ -115,17 +157,12 @@ def _no_phase(_: str) -> AbstractContextManager[object]:
 
 
 class Strategy(ABC):
-    """One rank's part in training one network. All methods are collective.
-
-    Args:
-        exchange: the other ranks, for everything that is no gradient.
-        network: with the same parameters on all ranks or not (rank 0's count), on the CPU.
-        row_losses: what is minimised.
-        build_optimizer: called once, with the parameters that this rank steps.
-        device: where the network is put.
-    """
+    """One rank's part in training one network. All methods are collective."""
 
     name: ClassVar[str]
+
+    is_cut: ClassVar[bool] = False
+    """True where ranks hold parts of the network, and each writes its own into a checkpoint."""
 
     wire_bytes: int = 0
     """Bytes of gradients and weights that this rank has sent to others so far, as far as the
@@ -135,9 +172,9 @@ class Strategy(ABC):
     """Called with "exchange" around what a step waits for other ranks; a clock's may be set."""
 
     @property
+    @abstractmethod
     def num_skipped_steps(self) -> int:
         """Steps that all ranks left out because an fp16 gradient overflowed."""
-        return 0
 
     @property
     @abstractmethod
@@ -166,7 +203,7 @@ class Strategy(ABC):
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Outputs in evaluation mode, float32 on the CPU, for this rank's inputs; no gradient.
 
-        Where the network is cut over ranks this is an exchange: each rank must call it equally
+        Where the network is cut over ranks this is a collective: each rank must call it equally
         often, with no rows when it has none left.
         """
 
@@ -179,6 +216,10 @@ class Strategy(ABC):
         alone (a gradient scaler, error feedback) is under `strategy`.
         """
 
+    def own_state(self) -> State:
+        """As `state`, but of what is cut over ranks the `TensorRows` that this rank holds."""
+        return self.state()
+
     @abstractmethod
     def judged_with(self, weights: State) -> AbstractContextManager[None]:
         """Evaluate with other weights inside the context, and train on with the own ones after it.
@@ -187,13 +228,6 @@ class Strategy(ABC):
             weights: whole tensors by the names of `state`'s `network`, the same on all ranks.
         """
 
-    is_cut: ClassVar[bool] = False
-    """True where ranks hold parts of the network, and each writes its own into a checkpoint."""
-
-    def own_state(self) -> State:
-        """As `state`, but of what is cut over ranks the `TensorRows` that this rank holds."""
-        return self.state()
-
     @abstractmethod
     def load(self, state: State) -> None:
         """Take over what `state` of any strategy and world size gave."""
@@ -201,3 +235,96 @@ class Strategy(ABC):
     @abstractmethod
     def checksum(self) -> list[float]:
         """One float64 sum for each parameter of this rank's replica, equal on all replicas."""
+
+
+def join(config: StrategyConfig, device: str) -> Communicator:
+    """Meet the other ranks that the environment names; every rank calls it once.
+
+    Args:
+        config: names the library that carries the collectives.
+        device: `cpu` or `cuda`, where the tensors that travel live.
+
+    Raises:
+        ConfigurationError: the environment does not name the rank.
+        TransientError: the other ranks did not come.
+    """
+    if config.engine == "horovod":
+        if "HOROVOD_HOSTNAME" not in os.environ:  # then Horovod would train alone, unnoticed
+            raise ConfigurationError(
+                "a rank on Horovod needs HOROVOD_HOSTNAME, HOROVOD_RANK and the like in its "
+                "environment; seen: none. Start it through the launcher or horovodrun"
+            )
+        from tasks.training.strategies.horovod_communicator import HorovodCommunicator
+
+        return HorovodCommunicator()
+    from tasks.training.strategies.torch_communicator import TorchCommunicator
+
+    return TorchCommunicator.join(os.environ, device)
+
+
+def build_strategy(
+    config: StrategyConfig,
+    ranks: Communicator,
+    network: nn.Module,
+    row_losses: RowLosses,
+    build_optimizer: OptimizerBuilder,
+    device: torch.device,
+) -> Strategy:
+    """The strategy of a configuration. Collective: ends with rank 0's parameters on all ranks.
+
+    Args:
+        config: names it.
+        ranks: from `join`.
+        network: on the CPU; from now on the strategy's.
+        row_losses: (outputs, labels) to the loss of each row.
+        build_optimizer: called once, with the parameters that this rank steps.
+        device: where the network is put.
+    """
+    module, _, name = STRATEGIES[strategy_kind(config)].partition(":")
+    kind: Callable[..., Strategy] = getattr(importlib.import_module(module), name)
+    return kind(config, ranks, network, row_losses, build_optimizer, device)
+
+
+def strategy_kind(config: StrategyConfig) -> str:
+    """The key in `STRATEGIES`: how a rank steps comes before which library carries its sums."""
+    if config.asynchronous:
+        return "asynchronous"
+    if config.local_steps > 1:
+        return "local-sgd"
+    # Compression needs all gradients in one buffer, which DDP does not have.
+    return "horovod" if config.gradient_compression != "none" else config.name
+
+
+def cut_evenly(sizes: Sequence[int], num_parts: int) -> list[slice]:
+    """Cut blocks into parts that follow each other, the largest as small as can be.
+
+    Args:
+        sizes: size of each block, such as its parameters.
+        num_parts: parts; none is empty, so there must be at least as many blocks.
+
+    Returns:
+        The blocks of each part.
+    """
+    low, high = max(sizes), sum(sizes)
+    while low < high:  # the smallest bound under which the parts are enough
+        middle = (low + high) // 2
+        if len(_filled(sizes, middle)) <= num_parts:
+            high = middle
+        else:
+            low = middle + 1
+    starts = _filled(sizes, low)
+    # Where fewer parts are enough, blocks that share one are separated from the end.
+    free = [block for block in reversed(range(len(sizes))) if block not in starts]
+    starts = sorted([*starts, *free[: num_parts - len(starts)]])
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+
+
+def _filled(sizes: Sequence[int], bound: int) -> list[int]:
+    """First blocks of the parts that come from filling each up to `bound`."""
+    starts, filled = [0], 0
+    for block, size in enumerate(sizes):
+        if filled + size > bound:
+            starts.append(block)
+            filled = 0
+        filled += size
+    return starts

@@ -10,7 +10,7 @@ from tasks.contracts.base import field_title
 
 StrategyName = Literal["horovod", "ddp", "fsdp", "tensor-parallel", "pipeline-parallel"]
 Precision = Literal["fp32", "bf16", "fp16"]
-Compression = Literal["none", "fp16", "powersgd", "topk"]
+Compression = Literal["none", "fp16", "powersgd"]
 
 # Every rank holds the whole network, so its gradients can be compressed or its steps be local.
 WHOLE_REPLICA = ("horovod", "ddp")
@@ -57,18 +57,11 @@ class StrategyConfig(BaseModel):
     )
     gradient_compression: Compression = Field(
         default="none",
-        description="What travels instead of fp32 gradients; `powersgd` and `topk` feed what they "
-        "left out back into the next step.",
+        description="What travels instead of fp32 gradients; `powersgd` adds what it left out to "
+        "the next step.",
     )
     powersgd_rank: int = Field(
         default=4, ge=1, le=64, description="Rank of PowerSGD's approximation of a weight matrix."
-    )
-    topk_share: float = Field(
-        default=0.01,
-        gt=0,
-        le=1,
-        description="Share of the gradient's entries that `topk` sends. With Adam it costs quality "
-        "where a run is short; `powersgd` costs less at as few bytes.",
     )
     local_steps: int = Field(
         default=1,
@@ -109,15 +102,16 @@ class StrategyConfig(BaseModel):
 
     @model_validator(mode="after")
     def _belongs_to_the_strategy(self) -> Self:
-        for field, is_set, strategies in (
-            ("gradient_compression", self.gradient_compression != "none", WHOLE_REPLICA),
-            ("local_steps", self.local_steps > 1, WHOLE_REPLICA),
-            ("asynchronous", self.asynchronous, WHOLE_REPLICA),
-            ("fsdp_replicas", self.fsdp_replicas > 1, ("fsdp",)),
-            ("tensor_parallel_size", self.tensor_parallel_size > 1, ("tensor-parallel",)),
-            ("pipeline_stages", self.pipeline_stages > 1, ("pipeline-parallel",)),
+        for field, default, strategies in (
+            ("gradient_compression", "none", WHOLE_REPLICA),
+            ("local_steps", 1, WHOLE_REPLICA),
+            ("asynchronous", False, WHOLE_REPLICA),
+            ("compile", False, WHOLE_REPLICA),
+            ("fsdp_replicas", 1, ("fsdp",)),
+            ("tensor_parallel_size", 1, ("tensor-parallel",)),
+            ("pipeline_stages", 1, ("pipeline-parallel",)),
         ):
-            if is_set and self.name not in strategies:
+            if getattr(self, field) != default and self.name not in strategies:
                 raise ValueError(
                     f"{field}={getattr(self, field)} is for {' and '.join(strategies)} alone"
                     f", but name={self.name!r}; leave {field} out or choose one of them"
@@ -125,38 +119,24 @@ class StrategyConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _exchanges_one_thing(self) -> Self:
-        """Local and asynchronous steps exchange weights, so there is no global gradient."""
-        if self.local_steps == 1 and not self.asynchronous:
-            return self
-        reason = "local_steps above 1" if self.local_steps > 1 else "asynchronous=true"
-        for field, is_set in (
-            ("gradient_compression", self.gradient_compression != "none"),
-            ("max_gradient_norm", self.max_gradient_norm is not None),
-            ("precision", self.precision == "fp16"),
-        ):
-            if is_set:
-                raise ValueError(
-                    f"{field}={getattr(self, field)} needs the gradient of all ranks in each step, "
-                    f"but with {reason} ranks exchange weights; leave one of the two out"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _pays_back_in_one_unit(self) -> Self:
-        if self.precision == "fp16" and self.gradient_compression in ("powersgd", "topk"):
+    def _sums_one_thing(self) -> Self:
+        """Local and asynchronous steps average weights, so there is no global gradient."""
+        if self.local_steps > 1 or self.asynchronous:
+            reason = "local_steps above 1" if self.local_steps > 1 else "asynchronous=true"
+            for field, is_set in (
+                ("gradient_compression", self.gradient_compression != "none"),
+                ("max_gradient_norm", self.max_gradient_norm is not None),
+                ("precision", self.precision == "fp16"),
+            ):
+                if is_set:
+                    raise ValueError(
+                        f"{field}={getattr(self, field)} needs the gradient of all ranks in each "
+                        f"step, but with {reason} ranks average weights; leave one of the two out"
+                    )
+        if self.precision == "fp16" and self.gradient_compression == "powersgd":
             raise ValueError(
-                f"gradient_compression={self.gradient_compression!r} pays back in later steps what "
-                "it left out, but precision='fp16' scales the gradients of each step differently; "
-                "use precision='bf16' or gradient_compression='fp16'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _compiles_whole_networks(self) -> Self:
-        if self.compile and self.name not in WHOLE_REPLICA:
-            raise ValueError(
-                f"compile=true is not offered with name={self.name!r}, where no rank holds a whole "
-                f"network to compile; leave it out or use {' or '.join(WHOLE_REPLICA)}"
+                "gradient_compression='powersgd' adds what it left out to later steps, but "
+                "precision='fp16' scales the gradients of each step differently; use "
+                "precision='bf16' or gradient_compression='fp16'"
             )
         return self

@@ -1,4 +1,8 @@
-"""The step of ranks that each compute the whole network, on rows of their own."""
+"""The step of ranks that each compute the whole network, on rows of their own.
+
+`DataParallel` is the step itself; below it are its two plain forms, whose gradients are summed in
+one flat buffer (Horovod, or any communicator) or by torch's DistributedDataParallel.
+"""
 
 from __future__ import annotations
 
@@ -6,80 +10,88 @@ import itertools
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import (
     Batch,
-    Exchange,
+    Communicator,
     OptimizerBuilder,
     RowLosses,
     State,
     Strategy,
 )
-from tasks.training.strategies.blocks import checkpoint_activations
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.named_optimizer import Describe, NamedOptimizer, as_it_is, on_host
-from tasks.training.strategies.precision import LossScale, autocast
+from tasks.training.strategies.gradient_compression import GradientSum, gradient_sum
+from tasks.training.strategies.optimizer import (
+    Describe,
+    FlatGradients,
+    LossScale,
+    NamedOptimizer,
+    as_it_is,
+    autocast,
+    on_host,
+    ring_bytes,
+)
 
 LOGGER = logging.getLogger(__name__)
 
 
 class DataParallel(Strategy):
-    """Forward, backward, exchange, clipping and step of ranks with rows of their own.
+    """Forward, backward, sum over ranks, clipping and step of ranks with rows of their own.
 
-    A subclass says where the gradients are and how they are summed over the ranks. Evaluation is in
-    fp32 whatever the precision of training: the network is judged as it will serve.
+    A subclass defines where the gradients are and how they are summed over the ranks. Evaluation is
+    in fp32 whatever the precision of training: the network is judged as it will serve.
     """
 
     _empty_parts_count: ClassVar[bool] = False
-    """True where a backward pass is an exchange, so that no rank may leave one out."""
+    """True where a backward pass is a collective, so that no rank may leave one out."""
 
     def __init__(
         self,
         config: StrategyConfig,
-        exchange: Exchange,
+        ranks: Communicator,
         network: nn.Module,
         row_losses: RowLosses,
         build_optimizer: OptimizerBuilder,
         device: torch.device,
     ) -> None:
         self.config = config
-        self.exchange = exchange
+        self.ranks = ranks
         self.device = device
         self.network = network
         self._row_losses = row_losses
         self._scale = LossScale.of(config.precision)
-        exchange.broadcast_(itertools.chain(network.parameters(), network.buffers()))
+        ranks.broadcast_(itertools.chain(network.parameters(), network.buffers()))
         if config.activation_checkpointing:
             checkpoint_activations(network)
         self._place()
         self._prepare()
-        self._optimizer = NamedOptimizer(
-            build_optimizer, self._stepped_parameters(), self._to_plain, self._from_plain
-        )
+        self._optimizer = NamedOptimizer(build_optimizer, self._stepped_parameters())
 
     @property
     def data_rank(self) -> int:
         """Each rank reads rows of its own."""
-        return self.exchange.rank
+        return self.ranks.rank
 
     @property
     def data_size(self) -> int:
         """Each rank is a replica."""
-        return self.exchange.size
+        return self.ranks.size
 
     @property
     def num_skipped_steps(self) -> int:
-        """Steps that all ranks left out because an fp16 gradient overflowed."""
+        """See `Strategy.num_skipped_steps`."""
         return self._scale.num_skipped
 
-    # What a subclass says
+    # What a subclass defines
 
     def _place(self) -> None:
         """Put on the device what this rank computes; called once, before `_prepare`."""
@@ -96,9 +108,9 @@ class DataParallel(Strategy):
         """What this rank holds of the network's state, by the names of the whole network."""
         return cast(Mapping[str, Tensor], self.network.state_dict())
 
-    @abstractmethod
     def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Outputs of the network as it is trained."""
+        return self._evaluated(inputs)
 
     def _evaluated(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Outputs of the network as it is evaluated: not compiled, since rows vary in number."""
@@ -106,7 +118,7 @@ class DataParallel(Strategy):
         return outputs
 
     def _exchanging(self, last: bool) -> AbstractContextManager[object]:
-        """The context of a backward pass; only the last one of a step may exchange gradients."""
+        """The context of a backward pass; only the last one of a step may sum gradients."""
         return nullcontext()
 
     def _sum_gradients(self) -> None:
@@ -121,15 +133,12 @@ class DataParallel(Strategy):
         return self._scale.factor / max(global_rows, 1)
 
     def _gradient_factor(self) -> float:
-        """What the exchanged gradients are to be multiplied with."""
+        """What the summed gradients are to be multiplied with."""
         return 1.0 / self._scale.factor
 
     def _norm(self) -> float:
         """Euclidean norm of the whole gradient, equal on all ranks."""
         return float(torch.nn.utils.get_total_norm(self._gradients()))
-
-    def _scale_gradients(self, factor: float) -> None:
-        torch._foreach_mul_(self._gradients(), factor)
 
     def _clear_gradients(self) -> None:
         for gradient in self._gradients():
@@ -149,7 +158,7 @@ class DataParallel(Strategy):
         """See `Strategy.train_step`.
 
         Raises:
-            TrainingError: the gradient is no number; the sentence names the rank it came from.
+            TrainingError: the gradient is no number; the message names the rank it came from.
         """
         if not self.network.training:
             self.network.train()
@@ -172,11 +181,10 @@ class DataParallel(Strategy):
     def _accumulate(self, batch: Batch, global_rows: int) -> Tensor:
         """Add up the gradient of this rank's rows part by part; returns the sum of their losses."""
         total = torch.zeros((), device=self.device)
-        parts = list(_parts(batch, self.config.accumulation_steps))
-        for number, part in enumerate(parts):
-            last = number == len(parts) - 1
+        count = self.config.accumulation_steps
+        for number, part in enumerate(_parts(batch, count)):
             if part.num_rows or self._empty_parts_count:
-                with self._exchanging(last):
+                with self._exchanging(last=number == count - 1):
                     loss = self._losses(part).sum()
                     backward = (loss * self._loss_factor(global_rows)).backward
                     backward()  # type: ignore[no-untyped-call]
@@ -194,33 +202,42 @@ class DataParallel(Strategy):
         if limit is not None and norm > limit:
             factor *= limit / norm
         if factor != 1.0:
-            self._scale_gradients(factor)
+            torch._foreach_mul_(self._gradients(), factor)
         self._optimizer.step(learning_rate)
         self._scale.after_step()
 
     def _name_the_source(self, batch: Batch, global_rows: int, draws: Tensor) -> None:
-        """Compute the step again with the rows of one rank at a time, and tell whose break it.
+        """Compute the step again with the rows of one rank at a time, and name who breaks it.
 
         Collective. Costs a good step nothing; the weights are still those from before the step.
         """
         none = Batch(tuple(part[:0] for part in batch.inputs), batch.labels[:0])
         breaking = []
-        share = self.exchange.size // self.data_size  # ranks of a replica have the same rows
-        for rank in range(0, self.exchange.size, share):
+        for replica in range(self.data_size):
             torch.set_rng_state(draws)
             self._clear_gradients()
-            self._accumulate(batch if rank // share == self.data_rank else none, global_rows)
+            self._accumulate(batch if replica == self.data_rank else none, global_rows)
             self._sum_gradients()
             if not math.isfinite(self._norm()):
-                breaking.append(rank)
+                breaking.append(replica * (self.ranks.size // self.data_size))
         torch.set_rng_state(draws)
         with torch.no_grad():
             losses = self._losses(batch)
         bad_rows = int((~torch.isfinite(losses)).sum())
-        seen = cast(list[list[int]], self.exchange.gather_values([bad_rows, batch.num_rows]))
-        raise TrainingError(_source_in_words(breaking, seen))
+        seen = cast(list[list[int]], self.ranks.gather_values([bad_rows, batch.num_rows]))
+        culprits = [
+            f"rank {rank} ({seen[rank][0]} of its {seen[rank][1]} rows have a loss that is NaN or "
+            "infinite)"
+            for rank in breaking
+        ]
+        source = " and ".join(culprits) or "the sum over ranks, while each rank's share is finite"
+        raise TrainingError(
+            "the gradient of a step is NaN or infinite; expected finite numbers. It comes from "
+            f"{source}. The weights were not changed. Look for NaN or extreme values in the rows "
+            "of that rank, or lower the learning rate"
+        )
 
-    # Everything else
+    # Evaluation and state
 
     @torch.no_grad()
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -261,7 +278,7 @@ class DataParallel(Strategy):
         """See `Strategy.load`."""
         check_names(self._held_state().keys(), state["network"].keys())
         self._put(state["network"])
-        self._optimizer.load(state["optimizer"])
+        self._optimizer.load(state["optimizer"], self._from_plain)
         self._scale.load(state.get("strategy", {}))
 
     @torch.no_grad()
@@ -271,11 +288,94 @@ class DataParallel(Strategy):
         return torch.stack(sums).tolist()
 
 
+class FlatDataParallel(DataParallel):
+    """Ranks whose gradients are in one flat buffer, `gradients`, made by `_prepare`."""
+
+    gradients: FlatGradients
+
+    def _gradients(self) -> list[Tensor]:
+        return [self.gradients.flat]
+
+
+class HorovodStrategy(FlatDataParallel):
+    """The default: whole replicas; works over any communicator, with compression and elastic jobs.
+
+    Nothing is wrapped: the optimizer is a plain one, and the network stays as it is.
+    """
+
+    name: ClassVar[str] = "horovod"
+
+    def _prepare(self) -> None:
+        self.gradients = FlatGradients(self.network.named_parameters())
+        self._sum: GradientSum = gradient_sum(self.config, self.ranks)
+        self._trained = torch.compile(self.network) if self.config.compile else self.network
+
+    def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        outputs: Tensor = self._trained(*inputs)
+        return outputs
+
+    def _sum_gradients(self) -> None:
+        self.wire_bytes += self._sum.sum_(self.gradients)
+
+    def state(self) -> State:
+        """See `Strategy.state`."""
+        state = super().state()
+        state["strategy"].update(self._sum.state())
+        return state
+
+    def load(self, state: State) -> None:
+        """See `Strategy.load`."""
+        super().load(state)
+        self._sum.load(state.get("strategy", {}))
+
+
+class DdpStrategy(DataParallel):
+    """Gradients travel in buckets while the backward pass goes on.
+
+    A network some of whose parameters have no part in the loss is refused by torch at the second
+    step; the Horovod strategy takes it.
+    """
+
+    name: ClassVar[str] = "ddp"
+    _empty_parts_count: ClassVar[bool] = True
+
+    def _prepare(self) -> None:
+        self._wrapped = DistributedDataParallel(
+            torch.compile(self.network) if self.config.compile else self.network,
+            forward_sync_buffers=False,
+            init_sync=False,  # `DataParallel` has given all ranks rank 0's parameters
+            gradient_as_bucket_view=True,
+        )
+        trained = [p for p in self.network.parameters() if p.requires_grad]
+        self._num_bytes = sum(p.numel() * p.element_size() for p in trained)
+
+    def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        outputs: Tensor = self._wrapped(*inputs)
+        return outputs
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last else self._wrapped.no_sync()
+
+    # DDP divides by the number of ranks what it sums. In fp16 the loss has no room for that number,
+    # and the gradients are to be multiplied in any case.
+
+    def _loss_factor(self, global_rows: int) -> float:
+        before = 1 if self.config.precision == "fp16" else self.ranks.size
+        return super()._loss_factor(global_rows) * before
+
+    def _gradient_factor(self) -> float:
+        after = self.ranks.size if self.config.precision == "fp16" else 1
+        return super()._gradient_factor() * after
+
+    def _sum_gradients(self) -> None:
+        self.wire_bytes += ring_bytes(self._num_bytes, self.ranks.size)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.network.parameters() if p.grad is not None]
+
+
 def _parts(batch: Batch, count: int) -> Iterator[Batch]:
     """`count` parts of a batch, as equal as possible; some are empty where it is small."""
-    if count == 1:
-        yield batch
-        return
     split = [torch.tensor_split(part, count) for part in (*batch.inputs, batch.labels)]
     for *inputs, labels in zip(*split, strict=True):
         yield Batch(tuple(inputs), labels)
@@ -295,16 +395,43 @@ def check_names(expected: Collection[str], seen: Collection[str]) -> None:
         )
 
 
-def _source_in_words(breaking: Sequence[int], seen: Sequence[Sequence[int]]) -> str:
-    """A sentence from the ranks whose rows break a gradient, and (bad rows, rows) of all ranks."""
-    ranks = [
-        f"rank {rank} ({seen[rank][0]} of its {seen[rank][1]} rows have a loss that is NaN or "
-        "infinite)"
-        for rank in breaking
-    ]
-    source = " and ".join(ranks) or "the sum over ranks, while the share of each rank is finite"
-    return (
-        "the gradient of a step is NaN or infinite; expected finite numbers. It comes from "
-        f"{source}. The weights were not changed. Look for NaN or extreme values in the rows of "
-        "that rank, or lower the learning rate"
-    )
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The members of the network's outermost module lists, and its other parts with parameters.
+
+    A transformer gives its layers, embedding and head; a network without lists its direct parts.
+    """
+    return list(_blocks(network))
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if next(child.parameters(), None) is None:
+            continue
+        if any(
+            isinstance(part, nn.ModuleList) and next(part.parameters(), None) is not None
+            for part in child.modules()
+        ):
+            yield from _blocks(child)
+        # Not containers such as ParameterList, whose owner does the computing.
+        elif type(child).forward is not nn.Module.forward:
+            yield child
+
+
+def checkpoint_activations(network: nn.Module) -> None:
+    """Let each block compute its activations again in the backward pass instead of keeping them.
+
+    Names of parameters stay as they are, and so does what is computed in evaluation.
+    """
+    for block in blocks_of(network):
+        kind = type(block)
+        block.__class__ = type(f"Recomputed{kind.__name__}", (_Recomputed, kind), {})
+
+
+class _Recomputed(nn.Module):
+    """Mixed into a block's own class, so that a copy of the block computes with its own weights."""
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        """What the block computes."""
+        if not self.training:
+            return super().forward(*arguments, **options)
+        return checkpoint(super().forward, *arguments, use_reentrant=False, **options)

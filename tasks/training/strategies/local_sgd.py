@@ -1,30 +1,21 @@
-"""Ranks that step alone and average their weights every so many steps.
+"""Ranks that step alone and average their weights: every so many steps, or in the background.
 
-After Stich, "Local SGD Converges Fast and Communicates Little" (2018).
+After Stich, "Local SGD Converges Fast and Communicates Little" (2018), and Shen et al., "Faster
+Distributed Deep Net Training: Computation and Communication Decoupled SGD" (2019).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, State
-from tasks.training.strategies.flat_gradients import ring_bytes
-from tasks.training.strategies.horovod import HorovodStrategy
-
-
-class FlatWeights:
-    """The parameters of a network as views of one tensor, so that one exchange averages them."""
-
-    def __init__(self, network: nn.Module) -> None:
-        parameters = [p for p in network.parameters() if p.requires_grad]
-        self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
-        parts = torch.split(self.flat, [p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.data = part.view_as(parameter)
+from tasks.training.strategies.data_parallel import HorovodStrategy
+from tasks.training.strategies.optimizer import ring_bytes
 
 
 class LocalSgd(HorovodStrategy):
@@ -44,13 +35,17 @@ class LocalSgd(HorovodStrategy):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.weights = FlatWeights(self.network)
+        # Parameters become views of one tensor, so that one collective averages them.
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        self._weights = torch.cat([p.detach().reshape(-1) for p in parameters])
+        parts = torch.split(self._weights, [p.numel() for p in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.data = part.view_as(parameter)
         self._num_steps_alone = 0
-        self._weights_differ = False
-        self._moments_differ = False
+        self._weights_differ = self._moments_differ = False
 
     def _sum_gradients(self) -> None:
-        self.gradients.flat.mul_(self.exchange.size)
+        self.gradients.flat.mul_(self.ranks.size)
 
     def _step(self, norm: float, learning_rate: float) -> None:
         super()._step(norm, learning_rate)
@@ -62,25 +57,25 @@ class LocalSgd(HorovodStrategy):
             self._num_steps_alone = 0
 
     def _end_round(self) -> None:
-        self._average_(self.weights.flat)
+        self._average_(self._weights)
         self._weights_differ = False
 
     def _average_(self, tensor: Tensor) -> None:
-        self.exchange.sum_(tensor)
-        tensor.div_(self.exchange.size)
-        self.wire_bytes += ring_bytes(tensor.nbytes, self.exchange.size)
+        self.ranks.sum_(tensor)
+        tensor.div_(self.ranks.size)
+        self.wire_bytes += ring_bytes(tensor.nbytes, self.ranks.size)
 
     def _meet(self) -> None:
         """Give all ranks equal weights now, where they have stepped since the last time."""
         if self._weights_differ:
-            self._average_(self.weights.flat)
+            self._average_(self._weights)
             self._weights_differ = False
             self._num_steps_alone = 0
 
     def _name_the_source(self, batch: Batch, global_rows: int, draws: Tensor) -> None:
-        # The others know nothing of this rank's gradient and wait for nothing: so it speaks alone.
+        # The others know nothing of this rank's gradient, so this is no collective.
         raise TrainingError(
-            f"rank {self.exchange.rank}: the gradient of its own {batch.num_rows} rows is NaN or "
+            f"rank {self.ranks.rank}: the gradient of its own {batch.num_rows} rows is NaN or "
             "infinite; expected finite numbers. Its weights were not changed. Look for NaN or "
             "extreme values in these rows, or lower the learning rate"
         )
@@ -109,3 +104,42 @@ class LocalSgd(HorovodStrategy):
         """See `Strategy.checksum`."""
         self._meet()
         return super().checksum()
+
+
+class AsynchronousSgd(LocalSgd):
+    """At the end of a round of `local_steps` steps weights are sent off; the next round goes on.
+
+    At that one's end the mean has come, and a rank adds to its weights what the mean differs by
+    from what it gave. So a sum has a whole round's time, a rank waits only for one that is a round
+    behind, and averaged weights are one round old. Results do not depend on how fast the ranks are.
+    Two more copies of the weights are held.
+    """
+
+    name: ClassVar[str] = "asynchronous"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._under_way: tuple[Tensor, Tensor, Callable[[], None]] | None = None
+        """What this rank gave, the sum over all ranks, and the wait for it."""
+
+    def _end_round(self) -> None:
+        self._take_over_mean()
+        given, summed = self._weights.clone(), self._weights.clone()
+        self._under_way = given, summed, self.ranks.begin_sum_(summed, "weights in the background")
+        self.wire_bytes += ring_bytes(summed.nbytes, self.ranks.size)
+
+    def _take_over_mean(self) -> None:
+        if self._under_way is not None:
+            given, summed, wait = self._under_way
+            wait()
+            self._weights.add_(summed.div_(self.ranks.size).sub_(given))
+            self._under_way = None
+
+    def _meet(self) -> None:
+        self._take_over_mean()
+        super()._meet()
+
+    def load(self, state: State) -> None:
+        """See `Strategy.load`; an averaging that is under way no longer counts."""
+        self._take_over_mean()
+        super().load(state)

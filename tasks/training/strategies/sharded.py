@@ -6,8 +6,7 @@ block computes, so a network may be larger than one device's memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, cast
 
 import numpy as np
@@ -21,9 +20,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from tasks.kernel.errors import ConfigurationError
 from tasks.training.checkpoints.state import TensorRows
 from tasks.training.strategies.base import State
-from tasks.training.strategies.blocks import blocks_of
-from tasks.training.strategies.data_parallel import DataParallel
-from tasks.training.strategies.flat_gradients import ring_bytes
+from tasks.training.strategies.data_parallel import DataParallel, blocks_of
+from tasks.training.strategies.optimizer import ring_bytes
 
 
 class _Root(nn.Module):
@@ -39,11 +37,11 @@ class _Root(nn.Module):
 
 
 class FsdpStrategy(DataParallel):
-    """Every backward and evaluation is an exchange: ranks without rows take part with none.
+    """Every backward and evaluation is a collective: ranks without rows take part with none.
 
     With `fsdp_replicas` above 1, ranks form as many groups that each hold the whole network in
     shards: weights travel inside a group alone (one host), and only gradients between groups.
-    `state` and `load` speak of whole tensors, so a rank's host memory must hold the network once;
+    `state` and `load` take whole tensors, so a rank's host memory must hold the network once;
     into a checkpoint each rank writes the rows that it holds.
     """
 
@@ -62,30 +60,27 @@ class FsdpStrategy(DataParallel):
         self._num_bytes = sum(p.numel() * p.element_size() for p in self._parts.values())
 
     def _mesh(self) -> DeviceMesh:
-        replicas, size = self.config.fsdp_replicas, self.exchange.size
+        replicas, size = self.config.fsdp_replicas, self.ranks.size
         if size % replicas:
             raise ConfigurationError(
                 f"fsdp_replicas={replicas} does not divide over {size} ranks; use a divisor"
             )
-        if replicas == 1:
-            return init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
-        return init_device_mesh(
-            self.device.type, (replicas, size // replicas), mesh_dim_names=("replicate", "shard")
-        )
+        shape = (size,) if replicas == 1 else (replicas, size // replicas)
+        names = ("replicate", "shard")[-len(shape) :]
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
 
     def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
         outputs: Tensor = cast(nn.Module, self._root)(*inputs)
         return outputs
 
     def _evaluated(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        outputs: Tensor = cast(nn.Module, self._root)(*inputs)
+        outputs = self._forward(inputs)
         self._root.reshard()
         return outputs
 
-    @contextmanager
-    def _exchanging(self, last: bool) -> Iterator[None]:
+    def _exchanging(self, last: bool) -> AbstractContextManager[object]:
         self._root.set_requires_gradient_sync(last)
-        yield
+        return nullcontext()
 
     def _sum_gradients(self) -> None:
         """Backward has summed them; count what travelled, at most.
@@ -93,7 +88,7 @@ class FsdpStrategy(DataParallel):
         A ring gathers the weights for the forward and again for the backward pass of each part of
         the batch, and scatters the sums of the gradients once.
         """
-        shards = self.exchange.size // self.config.fsdp_replicas
+        shards = self.ranks.size // self.config.fsdp_replicas
         passes = 2 * self.config.accumulation_steps + 1
         replicas = self.config.fsdp_replicas
         self.wire_bytes += passes * self._num_bytes * (shards - 1) // shards
@@ -109,7 +104,7 @@ class FsdpStrategy(DataParallel):
 
     def _norm(self) -> float:
         shard = torch.nn.utils.get_total_norm(self._gradients()).double().item()
-        squares = self.exchange.sum(np.array([shard**2]))
+        squares = self.ranks.sum(np.array([shard**2]))
         return float(np.sqrt(squares[0] / self.config.fsdp_replicas))
 
     def _to_plain(self, name: str, part: Tensor) -> Tensor:
@@ -144,5 +139,5 @@ class FsdpStrategy(DataParallel):
     def checksum(self) -> list[float]:
         """See `Strategy.checksum`."""
         local = [p.to_local().sum(dtype=torch.float64) for p in self._parts.values()]
-        summed = self.exchange.sum(torch.stack(local).cpu().numpy())
+        summed = self.ranks.sum(torch.stack(local).cpu().numpy())
         return [float(value) / self.config.fsdp_replicas for value in summed]

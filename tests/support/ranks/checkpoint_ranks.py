@@ -17,8 +17,8 @@ from tasks.training.checkpoints.places import LocalPlace
 from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.state import TensorRows
 from tasks.training.checkpoints.store import CheckpointStore
-from tasks.training.strategies.base import Exchange
-from tasks.training.strategies.horovod_communicator import HorovodExchange
+from tasks.training.strategies.base import Communicator
+from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 
 NUM_ROWS = 1000
 SHARD_BYTES = 1 << 14
@@ -48,7 +48,7 @@ class FullPlace(LocalPlace):
         raise StorageError(f"{name}: No space left on device")
 
 
-def save(folder: Path, exchange: Exchange) -> dict[str, Any]:
+def save(folder: Path, exchange: Communicator) -> dict[str, Any]:
     mine = rows_of(exchange.rank, exchange.size)
     state = {
         "epoch": 1,
@@ -68,7 +68,7 @@ def save(folder: Path, exchange: Exchange) -> dict[str, Any]:
     return {"refs": refs, "refused": refused}
 
 
-def load(folder: Path, exchange: Exchange) -> dict[str, Any]:
+def load(folder: Path, exchange: Communicator) -> dict[str, Any]:
     store = CheckpointStore(LocalPlace(folder), SHARD_BYTES)
     ref = agreed_newest(store, exchange)
     assert ref
@@ -80,7 +80,7 @@ def load(folder: Path, exchange: Exchange) -> dict[str, Any]:
 
 def main(folder: Path, what: str) -> None:
     torch.set_num_threads(1)
-    exchange = HorovodExchange()
+    exchange = HorovodCommunicator()
     seen = {"save": save, "load": load}[what](folder / "checkpoints", exchange)
     write_atomically(folder / f"{what}-{exchange.rank}.json", json.dumps(seen))
     exchange.shut_down()

@@ -11,8 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.strategies.base import Batch, Exchange, State, Strategy
-from tasks.training.strategies.build import build_strategy, join
+from tasks.training.strategies.base import (
+    Batch,
+    Communicator,
+    State,
+    Strategy,
+    build_strategy,
+    join,
+)
 from tasks.training.strategies.config import StrategyConfig
 from tests.support.ranks.strategy_cases import adamw
 
@@ -25,7 +31,6 @@ WAYS: dict[str, dict[str, object]] = {
     "none": {},
     "fp16": {"gradient_compression": "fp16"},
     "powersgd": {"gradient_compression": "powersgd", "powersgd_rank": 2},
-    "topk": {"gradient_compression": "topk", "topk_share": 0.05},
     "local": {"local_steps": 4},
     "asynchronous": {"local_steps": 4, "asynchronous": True},
 }
@@ -49,12 +54,12 @@ def batch_of(step: int, rank: int) -> Batch:
     return Batch((inputs,), inputs[:, :3].sum(1).tanh())
 
 
-def build(way: str, engine: str, exchange: Exchange) -> Strategy:
+def build(way: str, engine: str, exchange: Communicator) -> Strategy:
     config = StrategyConfig.model_validate({"name": engine, **WAYS[way]})
     return build_strategy(config, exchange, network(), squares, adamw, CPU)
 
 
-def train(strategy: Strategy, exchange: Exchange, steps: range) -> None:
+def train(strategy: Strategy, exchange: Communicator, steps: range) -> None:
     for step in steps:
         strategy.train_step(batch_of(step, exchange.rank), ROWS * exchange.size, 0.01)
 
@@ -65,7 +70,7 @@ def loss_of(strategy: Strategy) -> float:
     return float(squares(strategy.evaluate(batch.inputs), batch.labels).mean())
 
 
-def run(way: str, engine: str, exchange: Exchange, folder: Path) -> dict[str, Any]:
+def run(way: str, engine: str, exchange: Communicator, folder: Path) -> dict[str, Any]:
     """Train, with a state taken in the middle from which another strategy goes on."""
     strategy = build(way, engine, exchange)
     before = loss_of(strategy)
@@ -87,7 +92,7 @@ def run(way: str, engine: str, exchange: Exchange, folder: Path) -> dict[str, An
     }
 
 
-def break_one(way: str, engine: str, exchange: Exchange) -> dict[str, Any]:
+def break_one(way: str, engine: str, exchange: Communicator) -> dict[str, Any]:
     """One label of the last rank is infinite: no weight may change on any rank."""
     strategy = build(way, engine, exchange)
     batch = batch_of(0, exchange.rank)
@@ -102,7 +107,7 @@ def break_one(way: str, engine: str, exchange: Exchange) -> dict[str, Any]:
     return {"said": said, "kept": strategy.checksum() == before}
 
 
-def resume_elsewhere(folder: Path, exchange: Exchange) -> dict[str, float]:
+def resume_elsewhere(folder: Path, exchange: Communicator) -> dict[str, float]:
     """Go on from the states of all ways and engines that another number of ranks has left."""
     seen = {}
     for path in sorted(folder.glob("*.pt")):
@@ -127,7 +132,7 @@ def main(folder: Path) -> None:
     for engine in ENGINES if size > 1 else ():
         for way in WAYS:
             seen[f"{way}, {engine}"] = run(way, engine, exchanges[engine], folder)
-        for way in ("fp16", "powersgd", "topk"):
+        for way in ("fp16", "powersgd"):
             seen[f"{way}, {engine}, broken"] = break_one(way, engine, exchanges[engine])
     (folder / f"seen-{rank}-of-{size}.json").write_text(json.dumps(seen))
     for exchange in exchanges.values():

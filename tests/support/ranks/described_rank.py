@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from tasks.kernel.files import write_atomically
-from tasks.training.strategies.horovod_communicator import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 
 WAYS_FILE = "describe.json"
 
 
 def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
-    exchange = HorovodExchange()
+    exchange = HorovodCommunicator()
     threads = int(os.environ["OMP_NUM_THREADS"])
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(exchange.rank)
@@ -54,7 +54,7 @@ def own_descriptors() -> list[Path]:
     return [Path(f"/proc/self/fd/{number}") for number in range(3)]
 
 
-def end(way: str, exchange: HorovodExchange) -> None:
+def end(way: str, exchange: HorovodCommunicator) -> None:
     sys.stdout.write(f"about to {way}\n")
     if way == "raise":
         raise ValueError("on purpose")

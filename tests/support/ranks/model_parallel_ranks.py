@@ -21,8 +21,7 @@ from tasks.kernel.errors import FalajError
 from tasks.training.config import TrainingConfig
 from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.strategies.base import Batch, Exchange, Strategy
-from tasks.training.strategies.build import build_strategy, join
+from tasks.training.strategies.base import Batch, Communicator, Strategy, build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
 from tests.support.ranks.strategy_cases import adamw, row_losses
 from tests.support.training.networks import TOKENS, VOCABULARY, Transformer
@@ -126,7 +125,7 @@ def network_of(case: Case, seed: int) -> nn.Module:
     return case.network()
 
 
-def run(case: Case, exchange: Exchange, folder: Path, name: str) -> dict[str, Any]:
+def run(case: Case, exchange: Communicator, folder: Path, name: str) -> dict[str, Any]:
     """All steps, with a state taken in the middle and loaded into another strategy."""
     strategy = _build(case, exchange, seed=1 + exchange.rank)
     curve = _train(case, strategy, exchange, range(HALF))
@@ -156,12 +155,12 @@ def run(case: Case, exchange: Exchange, folder: Path, name: str) -> dict[str, An
     }
 
 
-def _build(case: Case, exchange: Exchange, seed: int) -> Strategy:
+def _build(case: Case, exchange: Communicator, seed: int) -> Strategy:
     network = network_of(case, seed)
     return build_strategy(case.config, exchange, network, row_losses, adamw, CPU)
 
 
-def _train(case: Case, strategy: Strategy, exchange: Exchange, steps: range) -> list[float]:
+def _train(case: Case, strategy: Strategy, exchange: Communicator, steps: range) -> list[float]:
     curve = []
     for step in steps:
         batch = global_batch(case, step)
@@ -174,7 +173,7 @@ def _train(case: Case, strategy: Strategy, exchange: Exchange, steps: range) -> 
     return curve
 
 
-def refusals(exchange: Exchange) -> dict[str, str]:
+def refusals(exchange: Communicator) -> dict[str, str]:
     """What is said of networks and ranks that cannot be cut."""
     asked: dict[str, tuple[dict[str, object], nn.Module]] = {
         "no plan": (TENSOR, nn.Linear(4, 1)),
@@ -220,7 +219,7 @@ class _Tied(nn.Module):
         return [nn.Sequential(self.layer) for _ in range(num_stages)]
 
 
-def broken(exchange: Exchange, name: str) -> dict[str, Any]:
+def broken(exchange: Communicator, name: str) -> dict[str, Any]:
     """A number of the last replica's rows is infinite; then no step may change a weight."""
     case = CASES[name]
     strategy = _build(case, exchange, seed=1)

@@ -20,7 +20,7 @@ from tasks.training.launch import guard
 from tasks.training.launch.fork_server import Nursery
 from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
-from tasks.training.strategies.torch_environment import local_torch_variables
+from tasks.training.strategies.torch_communicator import local_torch_variables
 
 GRACE_S = 2
 STALL_WARNING_S = 20

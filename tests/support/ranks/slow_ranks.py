@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tasks.training.strategies.base import Batch, Exchange
-from tasks.training.strategies.build import build_strategy, join
+from tasks.training.strategies.base import Batch, Communicator, build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.horovod_communicator import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 from tasks.training.telemetry.profiler import StepProfiler, profiler_variables
 from tasks.training.telemetry.step_clock import StepClock
 
@@ -35,7 +34,7 @@ CPU = torch.device("cpu")
 
 def train(
     folder: Path,
-    exchange: Exchange,
+    exchange: Communicator,
     width: int,
     depth: int,
     num_rows: int = ROWS,
@@ -67,7 +66,7 @@ def train(
                 profiler.step()
 
 
-class SlowLink(HorovodExchange):
+class SlowLink(HorovodCommunicator):
     """Ranks with a link between them that takes its time."""
 
     def begin_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:

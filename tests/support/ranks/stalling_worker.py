@@ -11,12 +11,12 @@ import numpy as np
 
 from tasks.training.core.run_directory import RunDirectory
 from tasks.training.launch.worker import errors_reported
-from tasks.training.strategies.horovod_communicator import HorovodExchange
+from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 
 
 def main(run_path: str) -> None:
     with errors_reported(RunDirectory(Path(run_path)), int(os.environ["HOROVOD_RANK"])):
-        exchange = HorovodExchange()
+        exchange = HorovodCommunicator()
         exchange.sum(np.ones(1))
         if exchange.rank == 1:
             threading.Event().wait()

@@ -16,8 +16,14 @@ import torch
 
 from tasks.kernel.errors import TrainingError
 from tasks.training.checkpoints.ranks import save_by_ranks
-from tasks.training.strategies.base import Batch, Exchange, State, Strategy
-from tasks.training.strategies.build import build_strategy, join
+from tasks.training.strategies.base import (
+    Batch,
+    Communicator,
+    State,
+    Strategy,
+    build_strategy,
+    join,
+)
 from tests.support.ranks.strategy_cases import (
     CASES,
     HALF,
@@ -57,7 +63,9 @@ def main(folder: Path, device: str, names: list[str]) -> None:
 class Ranks:
     """The checks of one rank; all ranks call the same ones."""
 
-    def __init__(self, folder: Path, exchanges: dict[str, Exchange], device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, exchanges: dict[str, Communicator], device: torch.device
+    ) -> None:
         self._folder = folder
         self._device = device
         self._exchanges = exchanges
@@ -187,9 +195,9 @@ def broken(batch: Batch) -> Batch:
     return Batch((positions, numbers), batch.labels)
 
 
-def exchange_answers(exchange: Exchange) -> dict[str, Any]:
+def exchange_answers(exchange: Communicator) -> dict[str, Any]:
     """What each collective gives this rank."""
-    rank, size = exchange.rank, exchange.size
+    rank = exchange.rank
     tensor = torch.full((3,), float(rank + 1))
     exchange.sum_(tensor)
     first, second = torch.ones(4) * rank, torch.ones(5)
@@ -204,8 +212,6 @@ def exchange_answers(exchange: Exchange) -> dict[str, Any]:
         torch.full((2, 2), float(rank)).t(),
     ]
     exchange.broadcast_(kinds)
-    last = [max(size - 1, 0)]
-    lonely = exchange.group(last) if size > 1 else None
     return {
         "sum_": tensor.tolist(),
         "begun": [first.tolist(), second.tolist()],
@@ -215,16 +221,8 @@ def exchange_answers(exchange: Exchange) -> dict[str, Any]:
         "rows": exchange.gather_rows(np.full((rank, 2), rank, dtype=np.float32)).tolist(),
         "values": exchange.gather_values({"rank": rank, "text": "x" * rank}),
         "broadcast": [kind.float().tolist() for kind in kinds],
-        "group": None if lonely is None else [lonely.rank, lonely.size, *group_sum(lonely)],
         "local": [exchange.local_rank, exchange.local_size],
     }
-
-
-def group_sum(exchange: Exchange) -> list[float]:
-    value = torch.ones(2)
-    exchange.sum_(value)
-    exchange.broadcast_([value])
-    return [float(part) for part in value]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.training.strategies.partition import Cut, cut_evenly
+from tasks.training.strategies.base import Cut, cut_evenly
 
 VOCABULARY = 50
 TOKENS = 32

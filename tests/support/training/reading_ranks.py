@@ -25,8 +25,8 @@ WAIT_S = 60.0
 NUM_SHARDS = 4
 
 
-class ThreadExchange:
-    """Collectives among threads; as `Exchange`, as far as reading needs it."""
+class ThreadCommunicator:
+    """Collectives among threads; as `Communicator`, as far as reading needs it."""
 
     name = "threads"
 
@@ -68,14 +68,14 @@ class ThreadExchange:
         pass
 
 
-def on_ranks(size: int, work: Callable[[ThreadExchange], Result]) -> list[Result]:
+def on_ranks(size: int, work: Callable[[ThreadCommunicator], Result]) -> list[Result]:
     """Do the same work on `size` ranks at once; raise what the first failed one raised."""
     board: list[object] = [None] * size
     barrier = threading.Barrier(size)
 
     def of_rank(rank: int) -> Result:
         try:
-            return work(ThreadExchange(rank, size, board, barrier))
+            return work(ThreadCommunicator(rank, size, board, barrier))
         except BaseException:
             barrier.abort()
             raise
@@ -110,7 +110,7 @@ def job(
 
 
 def opened(work: TrainingJob, folder: Path, size: int, ranks_per_replica: int = 1) -> list[Sources]:
-    def open_rank(exchange: ThreadExchange) -> Sources:
+    def open_rank(exchange: ThreadCommunicator) -> Sources:
         return open_sources(
             work,
             exchange,  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ class Board:
         self.barrier = threading.Barrier(size)
 
 
-class ThreadExchange:
+class ThreadCommunicator:
     """Collectives among threads."""
 
     name = "threads"
@@ -85,7 +85,7 @@ def on_ranks(size: int, program) -> list[object]:
     board, results = Board(size), [None] * size
 
     def be(rank: int) -> None:
-        results[rank] = program(ThreadExchange(board, rank))
+        results[rank] = program(ThreadCommunicator(board, rank))
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -116,7 +116,7 @@ def test_what_is_restored_can_be_changed_without_changing_the_commit() -> None:
 def test_all_ranks_have_rank_0s_commit_and_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", 100)
 
-    def program(exchange: ThreadExchange) -> tuple[int, State]:
+    def program(exchange: ThreadCommunicator) -> tuple[int, State]:
         commits = Commits()
         for number in range(3 - exchange.rank):
             commits.keep({"w": torch.full((50,), 10.0 * number), "epoch": number, "history": [1]})
@@ -130,7 +130,7 @@ def test_all_ranks_have_rank_0s_commit_and_its_number(monkeypatch: pytest.Monkey
 
 
 def test_what_would_have_to_be_unpickled_is_refused() -> None:
-    def program(exchange: ThreadExchange) -> str:
+    def program(exchange: ThreadCommunicator) -> str:
         commits = Commits()
         if exchange.rank == 0:
             commits.keep({"harmful": FakeSession()})
@@ -146,7 +146,7 @@ def test_what_would_have_to_be_unpickled_is_refused() -> None:
 def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
     """Steps done, steps committed and checkpoints of each rank, where rank 1 is asked after 7."""
 
-    def program(exchange: ThreadExchange) -> tuple[int, int, int]:
+    def program(exchange: ThreadCommunicator) -> tuple[int, int, int]:
         link, session, commits = FakeLink(), FakeSession(), Commits()
         config = ElasticConfig(check_interval_s=0.05)
         point = CheckedSteps(1, link, exchange, session, commits, config)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_a_rank_that_is_to_leave_makes_all_write_a_checkpoint_first() -> None:
 def test_commits_of_a_slow_state_are_made_less_often() -> None:
     link, session, commits = FakeLink(), FakeSession(), Commits()
     config = ElasticConfig(commit_interval_s=0.05, check_interval_s=0.05, commit_share=0.01)
-    exchange = ThreadExchange(Board(1), 0)
+    exchange = ThreadCommunicator(Board(1), 0)
     point = CheckedSteps(1, link, exchange, session, commits, config)  # type: ignore[arg-type]
     point._commit_cost_s = 3600.0
     for _ in range(20_000):

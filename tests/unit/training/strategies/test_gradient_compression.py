@@ -1,31 +1,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
-from tasks.training.strategies.base import Exchange, State
+from tasks.training.strategies.base import State
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.flat_gradients import GradientSum
-from tasks.training.strategies.gradient_compression import RESIDUAL, ErrorFeedback, HalfPrecisionSum
-from tasks.training.strategies.power_sgd import LowRank, PowerSgdSum
-from tasks.training.strategies.top_k import TopKSum
+from tasks.training.strategies.gradient_compression import (
+    RESIDUAL,
+    GradientSum,
+    HalfPrecisionSum,
+    LowRank,
+    PowerSgdSum,
+)
 from tests.support.suite.examples import examples
-from tests.support.training.thread_ranks import ThreadExchange, gradients_of, on_threads
+from tests.support.training.thread_ranks import ThreadCommunicator, gradients_of, on_threads
 
 SHAPES = {"matrix": (12, 9), "bias": (12,), "cube": (4, 3, 5), "scalar": ()}
 NUM_VALUES = sum(math.prod(shape) for shape in SHAPES.values())
-Build = Callable[[StrategyConfig, Exchange], GradientSum]
-LOSSY = {
-    "powersgd": (PowerSgdSum, StrategyConfig(gradient_compression="powersgd", powersgd_rank=2)),
-    "topk": (TopKSum, StrategyConfig(gradient_compression="topk", topk_share=0.1)),
-}
+POWER_SGD = partial(PowerSgdSum, StrategyConfig(gradient_compression="powersgd", powersgd_rank=2))
+HALF = partial(HalfPrecisionSum, StrategyConfig(gradient_compression="fp16"))
 
 
 def gradient(rank: int, step: int, scale: float = 1.0) -> dict[str, Tensor]:
@@ -42,21 +41,18 @@ def left_out(state: State) -> Tensor:
     return flat_of({name: residual[name] for name in SHAPES} if residual else gradient(0, 0, 0.0))
 
 
-@pytest.mark.parametrize("way", LOSSY)
 @examples(15)
 @given(
     size=st.integers(1, 4), num_steps=st.integers(1, 5), scale=st.sampled_from([1e-12, 1.0, 1e12])
 )
 def test_nothing_is_lost_all_that_went_in_came_out_or_is_left_over(
-    way: str, size: int, num_steps: int, scale: float
+    size: int, num_steps: int, scale: float
 ) -> None:
-    build, config = LOSSY[way]
-
-    def part(exchange: ThreadExchange) -> tuple[Tensor, Tensor]:
-        compressed = build(config, exchange)
+    def part(ranks: ThreadCommunicator) -> tuple[Tensor, Tensor]:
+        compressed = POWER_SGD(ranks)
         came_out = torch.zeros(NUM_VALUES, dtype=torch.float64)
         for step in range(num_steps):
-            gradients = gradients_of(gradient(exchange.rank, step, scale))
+            gradients = gradients_of(gradient(ranks.rank, step, scale))
             compressed.sum_(gradients)
             came_out += gradients.flat
         return came_out, left_out(compressed.state())
@@ -74,19 +70,16 @@ def test_nothing_is_lost_all_that_went_in_came_out_or_is_left_over(
         )
 
 
-@pytest.mark.parametrize("way", LOSSY)
-def test_what_was_left_out_survives_another_number_of_ranks(way: str) -> None:
-    build, config = LOSSY[way]
-
-    def before(exchange: ThreadExchange) -> State:
-        compressed = build(config, exchange)
-        compressed.sum_(gradients_of(gradient(exchange.rank, 0)))
+def test_what_was_left_out_survives_another_number_of_ranks() -> None:
+    def before(ranks: ThreadCommunicator) -> State:
+        compressed = POWER_SGD(ranks)
+        compressed.sum_(gradients_of(gradient(ranks.rank, 0)))
         return compressed.state()
 
     state = on_threads(3, before)[0]
 
-    def after(exchange: ThreadExchange) -> Tensor:
-        compressed = build(config, exchange)
+    def after(ranks: ThreadCommunicator) -> Tensor:
+        compressed = POWER_SGD(ranks)
         compressed.load(state)
         at_once = left_out(compressed.state())
         torch.testing.assert_close(at_once, left_out(state))
@@ -101,19 +94,18 @@ def test_what_was_left_out_survives_another_number_of_ranks(way: str) -> None:
 
 def test_power_sgd_goes_on_on_other_ranks_as_if_nothing_had_happened() -> None:
     """It is linear in the gradients, so it does not matter which rank owes what."""
-    build, config = LOSSY["powersgd"]
     later = [gradient(0, step) for step in (1, 2)]
 
-    def unbroken(exchange: ThreadExchange) -> tuple[State, list[Tensor]]:
-        compressed = build(config, exchange)
-        compressed.sum_(gradients_of(gradient(exchange.rank, 0)))
+    def unbroken(ranks: ThreadCommunicator) -> tuple[State, list[Tensor]]:
+        compressed = POWER_SGD(ranks)
+        compressed.sum_(gradients_of(gradient(ranks.rank, 0)))
         state = compressed.state()
-        return state, go_on(compressed, exchange)
+        return state, go_on(compressed, ranks)
 
-    def go_on(compressed: GradientSum, exchange: ThreadExchange) -> list[Tensor]:
+    def go_on(compressed: GradientSum, ranks: ThreadCommunicator) -> list[Tensor]:
         outputs = []
         for tensors in later:
-            shares = {name: value / exchange.size for name, value in tensors.items()}
+            shares = {name: value / ranks.size for name, value in tensors.items()}
             gradients = gradients_of(shares)
             compressed.sum_(gradients)
             outputs.append(gradients.flat.clone())
@@ -121,10 +113,10 @@ def test_power_sgd_goes_on_on_other_ranks_as_if_nothing_had_happened() -> None:
 
     state, expected = on_threads(2, unbroken)[0]
 
-    def resumed(exchange: ThreadExchange) -> list[Tensor]:
-        compressed = build(config, exchange)
+    def resumed(ranks: ThreadCommunicator) -> list[Tensor]:
+        compressed = POWER_SGD(ranks)
         compressed.load(state)
-        return go_on(compressed, exchange)
+        return go_on(compressed, ranks)
 
     for size in (1, 3):
         for output, wanted in zip(on_threads(size, resumed)[0], expected, strict=True):
@@ -132,20 +124,18 @@ def test_power_sgd_goes_on_on_other_ranks_as_if_nothing_had_happened() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("way", [*LOSSY, "fp16"])
+@pytest.mark.parametrize("build", [POWER_SGD, HALF])
 def test_what_is_no_number_on_one_rank_is_none_on_all_and_spoils_no_later_step(
-    way: str, number: float
+    build: partial[GradientSum], number: float
 ) -> None:
-    build, config = LOSSY.get(way, (HalfPrecisionSum, StrategyConfig(gradient_compression="fp16")))
-
-    def part(exchange: ThreadExchange) -> tuple[bool, bool]:
-        compressed = build(config, exchange)
-        compressed.sum_(gradients_of(gradient(exchange.rank, 0)))
-        broken = gradients_of(gradient(exchange.rank, 1))
-        if exchange.rank == 1:
+    def part(ranks: ThreadCommunicator) -> tuple[bool, bool]:
+        compressed = build(ranks)
+        compressed.sum_(gradients_of(gradient(ranks.rank, 0)))
+        broken = gradients_of(gradient(ranks.rank, 1))
+        if ranks.rank == 1:
             broken.flat[3] = number
         compressed.sum_(broken)
-        sound = gradients_of(gradient(exchange.rank, 2))
+        sound = gradients_of(gradient(ranks.rank, 2))
         compressed.sum_(sound)
         return bool(broken.flat.isnan().all()), bool(sound.flat.isfinite().all())
 
@@ -164,10 +154,10 @@ def test_half_precision_keeps_11_bits_and_never_overflows(
         for rank in range(size)
     ]
 
-    def part(exchange: ThreadExchange) -> tuple[Tensor, int]:
-        gradients = gradients_of({"all": shares[exchange.rank]})
-        HalfPrecisionSum(StrategyConfig(), exchange).sum_(gradients)
-        return gradients.flat, exchange.given_bytes
+    def part(ranks: ThreadCommunicator) -> tuple[Tensor, int]:
+        gradients = gradients_of({"all": shares[ranks.rank]})
+        HalfPrecisionSum(StrategyConfig(), ranks).sum_(gradients)
+        return gradients.flat, ranks.given_bytes
 
     expected = torch.stack(shares).double().sum(0)
     largest = max(float(share.abs().max()) for share in shares)
@@ -180,9 +170,9 @@ def test_half_precision_keeps_11_bits_and_never_overflows(
 
 
 def test_half_precision_of_no_gradient_sends_next_to_nothing() -> None:
-    def part(exchange: ThreadExchange) -> float:
+    def part(ranks: ThreadCommunicator) -> float:
         gradients = gradients_of({"all": torch.zeros(5)})
-        HalfPrecisionSum(StrategyConfig(), exchange).sum_(gradients)
+        HalfPrecisionSum(StrategyConfig(), ranks).sum_(gradients)
         return float(gradients.flat.abs().max())
 
     assert on_threads(2, part) == [0.0, 0.0]
@@ -193,13 +183,13 @@ def test_half_precision_of_no_gradient_sends_next_to_nothing() -> None:
 def test_power_sgd_is_exact_for_matrices_of_its_rank(rows: int, columns: int, rank: int) -> None:
     form = LowRank.of(torch.Size([rows, columns]), rank)
 
-    def part(exchange: ThreadExchange) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(exchange.rank)
+    def part(ranks: ThreadCommunicator) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(ranks.rank)
         # All ranks' matrices have the same columns, so that their sum has the rank too.
         columns_of_all = torch.randn(rank, columns, generator=torch.Generator().manual_seed(99))
         matrix = torch.randn(rows, rank, generator=generator) @ columns_of_all
         gradients = gradients_of({"matrix": matrix})
-        PowerSgdSum(StrategyConfig(powersgd_rank=rank), exchange).sum_(gradients)
+        PowerSgdSum(StrategyConfig(powersgd_rank=rank), ranks).sum_(gradients)
         return gradients.views["matrix"], matrix
 
     results = on_threads(2, part)
@@ -217,8 +207,8 @@ def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_wa
     values = torch.linalg.svdvals(matrix)
     best = float(values[3:].square().sum().sqrt())
 
-    def part(exchange: ThreadExchange) -> list[float]:
-        compressed = PowerSgdSum(StrategyConfig(powersgd_rank=3), exchange)
+    def part(ranks: ThreadCommunicator) -> list[float]:
+        compressed = PowerSgdSum(StrategyConfig(powersgd_rank=3), ranks)
         errors = []
         for _ in range(12):
             gradients = gradients_of({"matrix": matrix})
@@ -232,8 +222,8 @@ def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_wa
 
 
 def test_power_sgd_recovers_from_a_gradient_that_was_zero() -> None:
-    def part(exchange: ThreadExchange) -> float:
-        compressed = PowerSgdSum(StrategyConfig(powersgd_rank=2), exchange)
+    def part(ranks: ThreadCommunicator) -> float:
+        compressed = PowerSgdSum(StrategyConfig(powersgd_rank=2), ranks)
         compressed.sum_(gradients_of({"matrix": torch.zeros(9, 7)}))
         total = torch.zeros(9, 7)
         matrix = torch.ones(9, 7)
@@ -241,7 +231,7 @@ def test_power_sgd_recovers_from_a_gradient_that_was_zero() -> None:
             gradients = gradients_of({"matrix": matrix})
             compressed.sum_(gradients)
             total += gradients.views["matrix"]
-        return float((total - 3 * exchange.size * matrix).abs().max())
+        return float((total - 3 * ranks.size * matrix).abs().max())
 
     assert max(on_threads(2, part)) < 1e-3
 
@@ -253,88 +243,33 @@ def test_power_sgd_sends_small_tensors_whole_and_exactly() -> None:
     assert LowRank.of(torch.Size([8, 4, 4]), 2) == LowRank(8, 16, 2)
     assert LowRank.of(torch.Size([1, 64]), 2) is None  # its factors would be larger
 
-    def part(exchange: ThreadExchange) -> tuple[Tensor, int]:
+    def part(ranks: ThreadCommunicator) -> tuple[Tensor, int]:
         gradients = gradients_of({"bias": torch.arange(5.0), "matrix": torch.ones(20, 30)})
-        PowerSgdSum(StrategyConfig(powersgd_rank=1), exchange).sum_(gradients)
-        return gradients.views["bias"].clone(), exchange.given_bytes
+        PowerSgdSum(StrategyConfig(powersgd_rank=1), ranks).sum_(gradients)
+        return gradients.views["bias"].clone(), ranks.given_bytes
 
     for bias, given_bytes in on_threads(2, part):
         assert torch.equal(bias, 2 * torch.arange(5.0))
         assert given_bytes == 4 * (5 + 20 + 30)
 
 
-@given(
-    size=st.integers(1, 4),
-    num_values=st.integers(1, 60),
-    share=st.floats(0.01, 1.0),
-    seed=st.integers(0, 1000),
-)
-def test_top_k_sends_exactly_the_largest_values(
-    size: int, num_values: int, share: float, seed: int
-) -> None:
-    shares = [
-        torch.randn(num_values, generator=torch.Generator().manual_seed(seed + rank))
-        for rank in range(size)
-    ]
-    count = math.ceil(share * num_values)
-    expected = torch.zeros(num_values)
-    for values in shares:
-        kept = values.abs() >= values.abs().sort(descending=True).values[count - 1]
-        expected += torch.where(kept, values, 0.0)
-
-    def part(exchange: ThreadExchange) -> tuple[Tensor, int]:
-        gradients = gradients_of({"all": shares[exchange.rank]})
-        TopKSum(StrategyConfig(topk_share=share), exchange).sum_(gradients)
-        return gradients.flat, exchange.given_bytes
-
-    for summed, given_bytes in on_threads(size, part):
-        torch.testing.assert_close(summed, expected)
-        assert given_bytes == 8 * count
-
-
-def test_positions_beyond_what_float32_can_count_arrive_as_they_are() -> None:
-    num_values = (1 << 24) + 5
-    values = torch.zeros(num_values)
-    values[(1 << 24) + 1] = 3.0
-
-    def part(exchange: ThreadExchange) -> int:
-        gradients = gradients_of({"all": values})
-        TopKSum(StrategyConfig(topk_share=1e-8), exchange).sum_(gradients)
-        return int(gradients.flat.argmax())
-
-    assert on_threads(1, part) == [(1 << 24) + 1]
-
-
-def test_a_checkpoint_of_another_compression_is_taken_over(
+def test_what_low_ranks_left_out_is_dropped_with_a_warning_by_another_sum(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def part(exchange: ThreadExchange) -> tuple[Tensor, Tensor]:
-        power_sgd, config = LOSSY["powersgd"]
-        first = power_sgd(config, exchange)
+    def part(ranks: ThreadCommunicator) -> None:
+        first = POWER_SGD(ranks)
         first.sum_(gradients_of(gradient(0, 0)))
-        top_k, config = LOSSY["topk"]
-        second = top_k(config, exchange)
-        second.load(first.state())
-        HalfPrecisionSum(config, exchange).load(first.state())
-        return left_out(first.state()), left_out(second.state())
+        HalfPrecisionSum(StrategyConfig(), ranks).load(first.state())
 
-    owed, taken_over = on_threads(1, part)[0]
-    torch.testing.assert_close(owed, taken_over)
+    on_threads(1, part)
     assert "they are dropped" in caplog.text
 
 
-def test_lossy_ways_are_error_feedback_and_load_a_checkpoint_without_any() -> None:
-    def part(exchange: ThreadExchange) -> bool:
-        for build, config in LOSSY.values():
-            compressed = build(config, exchange)
-            assert isinstance(compressed, ErrorFeedback)
-            compressed.load({})
-            compressed.sum_(gradients_of(gradient(0, 0)))
+def test_low_ranks_load_a_checkpoint_without_any() -> None:
+    def part(ranks: ThreadCommunicator) -> bool:
+        compressed = POWER_SGD(ranks)
+        compressed.load({})
+        compressed.sum_(gradients_of(gradient(0, 0)))
         return True
 
     assert on_threads(1, part) == [True]
-
-
-def test_paying_back_needs_gradients_of_one_scale() -> None:
-    with pytest.raises(ValidationError, match="use precision='bf16'"):
-        StrategyConfig(precision="fp16", gradient_compression="topk")

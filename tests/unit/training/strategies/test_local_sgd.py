@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.strategies.asynchronous import AsynchronousSgd
-from tasks.training.strategies.base import Batch, State
-from tasks.training.strategies.build import strategy_kind
+from tasks.training.strategies.base import Batch, State, strategy_kind
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.horovod import HorovodStrategy
-from tasks.training.strategies.local_sgd import LocalSgd
-from tests.support.training.thread_ranks import ThreadExchange, on_threads
+from tasks.training.strategies.data_parallel import HorovodStrategy
+from tasks.training.strategies.local_sgd import AsynchronousSgd, LocalSgd
+from tests.support.training.thread_ranks import ThreadCommunicator, on_threads
 
 RATE = 0.1
 ROWS = 12
@@ -58,7 +56,7 @@ def share_of(step: int, rank: int, size: int) -> Batch:
     return Batch((inputs[rows],), labels[rows])
 
 
-def build(kind: str, exchange: ThreadExchange, local_steps: int, optimizer: Any = sgd) -> Any:
+def build(kind: str, exchange: ThreadCommunicator, local_steps: int, optimizer: Any = sgd) -> Any:
     # Checked by hand: the configuration itself offers one local step only as synchronous training.
     config = StrategyConfig().model_copy(update={"local_steps": local_steps})
     return KINDS[kind](config, exchange, network(), squares, optimizer, torch.device("cpu"))
@@ -76,7 +74,7 @@ def weights(strategy: Any) -> Tensor:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_one_local_step_of_sgd_is_synchronous_training(size: int) -> None:
-    def part(exchange: ThreadExchange) -> tuple[Tensor, Tensor]:
+    def part(exchange: ThreadCommunicator) -> tuple[Tensor, Tensor]:
         both = [build(kind, exchange, 1) for kind in ("synchronous", "local")]
         for strategy in both:
             train(strategy, range(12))
@@ -131,7 +129,7 @@ def test_ranks_step_alone_and_average_as_the_papers_say(kind: str, local_steps: 
             oracle.average() if kind == "local" else oracle.average_late()
         expected.append(oracle.weights)
 
-    def part(exchange: ThreadExchange) -> list[Tensor]:
+    def part(exchange: ThreadCommunicator) -> list[Tensor]:
         strategy = build(kind, exchange, local_steps)
         seen = []
         for step in range(10):
@@ -146,7 +144,7 @@ def test_ranks_step_alone_and_average_as_the_papers_say(kind: str, local_steps: 
 
 @pytest.mark.parametrize("kind", ["local", "asynchronous"])
 def test_ranks_are_equal_whenever_anybody_looks(kind: str) -> None:
-    def part(exchange: ThreadExchange) -> list[Any]:
+    def part(exchange: ThreadCommunicator) -> list[Any]:
         strategy = build(kind, exchange, 4, adam)
         seen = []
         for first in (0, 3, 7):
@@ -167,7 +165,7 @@ def flat(state: State) -> list[float]:
 @pytest.mark.parametrize("kind", ["local", "asynchronous"])
 @pytest.mark.parametrize("taken_at", [4, 5, 6])
 def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(kind: str, taken_at: int) -> None:
-    def unbroken(exchange: ThreadExchange) -> tuple[State, Tensor]:
+    def unbroken(exchange: ThreadCommunicator) -> tuple[State, Tensor]:
         strategy = build(kind, exchange, 4, adam)
         train(strategy, range(taken_at))
         state = copy.deepcopy(strategy.state())
@@ -176,7 +174,7 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(kind: str, taken_a
 
     before = on_threads(2, unbroken)
 
-    def resumed(exchange: ThreadExchange) -> Tensor:
+    def resumed(exchange: ThreadCommunicator) -> Tensor:
         strategy = build(kind, exchange, 4, adam)
         train(strategy, range(2))  # whatever it was before no longer counts
         strategy.load(before[0][0])
@@ -189,7 +187,7 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(kind: str, taken_a
 
 @pytest.mark.parametrize("kind", ["local", "asynchronous"])
 def test_bytes_are_those_of_synchronous_training_over_the_local_steps(kind: str) -> None:
-    def part(exchange: ThreadExchange) -> list[int]:
+    def part(exchange: ThreadCommunicator) -> list[int]:
         sent = []
         for name, local_steps in (("synchronous", 1), (kind, 5)):
             strategy = build(name, exchange, local_steps)
@@ -205,7 +203,7 @@ def test_bytes_are_those_of_synchronous_training_over_the_local_steps(kind: str)
 
 
 def test_a_rank_whose_gradient_is_no_number_says_so_alone() -> None:
-    def part(exchange: ThreadExchange) -> str:
+    def part(exchange: ThreadCommunicator) -> str:
         strategy = build("local", exchange, 10)
         share = share_of(0, exchange.rank, 2)
         if exchange.rank == 0:

@@ -1,24 +1,32 @@
-"""What the project's network says of how it can be cut."""
-
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import TrainingConfig
 from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.strategies.base import Batch
+from tasks.training.strategies.base import Batch, cut_evenly
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.data_parallel import DataParallel
-from tasks.training.strategies.pipeline_parallel import Judged, PipelineParallel, filled_up
-from tasks.training.strategies.tensor_parallel import CutDropout, TensorParallel
-from tests.support.training.thread_ranks import ThreadExchange, on_threads
+from tasks.training.strategies.data_parallel import DataParallel, blocks_of, checkpoint_activations
+from tasks.training.strategies.model_parallel import (
+    CutDropout,
+    Judged,
+    PipelineParallel,
+    TensorParallel,
+    filled_up,
+)
+from tests.support.ranks.strategy_cases import SmallNetwork, global_batch
+from tests.support.training.thread_ranks import ThreadCommunicator, on_threads
 
 EDGES = np.linspace(-1, 1, 5).astype(np.float32)
 INPUTS = (torch.tensor([[0, 2], [3, 1], [1, 0]]), torch.randn(3, 2))
@@ -106,12 +114,12 @@ def test_ranks_that_talk_by_another_library_are_refused(kind: type[DataParallel]
         else {"name": "pipeline-parallel", "pipeline_stages": 2}
     )
 
-    def part(exchange: ThreadExchange) -> str:
+    def part(exchange: ThreadCommunicator) -> str:
         with pytest.raises(ConfigurationError, match=r"=2 needs torch\.distributed") as caught:
             kind(config, exchange, network(16, 8), _losses, _sgd, torch.device("cpu"))
         return str(caught.value)
 
-    assert all("ranks talk by threads" in said for said in on_threads(2, part))
+    assert all("communicate by threads" in said for said in on_threads(2, part))
 
 
 def _losses(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -120,3 +128,87 @@ def _losses(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _sgd(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for _, p in parameters])
+
+
+def largest_part(sizes: list[int], cuts: tuple[int, ...]) -> int:
+    edges = [0, *cuts, len(sizes)]
+    return max(sum(sizes[a:b]) for a, b in itertools.pairwise(edges))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())
+def test_no_other_cut_has_a_smaller_largest_part(sizes: list[int], data: st.DataObject) -> None:
+    num_parts = data.draw(st.integers(1, len(sizes)))
+    parts = cut_evenly(sizes, num_parts)
+    assert len(parts) == num_parts
+    assert [n for part in parts for n in range(len(sizes))[part]] == list(range(len(sizes)))
+    assert all(part.start < part.stop for part in parts)
+    best = min(
+        largest_part(sizes, cuts)
+        for cuts in itertools.combinations(range(1, len(sizes)), num_parts - 1)
+    )
+    assert largest_part(sizes, tuple(part.start for part in parts[1:])) == best
+
+
+def test_blocks_are_the_members_of_lists_and_the_other_parts_with_parameters() -> None:
+    network = SmallNetwork()
+    assert blocks_of(network) == [network.entry, *network.blocks, network.head]
+
+
+def test_the_layers_of_an_encoder_are_blocks_but_not_what_is_in_them() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    network = nn.Sequential(nn.Embedding(5, 8), encoder, nn.ReLU())
+    assert blocks_of(network) == [network[0], *encoder.layers]
+
+
+def test_a_network_of_bare_parameters_has_no_blocks() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.more = nn.ParameterList([nn.Parameter(torch.ones(2))])
+
+    assert blocks_of(Bare()) == []
+
+
+def test_checkpointing_changes_no_gradient_no_name_and_no_output() -> None:
+    network = SmallNetwork()
+    lean = copy.deepcopy(network)
+    checkpoint_activations(lean)
+    batch = global_batch(0)
+    for either in (network, lean):
+        either(*batch.inputs).sum().backward()
+    for (name, ours), (name_of_lean, theirs) in zip(
+        network.named_parameters(), lean.named_parameters(), strict=True
+    ):
+        assert name == name_of_lean
+        assert ours.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+    assert torch.equal(network.eval()(*batch.inputs), lean.eval()(*batch.inputs))
+
+
+def test_checkpointing_keeps_fewer_activations() -> None:
+    network, lean = SmallNetwork(), SmallNetwork()
+    checkpoint_activations(lean)
+    kept = []
+    for either in (network, lean):
+        sizes: list[int] = []
+
+        def keep(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            either(*global_batch(0).inputs)
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0] / 2
+
+
+def test_a_copy_of_a_checkpointed_network_computes_with_its_own_weights() -> None:
+    network = SmallNetwork()
+    checkpoint_activations(network)
+    twin = copy.deepcopy(network).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert twin(*global_batch(0).inputs).abs().sum() > 0

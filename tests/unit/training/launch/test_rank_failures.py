@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 from horovod.common.exceptions import HorovodInternalError
 
-from tasks.training.strategies.failures import is_loss_of_another_rank
+from tasks.training.launch.worker import is_loss_of_another_rank
 
 GLOO = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
 

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tasks.kernel.errors import TrainingError
+from tasks.training.strategies.optimizer import (
+    FlatGradients,
+    LossScale,
+    NamedOptimizer,
+    autocast,
+    ring_bytes,
+)
+from tests.support.ranks.strategy_cases import SmallNetwork, adamw, global_batch
+
+
+def test_backward_writes_all_gradients_into_one_tensor() -> None:
+    network, plain = SmallNetwork(), SmallNetwork()
+    plain.load_state_dict(network.state_dict())
+    gradients = FlatGradients(network.named_parameters())
+    for either in (network, plain):
+        either(*global_batch(0).inputs).sum().backward()
+    expected = [p.grad.flatten() for p in plain.parameters() if p.grad is not None]
+    assert torch.equal(gradients.flat, torch.cat(expected))
+    gradients.flat.fill_(2.0)
+    assert all((p.grad == 2.0).all() for p in network.parameters() if p.grad is not None)
+
+
+def test_frozen_parameters_have_no_part_in_the_exchange() -> None:
+    network = SmallNetwork()
+    network.entry.requires_grad_(False)
+    gradients = FlatGradients(network.named_parameters())
+    assert network.entry.weight.grad is None
+    assert not any(name.startswith("entry") for name in gradients.views)
+    assert gradients.flat.numel() == sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+def test_a_network_with_nothing_to_train_is_refused_with_a_sentence() -> None:
+    network = nn.Linear(2, 1).requires_grad_(False)
+    with pytest.raises(TrainingError, match="no parameter to train"):
+        FlatGradients(network.named_parameters())
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 0), (2, 1000), (4, 1500)])
+def test_a_ring_sends_nearly_twice_the_buffer_at_most(size: int, expected: int) -> None:
+    assert ring_bytes(1000, size) == expected
+
+
+def trained(network: nn.Module, optimizer: NamedOptimizer, steps: int) -> None:
+    for step in range(steps):
+        network.zero_grad()
+        network(*global_batch(step).inputs).square().sum().backward()
+        optimizer.step(0.01)
+
+
+def in_two_groups(
+    parameters: object,
+) -> torch.optim.Optimizer:
+    """The groups are in another order than the network's parameters."""
+    named = [p for _, p in parameters]  # type: ignore[attr-defined]
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in named if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": [p for p in named if p.ndim > 1], "weight_decay": 0.1},
+        ],
+        eps=1e-6,
+        fused=True,
+    )
+
+
+@pytest.mark.parametrize("build", [adamw, in_two_groups])
+def test_an_optimizer_goes_on_from_the_state_of_another(build: object) -> None:
+    networks = [SmallNetwork(), SmallNetwork()]
+    first, second = (NamedOptimizer(build, n.named_parameters()) for n in networks)  # type: ignore[arg-type]
+    trained(networks[0], first, 3)
+    networks[1].load_state_dict(networks[0].state_dict())
+    second.load(first.state())
+    for network, optimizer in zip(networks, (first, second), strict=True):
+        trained(network, optimizer, 2)
+    for ours, theirs in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_state_is_known_by_name_and_holds_copies() -> None:
+    network = SmallNetwork()
+    optimizer = NamedOptimizer(adamw, network.named_parameters())
+    assert optimizer.state() == {}
+    trained(network, optimizer, 1)
+    state = optimizer.state()
+    names = {name for name, _ in network.named_parameters()}
+    assert {key.rpartition("/")[0] for key in state} == names
+    assert {key.rpartition("/")[2] for key in state} == {"step", "exp_avg", "exp_avg_sq"}
+    kept = state["entry.weight/exp_avg"].clone()
+    second = NamedOptimizer(adamw, network.named_parameters())
+    second.load(state)
+    trained(network, second, 1)
+    assert torch.equal(state["entry.weight/exp_avg"], kept)
+
+
+def test_a_state_without_some_parameters_leaves_those_new() -> None:
+    network = SmallNetwork()
+    optimizer = NamedOptimizer(adamw, network.named_parameters())
+    trained(network, optimizer, 2)
+    part = {k: v for k, v in optimizer.state().items() if k.startswith("entry")}
+    fresh = NamedOptimizer(adamw, network.named_parameters())
+    fresh.load(part)
+    assert fresh.state().keys() == part.keys()
+
+
+def test_every_step_is_taken_at_its_own_rate() -> None:
+    network = SmallNetwork()
+    optimizer = NamedOptimizer(adamw, network.named_parameters())
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    network(*global_batch(0).inputs).sum().backward()
+    optimizer.step(0.0)
+    assert all(torch.equal(before[name], p) for name, p in network.named_parameters())
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_the_loss_scale_is_that_of_torchs_own_scaler(overflows: list[bool]) -> None:
+    ours = LossScale(2.0**10, growth_steps=4)
+    theirs = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    for overflow in overflows:
+        theirs.scale(torch.ones(1))
+        parameter.grad = torch.full((1,), float("inf") if overflow else 1.0)
+        theirs.step(optimizer)
+        theirs.update()
+        ours.after_overflow() if overflow else ours.after_step()
+        assert ours.factor == theirs.get_scale()
+    assert ours.num_skipped == sum(overflows)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_only_fp16_scales_its_loss(precision: str) -> None:
+    scale = LossScale.of(precision)  # type: ignore[arg-type]
+    for _ in range(3000):
+        scale.after_step()
+    assert scale.factor == 1.0
+    assert not scale.can_fall
+
+
+def test_a_scale_goes_on_from_a_checkpoint() -> None:
+    scale = LossScale.of("fp16")
+    for _ in range(3):
+        scale.after_overflow()
+    scale.after_step()
+    again = LossScale.of("fp16")
+    again.load(scale.state())
+    assert again == scale
+
+
+def test_a_checkpoint_of_another_precision_leaves_the_scale_as_it_is() -> None:
+    scale = LossScale.of("fp16")
+    scale.load({})
+    assert scale == LossScale.of("fp16")
+    plain = LossScale.of("fp32")
+    plain.load(LossScale.of("fp16").state())
+    assert plain.factor == 1.0
+
+
+def test_products_are_in_sixteen_bits_where_that_is_asked_for() -> None:
+    rows = torch.ones(2, 2)
+    cpu = torch.device("cpu")
+    kinds = {}
+    for precision in ("fp32", "bf16", "fp16"):
+        with autocast(precision, cpu):  # type: ignore[arg-type]
+            kinds[precision] = (rows @ rows).dtype
+    assert kinds == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
