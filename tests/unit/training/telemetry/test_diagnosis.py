@@ -59,7 +59,9 @@ def test_an_exchange_between_hosts_is_cured_by_compression() -> None:
 
 
 def test_a_batch_grows_up_to_a_limit() -> None:
-    facts = replace(JOB, global_batch_size=LARGEST_BATCH, num_hosts=2, gradient_compression="powersgd")
+    facts = replace(
+        JOB, global_batch_size=LARGEST_BATCH, num_hosts=2, gradient_compression="powersgd"
+    )
     finding = only(diagnose([rank(n, exchange_ms=30) for n in range(2)], HOST, facts))
     assert finding.suggestions == {}
     assert "cannot grow" in finding.advice
