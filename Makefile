@@ -39,26 +39,26 @@ setup: ## make .venv whole: packages, PyTorch, Horovod built for it; the others 
 	@$(call with_python)
 
 run: setup ## run the whole loop once on the real data; a second call reuses finished stages
-	@$(VENV_PYTHON) -m flows run $(RUN_ARGS)
+	@$(VENV_PYTHON) -m falaj run $(RUN_ARGS)
 
 serve: setup ## serve the promoted model over HTTP and gRPC (SERVE_ARGS="--http-port 8100")
 	@$(VENV_PYTHON) -m serving $(SERVE_ARGS)
 
 edge: setup ## put Envoy before the server: TLS 1.3, tokens, limits, shares of traffic (EDGE_ARGS)
-	@$(VENV_PYTHON) -m infra.gateway run $(EDGE_ARGS)
+	@$(VENV_PYTHON) -m falaj gateway run $(EDGE_ARGS)
 
 up: setup ## start the platform: Prefect, MLflow, workers; deploy (UP_ARGS="--port 4300")
-	@$(VENV_PYTHON) -m infra.platform up $(UP_ARGS)
+	@$(VENV_PYTHON) -m falaj up $(UP_ARGS)
 
 # These do without set-up, which would make the environment anew under a platform that runs.
 down: ## let runs end, then end the platform (DOWN_ARGS=--now: at once)
-	@$(VENV_PYTHON) -m infra.platform down $(DOWN_ARGS)
+	@$(VENV_PYTHON) -m falaj down $(DOWN_ARGS)
 
 status: ## what of the platform runs, and what of it does not
-	@$(VENV_PYTHON) -m infra.platform status $(STATUS_ARGS)
+	@$(VENV_PYTHON) -m falaj status $(STATUS_ARGS)
 
 doctor: ## look at all that the platform needs, and say what to do
-	@$(VENV_PYTHON) -m infra.platform doctor $(DOCTOR_ARGS)
+	@$(VENV_PYTHON) -m falaj doctor $(DOCTOR_ARGS)
 
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder # a file's tests share what its fixtures start
 

@@ -33,6 +33,6 @@ def difference(report: ParityReport) -> FeatureStoreError:
     more = "More of them are in artifact feature-parity-differences; " * bool(report.examples)
     return FeatureStoreError(
         f"online and offline features of {report.feature_service}: {report.verdict}. "
-        f"{'. '.join(report.evidence)}. {more}`python -m flows rebuild-features VIEW` writes a "
+        f"{'. '.join(report.evidence)}. {more}`python -m falaj features rebuild VIEW` writes a "
         "view online again from its table"
     )

@@ -1,4 +1,4 @@
-"""`python -m flows.recovery_watch`: look for lost runs all the time, cheaply, and repair at once.
+"""`python -m falaj.RECOVERY`: look for lost runs all the time, cheaply, and repair at once.
 
 A scheduled sweep alone would cost a process each time, so it can be rare only. This one looks every
 few seconds from one small process, and runs the flow `recovery-sweep` when there is something to be
@@ -54,7 +54,7 @@ def _look(client: SyncPrefectClient, config: RecoveryConfig, told: set[str]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Watch until a signal ends it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.recovery_watch", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m falaj.RECOVERY", description=__doc__)
     parser.add_argument("--every", type=float, default=LOOK_EVERY_S, help="seconds between looks")
     parser.add_argument("--config", type=Path, help="JSON file with limits (default: built in)")
     options = parser.parse_args(arguments)

@@ -250,7 +250,7 @@ def deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
         raise ConfigurationError(
             f"no deployment of {flow_name!r} is of use case {use_case!r}; there are {known}. "
             "Nothing was started, and what asked for it stays; deploy it with python -m "
-            "infra.deploying"
+            "falaj deploy"
         )
     return min(fitting, key=lambda d: (not d.name.startswith(COORDINATOR), d.name), default=None)
 

@@ -73,7 +73,7 @@ class LoopState:
         if self.small:
             small_repository(self.folder)
         say("a whole loop on a new state folder")
-        arguments = ["-m", "flows", "--home", str(home), "run"]
+        arguments = ["-m", "falaj", "--home", str(home), "run"]
         try:
             cost = run_measured(arguments, self.folder / "log.txt", own_environment() | told)
         except RuntimeError as exc:

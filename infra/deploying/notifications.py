@@ -78,7 +78,7 @@ What to do next:
 have the lines before it.
 2. Mend that. Data that breaks its promises is mended at its source, a wrong setting in the use \
 case's configuration.
-3. Press Retry in the run's page, or `python -m flows retry {{ flow_run.id }}`: the run goes on \
+3. Press Retry in the run's page, or `python -m falaj retry {{ flow_run.id }}`: the run goes on \
 from the stage that failed, finished stages are not repeated.
 """,
 )
@@ -100,7 +100,7 @@ the next sweep answers it.
 
 What to do next:
 1. `make doctor` says what is missing: a deployment, a work pool, a worker.
-2. `python -m infra.deploying` writes deployments and automations anew; it leaves equal ones alone.
+2. `python -m falaj deploy` writes deployments and automations anew; it leaves equal ones alone.
 """,
     quiet_s=HOUR_S,
 )
@@ -170,7 +170,7 @@ All gates were open. {{ event.payload.comment }}
     + """
 What to do next:
 1. Nothing, if that was meant: this version is not asked about again.
-2. To approve it after all: `python -m flows approve {{ event.payload.model }} \
+2. To approve it after all: `python -m falaj models approve {{ event.payload.model }} \
 {{ event.payload.version }} --approver NAME`. It goes through the same gates.
 """,
 )
@@ -190,7 +190,7 @@ It is rejected by itself at {{ event.payload.deadline }}.
 What to do next:
 1. Open the run and press Resume: the form shows the evaluation and asks for the decision, your \
 name and a comment.
-2. Without the UI: `python -m flows approve {{ event.payload.model }} \
+2. Without the UI: `python -m falaj models approve {{ event.payload.model }} \
 {{ event.payload.version }} --approver NAME`.
 """,
 )
@@ -210,7 +210,7 @@ Version {{ event.payload.stable }} answers all requests again; by {{ event.paylo
     + """
 What to do next:
 1. Nothing for those who ask: the version before is back, and the alias with it.
-2. Read the evidence: `python -m flows release status {{ event.payload.model }}`, or artifact \
+2. Read the evidence: `python -m falaj release status {{ event.payload.model }}`, or artifact \
 release-evidence of the run.
 3. To release it once more after all, promote it again, or start it by hand while it is the \
 champion: deployment release-by-hand.
@@ -233,7 +233,7 @@ Traffic stays as it is; a version that fails more often is still rolled back.
 What to do next:
 1. Mend what is broken for both versions, or the split, if that is what is said above: the release \
 goes on by itself.
-2. A step that lasts too long: `python -m flows release promote {{ event.payload.model }} \
+2. A step that lasts too long: `python -m falaj release promote {{ event.payload.model }} \
 --approver NAME`, or `rollback`.
 """,
     quiet_s=6 * HOUR_S,
@@ -256,7 +256,7 @@ What to do next:
 1. See whether the source still delivers: artifact feature-monitoring of the run has the age of \
 the newest row of each view.
 2. When rows arrive again, the next refresh brings them online by itself. To not wait: \
-`python -m flows refresh START END`.
+`python -m falaj features refresh START END`.
 """,
     quiet_s=6 * HOUR_S,
 )

@@ -27,7 +27,7 @@ def edge_service(home: Path, environment: Mapping[str, str]) -> Service:
     """
     return Service(
         name=EDGE,
-        command=(sys.executable, "-m", "infra.gateway", "--home", str(home), "run"),
+        command=(sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run"),
         environment=environment,
         probe=lambda _: Admin(EdgePlace(home).folder).is_ready(),
         restart_when_silent=True,

@@ -89,7 +89,7 @@ def _check(model: str, known: object) -> None:
     if model not in names:
         raise ConfigurationError(
             f"the edge lets no model {model} through; it knows {', '.join(names)}. Add it to "
-            "models in edge.yaml and run `python -m infra.gateway prepare`"
+            "models in edge.yaml and run `python -m falaj gateway prepare`"
         )
 
 

@@ -1,8 +1,7 @@
-"""`python -m flows retry [RUN]`: go on from the stage at which a loop failed or was cut off."""
+"""`python -m falaj retry [RUN]`: go on from the stage at which a loop failed or was cut off."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import time
 from typing import Any
@@ -36,12 +35,12 @@ CANCELLED = [StateType.CANCELLED]
 """A run that somebody cancelled goes on only when it is named."""
 UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 DEPLOYMENTS = PROJECT_ROOT / "prefect.yaml"
-KILLED = "Its process was killed; python -m flows retry goes on from there."
+KILLED = "Its process was killed; python -m falaj retry goes on from there."
 POLL_S = 1.0
 PAGE = 200
 
 
-def retry_run(options: argparse.Namespace) -> list[str]:
+def retry_run(wanted: str | None) -> list[str]:
     """Retry a run and wait for its end.
 
     One that a deployment made is scheduled again, as by the button Retry of the Prefect UI, and its
@@ -53,7 +52,7 @@ def retry_run(options: argparse.Namespace) -> list[str]:
         FalajError: it failed again.
     """
     with get_client(sync_client=True) as client:
-        run = find_run(client, options.run)
+        run = find_run(client, wanted)
         name = client.read_flow(run.flow_id).name
         if run.deployment_id is None:
             flow_engine.run_flow(flow_named(name), flow_run=run)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from infra.platform.files import PlatformFiles
@@ -90,10 +90,16 @@ class PlatformConfig(BaseModel):
         default=2_000_000_000, ge=0, description="Free bytes of disk below which doctor warns."
     )
     deploying: str = Field(
-        default="infra.deploying",
-        pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$",
-        description="Python module that makes pools and deployments once the server is ready.",
+        default="falaj deploy",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_. ]*$",
+        description="Python module and command that make pools and deployments on a ready server.",
     )
+
+    @field_validator("deploying", mode="before")
+    @classmethod
+    def _as_it_is_called_now(cls, value: str) -> str:
+        """State of an earlier version names the module."""
+        return "falaj deploy" if value == "infra.deploying" else value
 
     @model_validator(mode="after")
     def _only_loopback_without_password(self) -> Self:

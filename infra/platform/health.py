@@ -196,7 +196,7 @@ def given_up(api: PrefectApi) -> list[str]:
     return [
         f"run {run['name']} was cut off {run['run_count']} times, last "
         f"{_age(datetime.fromisoformat(run['end_time']))} ago, and is not started again. Its log "
-        f"shows what it was doing; to resume: python -m flows --on-platform retry {run['name']}"
+        f"shows what it was doing; to resume: python -m falaj --on-platform retry {run['name']}"
         for run in api.crashed_runs((now() - GIVEN_UP_SHOWN).isoformat())
         if run["run_count"] >= most
     ]
@@ -431,7 +431,7 @@ def check_scheduler(api: PrefectApi, moment: datetime) -> Finding:
     scheduled = api.scheduled_deployments()
     if not scheduled:
         seen = "no deployment has an active schedule, so whether it works cannot be seen"
-        advice = "python -m infra.deploying makes the deployments with their schedules"
+        advice = "python -m falaj deploy makes the deployments with their schedules"
         return Finding("scheduler", "warning", seen, advice)
     if run := api.next_scheduled(moment.isoformat()):
         seen = f"next run {run['name']} at {run['expected_start_time'][:19]} UTC"
@@ -459,7 +459,7 @@ def check_workers(api: PrefectApi, own: Sequence[str]) -> list[Finding]:
             "workers",
             "problem",
             f"there is no work pool {name!r}, for which this machine has the hardware",
-            "python -m infra.deploying makes it; logs/deploying.log shows why it did not",
+            "python -m falaj deploy makes it; logs/deploying.log shows why it did not",
         )
         for name in own
         if name not in pools

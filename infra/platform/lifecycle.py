@@ -107,7 +107,7 @@ def _begin(
     rotate(log)
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "infra.platform", "--home", str(files.home), "supervise"],
+            [sys.executable, "-m", "falaj", "--home", str(files.home), "supervise"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

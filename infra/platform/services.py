@@ -218,7 +218,13 @@ def deploying_service(plan: Plan) -> Service:
     """
     return Service(
         name=DEPLOYING,
-        command=(sys.executable, "-m", plan.config.deploying, "--wait", f"{START_LIMIT_S:g}"),
+        command=(
+            sys.executable,
+            "-m",
+            *plan.config.deploying.split(),
+            "--wait",
+            f"{START_LIMIT_S:g}",
+        ),
         environment=worker_environment(plan),
         once=True,
     )

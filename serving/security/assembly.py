@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SECURITY_FILE = Path("serving") / "security.yaml"
 """In the state folder: issuers, owners and keys are of an installation, not of its code."""
 BEHIND_EDGE_FILE = Path("edge") / "server-security.yaml"
-"""The same with mutual TLS, as `python -m infra.gateway prepare` writes it."""
+"""The same with mutual TLS, as `python -m falaj gateway prepare` writes it."""
 
 
 class SecuritySection(BaseModel):
@@ -65,7 +65,7 @@ def secured(told: Mapping[str, Any], home: Path, host: str) -> Secured | None:
         ) from exc
     file = home / (BEHIND_EDGE_FILE if section.edge else SECURITY_FILE)
     if section.edge and not file.exists():
-        raise ConfigurationError(f"there is no {file}; run `python -m infra.gateway prepare` first")
+        raise ConfigurationError(f"there is no {file}; run `python -m falaj gateway prepare` first")
     if not file.exists():
         return None
     config = read_security(file)

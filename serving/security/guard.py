@@ -75,7 +75,7 @@ class SecurityGuard:
         if config.certificates and not config.behind_edge:
             raise ConfigurationError(
                 "security.certificates are told by the edge, and this server has none before it; "
-                "start it with the file that `python -m infra.gateway prepare` wrote, "
+                "start it with the file that `python -m falaj gateway prepare` wrote, "
                 "or remove them"
             )
         self._config = config

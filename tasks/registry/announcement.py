@@ -29,7 +29,7 @@ def announcement(
         "MLflow": f"[model version and run]({page}) (asks for the platform's user and password)"
         if page
         else f"run `{plain(ref.run_id)}`",
-        "lineage": f"`python -m flows trace models/{plain(ref.name)}/{ref.version}`",
+        "lineage": f"`python -m falaj trace models/{plain(ref.name)}/{ref.version}`",
         "judged on": plain(evaluation.window),
         "program": f"`{plain(ref.program_sha256[:12])}`",
         "training snapshot": f"`{plain(ref.snapshot_sha256[:12])}`",

@@ -96,7 +96,7 @@ def settle(
         raise RegistryError(
             f"the run that asks about {name} version {number} was told that the question is "
             "settled, and it is not. Nothing was changed; approve or reject it with "
-            f"`python -m flows approve {name} {number} --approver NAME`"
+            f"`python -m falaj models approve {name} {number} --approver NAME`"
         )
     return decision
 

@@ -79,7 +79,7 @@ class Materialized:
 
 
 def refresh(loop: Loop, start: datetime, end: datetime) -> tuple[int, str]:
-    return loop.run("refresh", f"{start.isoformat()}", f"{end.isoformat()}")
+    return loop.run("features", "refresh", f"{start.isoformat()}", f"{end.isoformat()}")
 
 
 def refuses(loop: Loop, start: datetime, end: datetime) -> str:

@@ -257,7 +257,7 @@ def test_two_trainings_on_one_host_take_their_turns_and_say_so(
     second = WholePlatform(platform.home, other, {"FALAJ_FEATURE_REPO": str(other.path)})
     said: list[tuple[int, str]] = []
     thread = threading.Thread(
-        target=lambda: said.append(second.run("flows", "--on-platform", "train"))
+        target=lambda: said.append(second.run("falaj", "--on-platform", "train"))
     )
     thread.start()
     assert state_type(platform, loop) == "RUNNING"

@@ -148,7 +148,7 @@ def brought_to_its_end(platform: WholePlatform, loop: str) -> str:
         crashed_since = crashed_since or time.monotonic()
         left_alone = time.monotonic() - crashed_since > LEFT_ALONE_S
         if state["type"] == "FAILED" or (state["type"] == "CRASHED" and left_alone):
-            code, said = platform.run("flows", "--on-platform", "retry", loop)
+            code, said = platform.run("falaj", "--on-platform", "retry", loop)
             assert code == 0, said
             by = f"by command, after: {state['message']}"
         time.sleep(0.5)

@@ -148,7 +148,7 @@ def test_real_trouble_reaches_every_channel_with_what_to_do_next(
         for name, text in told.items():
             assert text.startswith("Falaj: "), name
             assert "What to do next" in text, name
-    assert all("python -m flows retry" in text for text in failed.values())
+    assert all("python -m falaj retry" in text for text in failed.values())
     assert all("make status" in text for text in gone.values())
 
 

@@ -1,7 +1,7 @@
 """Three use cases on one platform and one state folder: nobody touches what is another's.
 
 The third is real data of another kind again, by a feature repository in a temporary folder and
-nothing else. They are deployed by `python -m infra.deploying`, and the loops run through their
+nothing else. They are deployed by `python -m falaj deploy`, and the loops run through their
 deployments on real workers.
 """
 
@@ -157,7 +157,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         client = stack.enter_context(get_client(sync_client=True))
         shared = Shared(api, client, folder / "home", repos)
         named = [word for repo in repos.values() for word in ("--repo", str(repo))]
-        deployed = shared.command("infra.deploying", *named)
+        deployed = shared.command("falaj", "deploy", *named)
         assert deployed.returncode == 0, deployed.stdout + deployed.stderr
         where = {"FALAJ_HOME": str(shared.home)}
         for pool in ("coordinator", "cpu"):

@@ -145,10 +145,10 @@ def test_flow_runs_begin_and_end_in_the_lineage_and_hold_their_steps(loop: Loop)
 @pytest.mark.slow
 def test_the_snapshot_comes_out_of_its_pins_on_the_command_line(loop: Loop) -> None:
     snapshot = loop.record.dataset.snapshot
-    code, said = loop.run("verify", snapshot.data.sha256[:12])
+    code, said = loop.run("features", "verify", snapshot.data.sha256[:12])
     assert code == 0, said
     assert f"Same      {snapshot.data.sha256}" in said
-    code, said = loop.run("verify", "feedbeef")
+    code, said = loop.run("features", "verify", "feedbeef")
     assert code == 1
     assert "names 0 snapshots" in said
 
@@ -257,7 +257,7 @@ def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
     local = pd.to_datetime(flights["time_hour"]) - pd.Timedelta(hours=5)
     flights["time_hour"] = local.dt.strftime("%Y-%m-%dT%H:%M:%SZ")
     loop.repository.write("flights", flights)
-    code, said = loop.run("refresh", "2013-01-03T05:00Z", "2013-01-06T05:00Z")
+    code, said = loop.run("features", "refresh", "2013-01-03T05:00Z", "2013-01-06T05:00Z")
     assert code == 2, said
     assert "raw_flights" in said
     assert "Traceback" not in said
@@ -367,7 +367,7 @@ def test_a_smaller_network_is_made_judged_and_registered_by_configuration_alone(
     loop: Loop,
 ) -> None:
     name, parent = loop.record.version.name, loop.record.version
-    code, said = loop.run("shrink", "--version", str(parent.version))
+    code, said = loop.run("compress", "--version", str(parent.version))
     assert code == 0, said
     assert f"pruning-distillation of {name} version {parent.version}" in said
     assert "hidden layers 16 of 32" in said
@@ -376,7 +376,7 @@ def test_a_smaller_network_is_made_judged_and_registered_by_configuration_alone(
     number = check_smaller_version(loop.record, loop.home)
 
     # The same again finds what was made.
-    code, said = loop.run("shrink", "--version", str(parent.version))
+    code, said = loop.run("compress", "--version", str(parent.version))
     assert code == 0, said
     assert check_smaller_version(loop.record, loop.home) == number
     assert "train-distributed: epoch" not in said
@@ -388,6 +388,6 @@ def test_what_cannot_be_made_smaller_is_a_sentence(loop: Loop) -> None:
         (("--version", "99"), "version 99 is not in the registry"),
         (("--version", "1", "--method", "distillation"), "expected a smaller one for method"),
     ):
-        code, said = loop.run("shrink", *words)
+        code, said = loop.run("compress", *words)
         assert code != 0
         assert sentence in said.splitlines()[-1]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import EXIT_WRONG_INPUT, main
-from flows.import_command import told
+from falaj.__main__ import EXIT_WRONG_INPUT, main
+from falaj.loop import import_lines
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.measurement import GoalStanding
 from tasks.contracts.release import ImportedModel
@@ -25,7 +25,7 @@ def test_the_last_lines_say_what_became_of_variants_and_what_serves_which_goal(
     version = ModelVersionRef(
         name="digits", version=3, run_id="r", program_sha256="a" * 64, snapshot_sha256="b" * 64
     )
-    assert told(ImportedModel(version=version, variants=(kept, dropped))) == [
+    assert list(import_lines(ImportedModel(version=version, variants=(kept, dropped)))) == [
         "",
         "Model     digits version 3, aaaaaaaaaaaa",
         f"onnx-fp32             {kept.reason}",

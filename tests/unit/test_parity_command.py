@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows import __main__ as command
+from falaj import session
+from falaj.__main__ import main
+from falaj.features import parity_line
 from flows import parity_check, pipeline
 from flows.config import read_pipeline_config
 from tasks.features.checks.reports import ParityReport, ViewParity
@@ -44,12 +46,13 @@ def test_the_exit_code_says_whether_online_equals_offline(
 ) -> None:
     config = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
 
-    def run(options: Any, settings: Any) -> list[str]:
-        return command._COMMANDS[options.command](config, None, settings)
+    def run(context: Any, work: Any) -> list[str]:
+        lines: list[str] = work(config)
+        return lines
 
     monkeypatch.setattr(parity_check, "parity_check_flow", lambda config: report(differing))
-    monkeypatch.setattr(command, "_run", run)
-    assert command.main(["parity"]) == code
+    monkeypatch.setattr(session, "run_flow", run)
+    assert main(["features", "parity"]) == code
     said = capsys.readouterr()
     if differing:
         assert "failed: FeatureStoreError" in said.err
@@ -60,9 +63,9 @@ def test_the_exit_code_says_whether_online_equals_offline(
 
 def test_a_view_of_nothing_but_nulls_is_not_called_equal() -> None:
     (some,), (none,) = report(0, null=26).views, report(0, null=27).views
-    assert "equal online and offline" in command._parity_line(some)
-    assert "nothing to compare" in command._parity_line(none)
-    assert "27 of them null on both sides; 0 entities too old" in command._parity_line(none)
+    assert "equal online and offline" in parity_line(some)
+    assert "nothing to compare" in parity_line(none)
+    assert "27 of them null on both sides; 0 entities too old" in parity_line(none)
 
 
 def test_a_run_ends_with_the_comparison_and_fails_where_values_differ(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import __main__ as command
+from falaj import __main__ as command
 from tasks.kernel.settings import PROJECT_ROOT
 
 
@@ -30,7 +30,13 @@ def refused(repo: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "words", [["run"], ["refresh", "2013-01-01T05:00Z", "2013-01-02T05:00Z"], ["train"], ["retry"]]
+    "words",
+    [
+        ["run"],
+        ["features", "refresh", "2013-01-01T05:00Z", "2013-01-02T05:00Z"],
+        ["train"],
+        ["retry"],
+    ],
 )
 def test_a_wrong_entry(repo: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     file = repo / "use_case.yaml"

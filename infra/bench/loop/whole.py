@@ -21,7 +21,7 @@ def figures(bench: Bench) -> Measured:
     """Cost of the loop, what Prefect adds to it, and how good its model is."""
     settings, log = bench.settings, bench.folder / "log.txt"
     first = read_cost(settings.home.parent / FIRST_RUN)
-    second = run_measured(["-m", "flows", "--home", str(settings.home), "run"], log)
+    second = run_measured(["-m", "falaj", "--home", str(settings.home), "run"], log)
     plain = run_measured(["-m", "infra.bench.loop.plain", str(bench.folder / "plain")], log)
     seconds = f"{first.wall_s:.0f} s with Prefect, {plain.wall_s:.0f} s without"
     return [

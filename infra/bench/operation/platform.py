@@ -131,5 +131,5 @@ def _import_cpu_s() -> float:
 
 
 def _command(home: Path, *arguments: str) -> None:
-    line = [sys.executable, "-m", "infra.platform", "--home", str(home), *arguments]
+    line = [sys.executable, "-m", "falaj", "--home", str(home), *arguments]
     subprocess.run(line, cwd=PROJECT_ROOT, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)

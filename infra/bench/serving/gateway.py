@@ -54,7 +54,7 @@ def write_settings(home: Path, model: str, signer: Signer, ports: Mapping[str, i
 @contextmanager
 def envoy(home: Path, log: Path) -> Iterator[psutil.Process]:
     """Envoy, once it is ready and has found its server well."""
-    command = [sys.executable, "-m", "infra.gateway", "--home", str(home), "run"]
+    command = [sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run"]
     admin = Admin(EdgePlace(home).folder)
 
     def is_well() -> bool:

@@ -1,7 +1,7 @@
 """Roll back by hand, with nothing left out: from the decision to the last old answer a client got.
 
 Registry, serving process, Envoy and clients are real. Each round releases a version until it
-answers every request, then a person runs `python -m flows release rollback`. Counted is the time
+answers every request, then a person runs `python -m falaj release rollback`. Counted is the time
 from the moment that the record has of the decision to the last answer of that version.
 """
 
@@ -97,7 +97,7 @@ class Installation:
         """Roll the open release back by hand; when that was decided, seconds since 1970."""
         words = ("release", "rollback", MODEL, "--approver", "bench")
         subprocess.run(
-            [sys.executable, "-m", "flows", *words],
+            [sys.executable, "-m", "falaj", *words],
             cwd=PROJECT_ROOT,
             env={**os.environ, **self.environment},
             timeout=LIMIT_S,

@@ -185,7 +185,7 @@ def _again(fact: RunFact, config: RecoveryConfig) -> Repair | None:
     why = (
         f"it was cut off in attempt {fact.tries} of at most {most} and is not started again. Its "
         "log says what it was doing; to go on from there: "
-        f"python -m flows --on-platform retry {fact.name}"
+        f"python -m falaj --on-platform retry {fact.name}"
     )
     return _repair(fact, "report", why)
 

@@ -12,7 +12,7 @@ from tasks.evaluation.drift.performance import PerformanceChange, signed, unpair
 MAX_NAMED = 5
 LIKE_A_LEAK = (
     " It surely lost more than half of what it told: a feature may have known the label in "
-    "training. `python -m flows withdraw` takes such a version back"
+    "training. `python -m falaj models withdraw` takes such a version back"
 )
 
 

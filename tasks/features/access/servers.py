@@ -1,7 +1,7 @@
 """Feast's three servers under this project's guards, one a process.
 
 `python -m tasks.features.access.servers online|offline|registry HOST PORT`, started by
-`python -m flows serve-features`. `online` is HTTP, `offline` Arrow Flight, `registry` gRPC.
+`python -m falaj features serve`. `online` is HTTP, `offline` Arrow Flight, `registry` gRPC.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import main
+from falaj.__main__ import main
 from tasks.control.retraining.config import GovernorConfig
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import ClaimState, Outcome
@@ -138,4 +138,3 @@ def test_the_command_lists_decisions_and_prints_them_as_json(
     assert (made["outcome"], made["evidence"]["auc_change"]["value"]) == ("acts", -0.1)
     assert main(["decisions", "--since", "yesterday"]) == 2
     assert main(["decisions", "--limit", "0"]) == 2
-    assert "expected 1 to 10,000" in capsys.readouterr().err

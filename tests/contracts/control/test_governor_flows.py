@@ -183,7 +183,7 @@ def test_a_use_case_that_nothing_retrains_keeps_its_claim_and_says_what_to_do(
         decision_flow(verdict.verdict_id)
     (claim,) = ledger.claims(ClaimState.CLAIMED)
     assert claim.trouble is not None
-    assert "python -m infra.deploying" in claim.trouble
+    assert "python -m falaj deploy" in claim.trouble
 
 
 @pytest.mark.timeout(300)

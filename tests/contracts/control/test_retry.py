@@ -1,4 +1,4 @@
-"""`python -m flows retry` on the embedded default: a run that failed or was killed goes on."""
+"""`python -m falaj retry` on the embedded default: a run that failed or was killed goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_run_that_failed_and_then_was_killed_goes_on_where_it_stopped(tmp_path
     loop = Loop(tmp_path / "home", loop_repository(tmp_path))
     good = loop.repository.read("flights")
     loop.repository.write("flights", good.assign(origin="XXX"))
-    code, said = loop.run("refresh", *WINDOW)
+    code, said = loop.run("features", "refresh", *WINDOW)
     assert code == 2, said
     assert "raw_flights" in said
     landed = built(loop) if (loop.home / "artifacts").exists() else []

@@ -16,7 +16,7 @@ from feast.infra.registry.sql import SqlRegistry
 from feast.repo_config import load_repo_config
 from starlette.testclient import TestClient
 
-from flows.__main__ import main
+from falaj.__main__ import main
 from tasks.features.access.audit import AuditTrail, on_behalf_of
 from tasks.features.access.servers import online_app
 from tasks.features.access.store import apply_definitions, open_store
@@ -208,19 +208,19 @@ def test_the_command_shows_the_trail_and_notices_a_removed_line(
     said = capsys.readouterr().out
     assert "materialize     ok" in said
     assert f"{getpass.getuser()}: weather, 20" in said
-    assert "Whole" in said
+    assert "Complete" in said
     (file,) = (made.home / "audit").glob("*.jsonl")
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:2] + lines[3:]))
     try:
         assert main([*arguments, "--verify"]) == 2
-        assert "is not whole" in capsys.readouterr().err
+        assert "is not complete" in capsys.readouterr().err
         file.write_bytes(file.read_bytes() + b"\xff\nnull\n")
         for options, shown in (([], "is no audit line"), (["--json"], '"action":"materialize"')):
             assert main([*arguments, *options]) == 2
             said = capsys.readouterr()
             assert shown in said.out
-            assert "is not whole" in said.err
+            assert "is not complete" in said.err
     finally:
         file.write_bytes(b"".join(lines))
 

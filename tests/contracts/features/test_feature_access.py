@@ -22,7 +22,7 @@ from feast.errors import FeastPermissionError
 from feast.repo_config import RepoConfig
 from pyarrow.flight import FlightError
 
-from flows.feature_servers import feature_servers
+from falaj.feature_servers import feature_servers
 from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
@@ -405,8 +405,9 @@ def test_no_server_outlives_the_killed_command(
         [
             sys.executable,
             "-m",
-            "flows",
-            "serve-features",
+            "falaj",
+            "features",
+            "serve",
             "--only",
             "online",
             "--online-port",

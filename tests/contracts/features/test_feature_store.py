@@ -227,7 +227,7 @@ def test_a_window_that_was_not_refreshed_is_refused(
 ) -> None:
     installation, tables = shared
     with pytest.raises(
-        DataContractError, match=r"not covered .* run `python -m flows refresh 2013-01-11"
+        DataContractError, match=r"not covered .* run `python -m falaj features refresh 2013-01-11"
     ):
         installation.snapshot(tables, days(5, 10))
 

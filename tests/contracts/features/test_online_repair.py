@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.__main__ import main
+from falaj.__main__ import main
 from tasks.features.access.audit import AuditTrail
 from tasks.features.access.store import open_store
 from tasks.features.checks.parity import check_parity
@@ -74,7 +74,7 @@ def test_a_rebuilt_view_is_what_its_table_says(
 ) -> None:
     spoil(filled)
     assert verdict(filled) == "different"
-    assert run(filled, "rebuild-features", "weather") == 0
+    assert run(filled, "features", "rebuild", "weather") == 0
     assert "weather" in capsys.readouterr().out
     assert verdict(filled) == "equal"
     lines = [line.content for line in AuditTrail(filled.home / "audit").lines()]
@@ -87,15 +87,15 @@ def test_an_entity_is_forgotten_in_a_feature_then_in_all_views_and_comes_back(
     filled: Installation,
 ) -> None:
     station = ("--key", "origin=JFK")
-    assert run(filled, "forget-features", "weather", *station, "--feature", "temp") == 0
+    assert run(filled, "features", "forget", "weather", *station, "--feature", "temp") == 0
     assert online(filled, "weather:temp", origin="JFK") is None
     assert online(filled, "weather:humid", origin="JFK") is not None
     assert online(filled, "weather:temp", origin="LGA") is not None
-    assert run(filled, "forget-features", *station) == 0
+    assert run(filled, "features", "forget", *station) == 0
     for feature in ("weather:humid", "origin_stats:landed_1h"):
         assert online(filled, feature, origin="JFK") is None
         assert online(filled, feature, origin="LGA") is not None
-    assert run(filled, "rebuild-features") == 0
+    assert run(filled, "features", "rebuild") == 0
     assert verdict(filled) == "equal"
     text = b"".join(line.text for line in AuditTrail(filled.home / "audit").lines())
     assert b'"action":"forget"' in text
@@ -103,21 +103,27 @@ def test_an_entity_is_forgotten_in_a_feature_then_in_all_views_and_comes_back(
 
 
 def test_a_whole_view_is_forgotten(filled: Installation) -> None:
-    assert run(filled, "forget-features", "weather") == 0
+    assert run(filled, "features", "forget", "weather") == 0
     assert online(filled, "weather:temp", origin="LGA") is None
-    assert run(filled, "rebuild-features", "weather") == 0
+    assert run(filled, "features", "rebuild", "weather") == 0
     assert verdict(filled) == "equal"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rebuild-features", "wether"], "feature view wether is not online; there are: carrier_s"),
-        (["forget-features"], "name a feature view, or an entity"),
-        (["forget-features", "weather", "--key", "dest=BOS"], "weather has the key origin, and d"),
-        (["forget-features", "weather", "--feature", "tmp"], "has no feature tmp; it has temp"),
-        (["forget-features", "--key", "nobody=1"], "no feature view has the key nobody"),
-        (["forget-features", "--key", "origin"], "NAME=VALUE"),
+        (
+            ["features", "rebuild", "wether"],
+            "feature view wether is not online; there are: carrier_s",
+        ),
+        (["features", "forget"], "name a feature view, or an entity"),
+        (
+            ["features", "forget", "weather", "--key", "dest=BOS"],
+            "weather has the key origin, and d",
+        ),
+        (["features", "forget", "weather", "--feature", "tmp"], "has no feature tmp; it has temp"),
+        (["features", "forget", "--key", "nobody=1"], "no feature view has the key nobody"),
+        (["features", "forget", "--key", "origin"], "NAME=VALUE"),
     ],
 )
 def test_what_is_not_there_is_named(
@@ -130,5 +136,5 @@ def test_what_is_not_there_is_named(
 def test_nothing_is_rebuilt_where_nothing_is_online(
     filled: Installation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(Installation(tmp_path / "home", filled.repository), "rebuild-features") == 1
+    assert run(Installation(tmp_path / "home", filled.repository), "features", "rebuild") == 1
     assert "run the feature refresh" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_a_refused_run_ends_with_its_sentence(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     (shop.repo / "raw" / "orders.csv").write_text("")
     ended = subprocess.run(
-        [sys.executable, "-m", "flows", "--home", tmp_path / "home", "--repo", shop.repo, "run"],
+        [sys.executable, "-m", "falaj", "--home", tmp_path / "home", "--repo", shop.repo, "run"],
         cwd=PROJECT_ROOT,
         env={name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
         capture_output=True,

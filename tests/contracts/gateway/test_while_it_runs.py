@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from infra.gateway.__main__ import main
+from falaj.__main__ import main
 from tasks.kernel.files import write_atomically
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.serving.edges import INFER, Edge
@@ -24,7 +24,7 @@ def change(edge: Edge, **settings: Any) -> None:
     file = edge.plan.place.config_file
     content = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump(content | settings))
-    assert main(["--home", str(edge.home), "prepare"]) == 0
+    assert main(["--home", str(edge.home), "gateway", "prepare"]) == 0
 
 
 def names_in_certificate(edge: Edge) -> set[str]:
@@ -63,7 +63,7 @@ def test_a_renewed_certificate_is_shown_to_new_clients(edge: Edge) -> None:
 def test_status_tells_of_shares_and_refusals(
     edge: Edge, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--home", str(edge.home), "status"]) == 0
+    assert main(["--home", str(edge.home), "gateway", "status"]) == 0
     said = capsys.readouterr().out
     assert "up" in said
     assert "candidate 0.00%" in said
@@ -79,7 +79,7 @@ def test_what_envoy_refuses_is_told_and_the_old_goes_on(
     manager["stat_prefix"] = ""
     write_atomically(file, json.dumps(content))
     wait_until(edge.admin.refusals, "Envoy refused it")
-    assert main(["--home", str(edge.home), "status"]) == 1
+    assert main(["--home", str(edge.home), "gateway", "status"]) == 1
     assert "StatPrefix" in capsys.readouterr().out
     assert client.post(INFER, json={}, headers=edge.bearer("goes-on")).status_code == 200
     edge.traffic.set_shares("flight-delay", 0.5, 0)
@@ -127,7 +127,7 @@ def test_an_envoy_whose_parent_is_killed_goes_too(edge: Edge) -> None:
 
 def test_a_second_envoy_is_refused(edge: Edge) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "infra.gateway", "--home", str(edge.home), "run"],
+        [sys.executable, "-m", "falaj", "--home", str(edge.home), "gateway", "run"],
         capture_output=True,
         text=True,
         check=False,

@@ -178,7 +178,7 @@ def test_a_schedule_that_the_file_no_longer_has_is_removed(plan: Plan, tmp_path:
 def test_what_a_hand_has_changed_is_told_and_put_right(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from infra.deploying.__main__ import main
+    from falaj.__main__ import main
 
     async def change(client: PrefectClient) -> None:
         found = await client.read_deployment_by_name("training/cpu")
@@ -191,13 +191,13 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
     on_server(change)
     (tmp_path / "part.yaml").write_text(part_of_the_file(*LOOKED_AT))
     arguments = ["--file", str(tmp_path / "part.yaml"), "--repo", REPO]
-    assert main(["--check", *arguments]) == 1
+    assert main(["deploy", "--check", *arguments]) == 1
     told = capsys.readouterr().out
     assert "deployment training/cpu: tags should be ['falaj', 'training'] and is ['mine']" in told
     assert "deployment training/cpu: limit should be 1 and is 7" in told
     assert "queues of cpu: batch.priority should be 5 and is 1" in told
-    assert main(arguments) == 0
-    assert main(["--check", *arguments]) == 0
+    assert main(["deploy", *arguments]) == 0
+    assert main(["deploy", "--check", *arguments]) == 0
 
 
 @pytest.mark.slow

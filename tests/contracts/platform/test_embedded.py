@@ -127,7 +127,7 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [("flows", "decisions"), ("serving", "settings")], ids=["flows", "serving"]
+    "words", [("falaj", "decisions"), ("serving", "settings")], ids=["falaj", "serving"]
 )
 def test_what_a_program_says_at_its_very_end_is_seen(
     tmp_path: Path, words: tuple[str, ...]

@@ -157,7 +157,7 @@ def test_a_failed_run_is_told_with_its_reason_and_its_page(inbox: Inbox) -> None
     assert text.startswith("Falaj: failing-under-test run train-delay-20130101 failed\n")
     assert "column dep_time has 312 nulls" in text
     assert "Run: train-delay-20130101" in text
-    assert "python -m flows retry" in text
+    assert "python -m falaj retry" in text
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_a_rejected_promotion_is_told(inbox: Inbox, approver: str | None, told: 
     emit("falaj.promotion.rejected", MODEL, payload)
     text = inbox.wait(PROMOTION_REJECTED, told)
     assert "There is no champion." in text
-    assert "python -m flows approve delay 4 --approver NAME" in text
+    assert "python -m falaj models approve delay 4 --approver NAME" in text
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def test_artifacts_show_in_both_looks(
         page.open(f"{base(prefect_api)}{ui}/artifacts/artifact/{shown[key]}")
 
     look("registered-model")
-    page.wait_for_text("training snapshot", "python -m flows trace models/")
+    page.wait_for_text("training snapshot", "python -m falaj trace models/")
     page.wait(f"{picture}.length === 2 && {picture}.every(i => i.naturalWidth > 100)", "pictures")
     look("promotion-gates")
     page.wait_for_text("evidence", "open")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 def command(home: Path, repository: Path) -> tuple[int, str]:
     words = ["--home", str(home), "--repo", str(repository), "run"]
     done = subprocess.run(
-        [sys.executable, "-m", "flows", *words],
+        [sys.executable, "-m", "falaj", *words],
         cwd=PROJECT_ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -104,7 +104,7 @@ def test_a_finished_environment_is_not_touched(checkout: Checkout, tools: Path) 
 @pytest.mark.parametrize(
     ("command", "called"),
     [
-        (("run",), "called: -m flows run"),
+        (("run",), "called: -m falaj run"),
         (
             ("test", "PYTEST_ARGS=tests/unit -x"),
             "called: -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/unit -x",
@@ -192,7 +192,7 @@ def test_calls_at_the_same_time_get_along(checkout: Checkout, tools: Path) -> No
         for _ in range(3)
     ]
     outputs = [call.communicate(timeout=60)[0] for call in calls]
-    assert all("called: -m flows run" in output for output in outputs)
+    assert all("called: -m falaj run" in output for output in outputs)
     assert [call.returncode for call in calls] == [0, 0, 0]
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flows.__main__ import main
+from falaj.__main__ import main
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
@@ -329,7 +329,7 @@ def test_the_command_approves_through_the_gates_and_writes_the_audit(
 ) -> None:
     here = World.at(home)
     ask(here, present(here))
-    assert main(["approve", NAME, "1", "--approver", "Ana", "--comment", "ok"]) == 0
+    assert main(["models", "approve", NAME, "1", "--approver", "Ana", "--comment", "ok"]) == 0
     assert "version 1 is the champion, approved by Ana" in capsys.readouterr().out
     assert champion(here) == 1
     trail = AuditTrail(home / "audit")
@@ -343,14 +343,14 @@ def test_the_command_approves_through_the_gates_and_writes_the_audit(
 def test_the_command_says_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = World.at(home)
     what = present(here)
-    assert main(["approve", NAME, "1", "--approver", "Ana"]) == 1
+    assert main(["models", "approve", NAME, "1", "--approver", "Ana"]) == 1
     assert "nobody was asked about flight-delay version 1" in capsys.readouterr().err
-    assert main(["approve", NAME, "7", "--approver", "Ana"]) == 1
+    assert main(["models", "approve", NAME, "7", "--approver", "Ana"]) == 1
     assert "is not in the registry" in capsys.readouterr().err
     ask(here, what)
-    assert main(["approve", NAME, "1", "--approver", "  "]) == 2
+    assert main(["models", "approve", NAME, "1", "--approver", "  "]) == 2
     assert "approver" in capsys.readouterr().err
-    assert main(["reject", NAME, "1", "--approver", "Ana"]) == 0
+    assert main(["models", "reject", NAME, "1", "--approver", "Ana"]) == 0
     assert "was rejected by Ana" in capsys.readouterr().out
     assert champion(here) is None
 
@@ -362,6 +362,6 @@ def test_the_command_reports_a_gate_that_closed_meanwhile(
     first, second = present(here, 0), present(here, 1)
     ask(here, second)
     ask(here, first, config=PromotionConfig())
-    assert main(["approve", NAME, "2", "--approver", "Ana"]) == 1
+    assert main(["models", "approve", NAME, "2", "--approver", "Ana"]) == 1
     assert "is approved, but gate champion" in capsys.readouterr().err
     assert champion(here) == 1

@@ -22,7 +22,7 @@ from prefect.flows import Flow
 from prefect.states import Scheduled
 from prefect.utilities.callables import parameter_schema
 
-from flows.__main__ import main
+from falaj.__main__ import main
 from flows.approval import (
     APPROVAL,
     EXPIRY,
@@ -319,7 +319,7 @@ def test_a_run_that_is_suspended_late_is_let_go_on_by_the_end_of_its_question(
     number = decision.candidate.version
     promoting(decision)
     wait_for(number, StateType.RUNNING, StateType.PAUSED)
-    assert main(["reject", NAME, str(number), "--approver", "Bo"]) == 0
+    assert main(["models", "reject", NAME, str(number), "--approver", "Bo"]) == 0
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
@@ -352,7 +352,7 @@ def test_an_answer_on_the_command_line_lets_the_run_that_asks_go_on(
     number, before = decision.candidate.version, office.champion()
     promoting(decision)
     wait_for(number, StateType.PAUSED)
-    assert main(["reject", NAME, str(number), "--approver", "Bo", "--comment", "no"]) == 0
+    assert main(["models", "reject", NAME, str(number), "--approver", "Bo", "--comment", "no"]) == 0
     assert "the run that asked goes on" in capsys.readouterr().out
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
     assert done.state is not None

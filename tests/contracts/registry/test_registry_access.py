@@ -12,7 +12,7 @@ from feast import Entity, ValueType
 from feast.permissions.permission import Permission
 from feast.permissions.policy import RoleBasedPolicy
 
-from flows.feature_servers import feature_servers
+from falaj.feature_servers import feature_servers
 from tasks.features.access.audit import AuditTrail
 from tasks.features.access.store import apply_definitions, open_store
 from tasks.kernel.settings import Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import main
+from falaj.__main__ import main
 from flows.decision import decision_flow
 from tasks.contracts.release import Rollback, Withdrawal
 from tasks.control.retraining.decision import Action
@@ -237,7 +237,17 @@ def test_the_command_withdraws_and_keeps_who_said_why(
     monkeypatch.setattr(
         "tasks.registry.connection.RegistryLocation.of", lambda settings: world.location
     )
-    words = ["--home", str(tmp_path), "withdraw", NAME, "2", "--approver", "ana", "--reason"]
+    words = [
+        "--home",
+        str(tmp_path),
+        "models",
+        "withdraw",
+        NAME,
+        "2",
+        "--approver",
+        "ana",
+        "--reason",
+    ]
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     assert main([*words, " "]) == 2
     assert champion(world) == 2

@@ -20,7 +20,7 @@ import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from flows import __main__ as command
+from falaj import __main__ as command
 from flows import release as release_module
 from flows import release_by_hand
 from flows.config import PipelineConfig, read_pipeline_config

@@ -69,7 +69,7 @@ class Governed:
 
     def deploy_by_command(self) -> str:
         """Deploy once more, as a person does."""
-        command = [sys.executable, "-m", "infra.deploying", "--repo", REPO]
+        command = [sys.executable, "-m", "falaj", "deploy", "--repo", REPO]
         command += ["--file", str(self.folder / "prefect.yaml")]
         return self._run(command)
 

@@ -58,7 +58,7 @@ class Platform:
     def command(self, *arguments: str) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         return subprocess.Popen(
-            [sys.executable, "-u", "-m", "infra.platform", "--home", str(self.home), *arguments],
+            [sys.executable, "-u", "-m", "falaj", "--home", str(self.home), *arguments],
             cwd=PROJECT_ROOT,
             env={**inherited, "PYTHONPATH": str(PROJECT_ROOT)},
             stdout=subprocess.PIPE,

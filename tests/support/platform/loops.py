@@ -41,7 +41,7 @@ class Loop:
 
     def command(self, *words: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "flows"),
+            *(sys.executable, "-m", "falaj"),
             *("--home", str(self.home), "--repo", str(self.repository.path)),
             *words,
         ]

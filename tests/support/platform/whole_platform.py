@@ -100,12 +100,12 @@ class WholePlatform:
     def up(self) -> None:
         """As `make up`; returns when all is ready."""
         words = ("--port", str(self.port), "--mlflow-port", "0", *SERVING_PORTS, *self.options)
-        code, said = self.run("infra.platform", "--home", str(self.home), "up", *words)
+        code, said = self.run("falaj", "--home", str(self.home), "up", *words)
         assert code == 0, said
 
     def down(self) -> None:
         """End all of it, whatever is left."""
-        self.run("infra.platform", "--home", str(self.home), "down", "--now")
+        self.run("falaj", "--home", str(self.home), "down", "--now")
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -1,7 +1,7 @@
 """A whole installation that releases: registry, serving process, Envoy before it, clients.
 
 Nothing stands in for anything: versions are registered and converted, `python -m serving` serves
-them behind `python -m infra.gateway run`, clients send tokens over TLS, and what is decided reads
+them behind `python -m falaj gateway run`, clients send tokens over TLS, and what is decided reads
 the log that the serving process writes.
 """
 
@@ -189,9 +189,9 @@ class Whole:
         return seen
 
     def command(self, *words: str) -> str:
-        """Run `python -m flows` with these words; what it says."""
+        """Run `python -m falaj` with these words; what it says."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows", *words],
+            [sys.executable, "-m", "falaj", *words],
             cwd=PROJECT_ROOT, env=self.environment, capture_output=True, text=True,
             timeout=START_LIMIT_S, check=False,
         )  # fmt: skip
@@ -241,7 +241,7 @@ class Whole:
 
     def start_edge(self) -> None:
         """Start Envoy, and wait until it has found the server well."""
-        line = [sys.executable, "-m", "infra.gateway", "--home", str(self.home), "run"]
+        line = [sys.executable, "-m", "falaj", "--home", str(self.home), "gateway", "run"]
         with (self.home / "envoy.log").open("ab") as output:
             self.edge = process = subprocess.Popen(
                 line, cwd=PROJECT_ROOT, stdout=output, stderr=output

@@ -87,7 +87,7 @@ class Edge:
         return text, made.id
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "infra.gateway", "--home", str(self.home), "run"]
+        command = [sys.executable, "-m", "falaj", "--home", str(self.home), "gateway", "run"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(self._is_up, "Envoy is up", START_LIMIT_S)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from infra.deploying.__main__ import main
+from falaj.__main__ import main
 from infra.deploying.deploy import make_plan
 from infra.deploying.kubernetes import IMAGE_VARIABLE, read_image
 from infra.deploying.pools import PoolItem
@@ -45,7 +45,7 @@ def test_a_deploy_without_an_image_fails_loudly(
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # it must not be asked
     monkeypatch.delenv(IMAGE_VARIABLE, raising=False)
-    assert main(["--pools", "kubernetes", "--repo", REPO]) == 2
+    assert main(["deploy", "--pools", "kubernetes", "--repo", REPO]) == 2
     assert "refused: variable FALAJ_IMAGE is not set" in capsys.readouterr().err
 
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from infra.deploying.__main__ import NUM_ATTEMPTS, main
+from falaj.__main__ import main
+from falaj.deploy import NUM_ATTEMPTS
 from infra.deploying.blocks import CHANNELS, channel_blocks
 from infra.deploying.items import differences
 from infra.deploying.use_cases import read_use_cases
@@ -114,7 +115,7 @@ def test_without_a_server_nothing_is_deployed(
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    assert main([]) == 2
+    assert main(["deploy"]) == 2
     assert "start one with `make up`, or name a server" in capsys.readouterr().err
 
 
@@ -151,7 +152,7 @@ def test_a_server_that_goes_away_meanwhile_is_waited_for_again(
     settings = {PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}
     try:
         with temporary_settings(settings):
-            assert main(["--wait", "20"]) == 1
+            assert main(["deploy", "--wait", "20"]) == 1
     finally:
         server.shutdown()
         server.server_close()

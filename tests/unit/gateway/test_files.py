@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.gateway.__main__ import main
+from falaj.__main__ import main
 from infra.gateway.clusters import clusters
 from infra.gateway.config import EdgePlan, read_plan
 from infra.gateway.envoy_process import check_bootstrap, envoy_command
@@ -202,7 +202,7 @@ def test_a_broken_file_of_shares_is_named(tmp_path: Path) -> None:
 def test_commands_say_what_is_wrong(
     describe: Describe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = ["--home", str(tmp_path)]
+    home = ["--home", str(tmp_path), "gateway"]
     assert main([*home, "prepare"]) == 2
     assert "cannot be read" in capsys.readouterr().err
     describe()

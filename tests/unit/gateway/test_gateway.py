@@ -7,7 +7,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
-from infra.gateway.manifests.__main__ import main
+from falaj.__main__ import main
 from infra.gateway.manifests.manifests import KSERVE, SPLIT, Values, parts, render
 from infra.gateway.shares import Shares
 from tasks.kernel.errors import ConfigurationError
@@ -63,8 +63,8 @@ def test_values_cannot_add_lines_of_their_own(
 ) -> None:
     file = tmp_path / "values.yaml"
     file.write_text('{model: "m", host: "a\\nkind: Secret", stable_uri: "s3://a"}')
-    assert main(["split", str(file)]) == 2
+    assert main(["gateway", "manifests", "split", str(file)]) == 2
     assert "host" in capsys.readouterr().err
     file.write_text('{model: "m", host: "a.example", stable_uri: "s3://a"}')
-    assert main(["split", str(file), "--candidate", "0.1"]) == 0
+    assert main(["gateway", "manifests", "split", str(file), "--candidate", "0.1"]) == 0
     assert "weight: 10" in capsys.readouterr().out

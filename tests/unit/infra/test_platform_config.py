@@ -79,7 +79,7 @@ def plan(files: PlatformFiles, config: PlatformConfig | None = None, **environme
         ({"host": "0.0.0.0", "password": False}, "would let anybody run code here"),
         ({"port": 4200, "mlflow_port": 4200}, "are both 4200; give one another number"),
         ({"profile": "cloud"}, "Input should be 'embedded' or 'server'"),
-        ({"deploying": "os; rm -rf /"}, "expected: Python module that makes pools"),
+        ({"deploying": "os; rm -rf /"}, "expected: Python module and command"),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_field(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from infra.platform.__main__ import EXIT_FAILED, main
+from falaj.__main__ import EXIT_FAILED, main
 from infra.platform.api import PrefectApi
 from infra.platform.config import PlatformConfig
 from infra.platform.files import PlatformFiles, PlatformState, ensure_password, write_state
@@ -268,7 +268,7 @@ def test_every_command_answers_with_a_sentence_and_its_exit_code(
     tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "infra.platform", "--home", str(tmp_path), *arguments],
+        [sys.executable, "-m", "falaj", "--home", str(tmp_path), *arguments],
         cwd=PROJECT_ROOT,
         capture_output=True,
         text=True,

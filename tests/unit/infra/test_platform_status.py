@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from falaj.__main__ import EXIT_WRONG_INPUT, main
 from infra.platform import lifecycle
-from infra.platform.__main__ import EXIT_WRONG_INPUT, main
 from infra.platform.config import PlatformConfig
 from infra.platform.files import PlatformFiles
 from infra.platform.health import EXIT_NOT_RUNNING, read_status, table

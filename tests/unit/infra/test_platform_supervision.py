@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from falaj.context import EXIT_INTERRUPTED
 from infra.orchestration.client import is_running
 from infra.platform import supervisor
-from infra.platform.__main__ import EXIT_INTERRUPTED
 from infra.platform.api import PROBE_TIMEOUT_S
 from infra.platform.files import PlatformFiles
 from infra.platform.supervisor import Child, Service
@@ -307,7 +307,7 @@ def test_a_down_interrupted_too_late_says_that_the_platform_goes_down(tmp_path: 
         platform.process.send_signal(signal.SIGSTOP)  # so that it takes its time
         try:
             with subprocess.Popen(
-                [sys.executable, "-m", "infra.platform", "--home", str(tmp_path), "down", "--now"],
+                [sys.executable, "-m", "falaj", "--home", str(tmp_path), "down", "--now"],
                 cwd=PROJECT_ROOT,
                 stderr=subprocess.PIPE,
                 text=True,

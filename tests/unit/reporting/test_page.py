@@ -138,7 +138,7 @@ def test_the_page_says_what_the_snapshot_pins_and_how_to_check_it(store: Artifac
     _, page = rendered(record, store)
     digest = record.dataset.snapshot.data.sha256[:12]
     for words in ("flight_delay_v1, version 2", "c3c3c3c3c3c3", "2013-12-31 23:05 UTC",
-                  f"python -m flows verify {digest}"):  # fmt: skip
+                  f"python -m falaj features verify {digest}"):  # fmt: skip
         assert words in page.words, words
     _, old = rendered(hostile_record(store), store)
     assert "made by a release that kept no pins" in old.words

@@ -12,8 +12,8 @@ import pytest
 from cryptography import x509
 from pydantic import ValidationError
 
+from falaj.__main__ import main
 from serving.errors import TooManyRequestsError, UnauthorizedError
-from serving.security.__main__ import main
 from serving.security.assembly import secured
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import (
@@ -201,7 +201,7 @@ def test_a_renewed_certificate_is_seen_by_new_connections_of_grpc(tmp_path: Path
 
 def test_a_process_is_closed_by_the_files_of_its_state_folder(tmp_path: Path) -> None:
     assert secured({}, tmp_path, "127.0.0.1") is None
-    with pytest.raises(ConfigurationError, match=r"infra\.gateway prepare"):
+    with pytest.raises(ConfigurationError, match=r"gateway prepare"):
         secured({"edge": True}, tmp_path, "127.0.0.1")
     with pytest.raises(ConfigurationError, match="Clients are described in"):
         secured({"issuers": []}, tmp_path, "127.0.0.1")

@@ -1,81 +1,112 @@
-"""`python -m flows bless`: profile a window that is known to be clean into the generated suites."""
+"""Commands of data: approve a baseline, data docs, where something comes from."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from flows.config import PipelineConfig, read_pipeline_config
-from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureSnapshot, TableRef
+from falaj.context import End, Here, Start, time_window
+from falaj.loop import row
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import digest_of
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 
+if TYPE_CHECKING:
+    from flows.config import PipelineConfig
+    from tasks.contracts.base import TimeWindow
+    from tasks.contracts.data import TableRef
+
+
+def docs(*, context: Here) -> list[str]:
+    """Bring the data docs of all validations up to date."""
+    from tasks.validation.docs import build_site
+
+    site = build_site(context.settings.store, context.home, budget_s=float("inf"))
+    return [row("Data docs", f"{site.index} with {site.num_pages} results")]
+
+
+def trace(thing: str, /, *, context: Here) -> list[str]:
+    """Show what something was made from, to the raw files.
+
+    Args:
+        thing: Beginning of a digest, or a name such as models/<name>/1.
+    """
+    from tasks.lineage.journal import Journal
+    from tasks.lineage.trace import tell
+    from tasks.lineage.trace import trace as trace_back
+
+    chain = trace_back(thing, Journal(context.home / "lineage"))
+    return [*tell(chain), "", *(row("From", f"{d.name} {d.version}") for d in chain.sources())]
+
 
 @dataclass(frozen=True)
 class _Source:
-    """A table that can be blessed: its suite and its files."""
+    """A table that can be a baseline: its suite and its files."""
 
     name: str
     suite: str
     files: Path
 
 
-def add_bless_command(commands: Any) -> None:
-    """Declare the command and its arguments."""
-    bless = commands.add_parser("bless", help="profile a clean window into the generated suites")
-    bless.add_argument("start", help="first moment, such as 2013-01-01T05:00Z")
-    bless.add_argument("end", help="first moment after the window")
-    bless.add_argument("--suite", action="append", help="this suite only; may be given again")
-    bless.add_argument("--reviewed", help="when and how a person reviewed the bands")
+def approve_baseline(
+    start: Start,
+    end: End,
+    /,
+    *,
+    suite: list[str] | None = None,
+    reviewed: str | None = None,
+    context: Here,
+) -> list[str]:
+    """Profile a clean window into the baselines of the use case's suites.
 
-
-def bless_window(window: TimeWindow, options: argparse.Namespace, settings: Settings) -> list[str]:
-    """Write bands for each suite of the use case from the rows of `window`.
+    Args:
+        start: First moment of the window, such as 2013-01-01T05:00Z.
+        end: First moment after the window.
+        suite: This suite only; may be repeated.
+        reviewed: When and how a person reviewed the bands.
 
     Raises:
         ConfigurationError: a named suite is not of this use case, or nothing was refreshed yet.
-        DataContractError: a table cannot be blessed. Files written before stay.
+        DataContractError: a table can be no baseline. Files written before stay.
     """
+    from flows.config import read_pipeline_config
     from tasks.validation.profiling import NOT_REVIEWED, bless_table, write_blessed
     from tasks.validation.suites import read_suite
 
+    window, settings = time_window(start, end), context.settings
     config = read_pipeline_config(settings.feature_repo)
     sources = {source.suite: source for source in _sources(window, config, settings)}
-    wanted = options.suite or list(sources)
+    wanted = suite or list(sources)
     if unknown := sorted(set(wanted) - sources.keys()):
         raise ConfigurationError(
-            f"suite(s) {', '.join(unknown)} cannot be blessed; this use case has "
+            f"suite(s) {', '.join(unknown)} can have no baseline; this use case has "
             f"{', '.join(sources)}. Nothing was written"
         )
     lines = []
-    with scratch_folder("falaj-bless") as scratch:
+    with scratch_folder("falaj-baseline") as scratch:
         store = ArtifactStore(scratch)
         for name in wanted:
-            source = sources[name]
-            suite = read_suite(settings.feature_repo, name)
-            hand_written = suite.model_copy(update={"blessed": None})
-
-            table = _cut(source, hand_written.profiling.time_column, window, store)
-            reviewed = options.reviewed or NOT_REVIEWED
-            blessed = bless_table(table, hand_written, window, store, reviewed)
+            hand_written = read_suite(settings.feature_repo, name).model_copy(
+                update={"blessed": None}
+            )
+            table = _cut(sources[name], hand_written.profiling.time_column, window, store)
+            blessed = bless_table(table, hand_written, window, store, reviewed or NOT_REVIEWED)
             path = write_blessed(blessed, settings.feature_repo)
             lines.append(
                 f"{name:<28}{blessed.num_periods:>4} days, {len(blessed.bands):>3} columns, "
                 f"{path.name} {digest_of(path)[:12]}"
             )
-    return [*lines, "Review the files, then say in `reviewed` when and how."]
+    return [*lines, "Review the files, then note in `reviewed` when and how."]
 
 
 def _cut(
     source: _Source, time_column: str | None, window: TimeWindow, store: ArtifactStore
 ) -> TableRef:
     """The rows of the window as a table of their own."""
+    from tasks.contracts.data import TableRef
     from tasks.validation.profiling import blessed_rows
 
     def build(folder: StagedFolder) -> TableRef:
@@ -92,9 +123,8 @@ def _sources(window: TimeWindow, config: PipelineConfig, settings: Settings) -> 
 
     store = settings.store
     landed = land_raw_rows(window, config.features, settings.feature_repo, store)
-    suites = config.row_suites
     for table in landed.tables:
-        yield _Source(table.name, suites[table.name], store.path(table.artifact))
+        yield _Source(table.name, config.row_suites[table.name], store.path(table.artifact))
     folder = published_path(settings.features_home)
     for name, suite in config.table_suites.items():
         if (folder / name).is_dir():
@@ -105,6 +135,8 @@ def _sources(window: TimeWindow, config: PipelineConfig, settings: Settings) -> 
 
 def _snapshot_with(window: TimeWindow, store: ArtifactStore) -> Path | None:
     """The newest kept training set that covers the window."""
+    from tasks.contracts.data import FeatureSnapshot
+
     found = sorted(
         (store.root / "snapshots").glob("[!.]*/value.json"), key=lambda file: file.stat().st_mtime
     )

@@ -1,0 +1,288 @@
+"""Commands of the feature store: refresh, compare, serve, repair; and the audit trail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cyclopts import App
+from cyclopts.types import PositiveInt
+
+from falaj.context import AsJson, End, Here, Start, time_window
+from falaj.loop import row
+from tasks.kernel.errors import (
+    ConfigurationError,
+    DataContractError,
+    FeatureStoreError,
+    TransientError,
+)
+from tasks.kernel.settings import Settings
+
+if TYPE_CHECKING:
+    from flows.config import PipelineConfig
+    from tasks.features.access.audit import AuditLine, AuditTrail
+    from tasks.features.checks.reports import ViewParity
+
+app = App(name="features")
+
+
+@app.command
+def refresh(start: Start, end: End, /, *, context: Here) -> list[str]:
+    """Refresh the features of one window."""
+    from falaj.session import run_flow
+
+    window = time_window(start, end)
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.feature_refresh import feature_refresh_flow
+
+        return [
+            f"{view.name:<20}{view.num_entities:>8,} entities online up to {view.watermark:%F %RZ}"
+            for view in feature_refresh_flow(window, config).views
+        ]
+
+    return run_flow(context, work)
+
+
+@app.command
+def parity(*, context: Here) -> list[str]:
+    """Compare online features with offline ones; they differ: exit code 1."""
+    from falaj.session import run_flow
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.parity_check import difference, parity_check_flow
+
+        report = parity_check_flow(config)
+        if report.verdict != "equal":
+            raise difference(report)
+        return [parity_line(view) for view in report.views]
+
+    return run_flow(context, work)
+
+
+def parity_line(view: ViewParity) -> str:
+    """One feature view in a line; a view with no values at all is not called equal."""
+    has_values = view.num_values > view.num_null
+    verdict = "equal online and offline" if has_values else "nothing to compare"
+    return (
+        f"{view.view:<20}{verdict} at {view.watermark:%F %RZ}: {view.num_values:,} values of "
+        f"{view.num_entities:,} entities compared, {view.num_null:,} of them null on both sides; "
+        f"{view.num_stale:,} entities too old by then"
+    )
+
+
+@app.command
+def verify(snapshot: str, /, *, context: Here) -> list[str]:
+    """Build a training snapshot again from its pins, and compare.
+
+    Args:
+        snapshot: Beginning of its digest, as the report shows it.
+    """
+    from tasks.features.checks.verification import find_snapshot, verify_snapshot
+
+    settings = context.settings
+    found = find_snapshot(snapshot, settings.store)
+    outcome = verify_snapshot(found, settings.features_home, settings.feature_repo, settings.store)
+    if not outcome.same:
+        raise FeatureStoreError(
+            f"snapshot {found.data.sha256[:12]} does not come out of its pins: "
+            f"{'; '.join(outcome.differences)}. Nothing was changed"
+        )
+    return [
+        row("Same", found.data.sha256),
+        row("Made of", f"{found.num_rows:,} rows of {found.window}"),
+        *(row("Since", remark) for remark in outcome.remarks),
+    ]
+
+
+@app.command
+def serve(
+    *,
+    only: Literal["online", "offline", "registry"] | None = None,
+    host: str = "127.0.0.1",
+    online_port: int = 6566,
+    offline_port: int = 8815,
+    registry_port: int = 6570,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    context: Here,
+) -> None:
+    """Serve features to callers with OIDC tokens, until interrupted.
+
+    Args:
+        only: Start this server alone.
+        host: Address to listen on.
+        online_port: Port of the online server (HTTP).
+        offline_port: Port of the offline server (Arrow Flight).
+        registry_port: Port of the registry server (gRPC).
+        tls_cert: Certificate, needed outside of loopback.
+        tls_key: Its key.
+
+    Raises:
+        ConfigurationError: a server refused to start: no issuer, no permissions, no encryption.
+        TransientError: a server ended.
+    """
+    from falaj.feature_servers import feature_servers, wait_for_any
+
+    ports = {"online": online_port, "offline": offline_port, "registry": registry_port}
+    kinds = [only] if only else list(ports)
+    with feature_servers(context.settings, kinds, host, ports, tls_cert, tls_key) as servers:
+        for kind in kinds:
+            sys.stdout.write(f"{kind:<10}{host}:{ports[kind]}\n")
+        sys.stdout.write("Ctrl-C ends them\n")
+        sys.stdout.flush()
+        ended = wait_for_any(servers)
+    logs = context.home / "feast" / "servers"
+    raise TransientError(f"the {ended} feature server ended; its log is under {logs}")
+
+
+@app.command
+def rebuild(*view: str, pushed: bool = False, context: Here) -> list[str]:
+    """Write feature views online again, from the published tables up to what is online.
+
+    Args:
+        view: Feature views (default: all that are online).
+        pushed: Also remove what was pushed.
+
+    Raises:
+        ConfigurationError: there is no such view, or a run is under way.
+        FeatureStoreError: nothing is online yet.
+    """
+    from infra.orchestration.embedded import only_run
+    from tasks.features.online.repair import rebuild_views
+    from tasks.features.tables.build import current_tables
+
+    settings = context.settings
+    home, views = settings.features_home, list(view)
+    with only_run(settings.home):
+        tables = current_tables(home)
+        written = rebuild_views(
+            tables, views, home, settings.feature_repo, settings.store, pushed=pushed
+        )
+    return [f"{name:<20}{n:>8,} entities written from its table" for name, n in written.items()]
+
+
+@app.command
+def forget(
+    *view: str, key: list[str] | None = None, feature: list[str] | None = None, context: Here
+) -> list[str]:
+    """Remove values online; what the tables hold of them comes back with `features rebuild`.
+
+    Args:
+        view: Feature views (default: all of the entity's kind).
+        key: One entity by its join key, as NAME=VALUE; repeat it for a composite key.
+        feature: This feature alone; may be repeated.
+
+    Raises:
+        ConfigurationError: a view, key or feature is not there, or a run is under way.
+    """
+    from infra.orchestration.embedded import only_run
+    from tasks.features.online.repair import forget_values
+
+    settings = context.settings
+    if unclear := [text for text in key or [] if "=" not in text]:
+        raise ConfigurationError(
+            f"--key {unclear[0]} names no value; write it as NAME=VALUE. Nothing was changed"
+        )
+    entity = dict(text.split("=", 1) for text in key or [])
+    with only_run(settings.home):
+        found = forget_values(
+            list(view), entity, feature or [], settings.features_home, settings.feature_repo
+        )
+    lines = [f"{name:<20}{number:>8,} entities forgotten" for name, number in found.items()]
+    return [*lines, "what the tables hold of them comes back with `features rebuild`"]
+
+
+def audit(
+    *,
+    verify: bool = False,
+    last: PositiveInt = 20,
+    as_json: AsJson = False,
+    context: Here,
+) -> list[str]:
+    """Show the newest lines of the audit trail, and whether its chain is complete.
+
+    The lines of a broken chain are shown too, before it is refused.
+
+    Args:
+        verify: Only verify the chain of lines.
+        last: Lines shown.
+        as_json: Print complete lines, as they are stored.
+
+    Raises:
+        ConfigurationError: there is no state folder.
+        DataContractError: a line was changed, removed or put in between, or all of them are gone.
+    """
+    from tasks.features.access.audit import AuditTrail
+
+    settings = context.settings
+    trail = AuditTrail(settings.features_home / "audit")
+    result = trail.verify()
+    if not result.num_lines:
+        _check_never_used(trail, settings.features_home)
+    lines = [] if verify else list(trail.lines())[-last:]
+    shown = [_as_stored(line) if as_json else _summary(line) for line in lines]
+    if result.faults:
+        sys.stdout.writelines(f"{line}\n" for line in shown)
+        raise DataContractError(
+            f"the audit trail in {trail.folder} is not complete: {'; '.join(result.faults)}. "
+            f"{result.num_lines:,} lines were read"
+        )
+    if as_json:
+        return shown
+    complete = row("Complete", f"{result.num_lines:,} lines, the last one is {result.head}")
+    return [*shown, complete, *_where_answers_are(trail, settings)]
+
+
+def _check_never_used(trail: AuditTrail, home: Path) -> None:
+    """A trail without a line is complete only where nothing was done that it would hold."""
+    if not home.is_dir():
+        raise ConfigurationError(
+            f"there is no state folder {home}; name one with --home or FALAJ_HOME"
+        )
+    if (home / "feast" / "applied.json").exists():
+        raise DataContractError(
+            f"the audit trail in {trail.folder} is gone: definitions were applied in "
+            f"{home / 'feast'}, which writes lines, and there is none. Look for it in the copies "
+            "of the state folder; the next act begins a new trail"
+        )
+
+
+def _where_answers_are(trail: AuditTrail, settings: Settings) -> list[str]:
+    """Whoever looks for an approval in the trail of another use case is sent to the right one."""
+    shared = settings.home / "audit"
+    if trail.folder == shared or not shared.is_dir():
+        return []
+    return [row("Answers", f"to promotions, of every use case, are in {shared}")]
+
+
+def _as_stored(line: AuditLine) -> str:
+    return line.text.decode(errors="backslashreplace")
+
+
+def _summary(line: AuditLine) -> str:
+    """One line for people: when, what, on what, how it ended, who."""
+    try:
+        return _act(line.content)
+    except (KeyError, TypeError, AttributeError, ValueError):  # it was spoilt
+        return f"{line.file} line {line.number} is no audit line: {line.text[:200]!r}"
+
+
+def _act(act: dict[str, Any]) -> str:
+    who = act.get("who", {})
+    name = who.get("subject") or who.get("user") or "nobody"
+    roles = f" ({', '.join(who['roles'])})" if who.get("roles") else ""
+    subject = ", ".join(
+        ", ".join(value) if isinstance(value, list) else str(value)
+        for value in act.get("subject", {}).values()
+        if value
+    )
+    window = act.get("window")
+    span = f", {window['start']} to {window['end']}" if window else ""
+    rows = f", {act['rows']:,} rows" if "rows" in act else ""
+    return (
+        f"{act['time'][:19]}Z {act['action']:<16}{act['outcome']:<10} {name}{roles}: "
+        f"{subject or json.dumps(act.get('project'))}{span}{rows}"
+    )

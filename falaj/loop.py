@@ -1,0 +1,302 @@
+"""Commands that run flows: the whole loop, and each part of it that a person starts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cyclopts.types import PositiveInt
+
+from falaj.context import End, Here, Start, optional_window
+from falaj.session import run_flow, serve_ui
+from tasks.kernel.errors import ConfigurationError, RegistryError
+
+if TYPE_CHECKING:
+    from flows.config import PipelineConfig
+    from tasks.contracts.drift import DriftReport
+    from tasks.contracts.evaluation import Quality
+    from tasks.contracts.release import ImportedModel, RecalibrationResult, ShrinkingResult
+    from tasks.contracts.training import SearchResult
+
+
+def row(name: str, text: object) -> str:
+    """A line of two columns, as all commands print them."""
+    return f"{name:<10}{text}"
+
+
+def run(*, context: Here) -> list[str]:
+    """Run the whole loop once; it ends with a report."""
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.approval import promotion_outcome
+        from flows.pipeline import pipeline_flow
+
+        record = pipeline_flow(config)
+        overall, quality = record.evaluation.overall, record.evaluation.overall.primary
+        accepted = ", ".join(v.name for v in record.variants if v.kept) or "none"
+        latest = context.settings.reports / "latest"
+        return [
+            "",
+            row("Model", promotion_outcome(record.promotion)),
+            f"{overall.primary_name:<10}{quality.value:.4f} [{quality.low:.4f}, "
+            f"{quality.high:.4f}] on {overall.num_rows:,} test rows; "
+            f"{record.evaluation.yardstick_name} {record.evaluation.yardstick.primary.value:.4f}",
+            row("Variants", accepted),
+            row("Drift", f"{record.drift.verdict} in {record.drift.current}"),
+            row("Report", latest / "report.html"),
+            row("Facts", latest / "report.json"),
+        ]
+
+    return run_flow(context, work)
+
+
+def train(*, context: Here) -> list[str]:
+    """Train, judge and register a candidate."""
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.training import training_flow
+        from tasks.reporting.training_cost import cost_told
+
+        trained = training_flow(config)
+        version, model, store = trained.version, trained.model, context.settings.store
+        lines = [row("Model", f"{version.name} version {version.version} is the candidate")]
+        if model.telemetry is not None:
+            lines.append(row("Training", cost_told(model.telemetry)))
+            if model.telemetry.diagnosis is not None:
+                lines.append(row("Diagnosis", model.telemetry.diagnosis.summary))
+        files = [store.path(artifact) for artifact in (model.log, *model.kept)]
+        return lines + [f"{file.name}: {file}" for file in files]
+
+    return run_flow(context, work)
+
+
+def drift(
+    start: Start | None = None, end: End | None = None, /, *, served: bool = False, context: Here
+) -> list[str]:
+    """Compare one window with the training reference.
+
+    Args:
+        start: First moment, such as 2013-01-01T05:00Z; with --served the newest days without it.
+        end: First moment after the window.
+        served: Compare the served requests, from the prediction log, instead.
+    """
+    window = optional_window(start, end)
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.drift_check import drift_check_flow, drift_check_log_flow
+        from tasks.contracts.predictions import TooFewPredictions
+
+        if served:
+            found = drift_check_log_flow(window, config)
+            if isinstance(found, TooFewPredictions):
+                return [row("Drift", f"no verdict for {found.window}"), found.reason]
+        else:
+            assert window is not None
+            found = drift_check_flow(window, config)
+        return _drift_lines(found, config)
+
+    if window is None and not served:
+        raise ConfigurationError("name the window: drift START END. Nothing was compared")
+    return run_flow(context, work)
+
+
+def _drift_lines(report: DriftReport | None, config: PipelineConfig) -> list[str]:
+    if report is None:
+        raise RegistryError(
+            f"{config.registry.model_name} has no version to compare with; train a first one: "
+            "`python -m falaj run`"
+        )
+    return [row("Drift", f"{report.verdict} in {report.current}"), *report.evidence]
+
+
+def recalibrate(
+    start: Start | None = None, end: End | None = None, /, *, context: Here
+) -> list[str]:
+    """Fit the champion's calibrator on newer labels, without training.
+
+    Args:
+        start: First moment of the labels (default: the window `current` of the use case).
+        end: First moment after them.
+    """
+    window = optional_window(start, end)
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.recalibration import recalibration_flow
+
+        return recalibration_lines(recalibration_flow(window or config.current, config))
+
+    return run_flow(context, work)
+
+
+def recalibration_lines(result: RecalibrationResult) -> list[str]:
+    """The outcome, a line each: the map, what it changed, what became of the version."""
+    from flows.approval import promotion_outcome
+    from tasks.evaluation.calibration.gain import changes_told
+
+    lines = [""]
+    fit, source = result.fit.fit, result.source
+    if fit is not None:
+        lines.append(
+            f"{'Map':<10}slope {fit.map.slope:.4f} ± {fit.slope_error:.4f}, intercept "
+            f"{fit.map.intercept:+.4f} ± {fit.intercept_error:.4f}, fitted to {fit.num_rows:,} "
+            f"rows of {fit.window}"
+        )
+    if result.evaluation is not None:
+        lines += [row("Changes", line) for line in changes_told(result.evaluation, source.version)]
+    if result.promotion is not None:
+        return [*lines, row("Model", promotion_outcome(result.promotion))]
+    left = f"{source.name} version {source.version} is left: {result.refusal}"
+    return [*lines, row("Model", left)]
+
+
+def search(
+    *,
+    trials: PositiveInt | None = None,
+    parallel: PositiveInt | None = None,
+    register: bool = False,
+    context: Here,
+) -> list[str]:
+    """Search for better training settings, in the search space of the use case.
+
+    Args:
+        trials: Trials of the study.
+        parallel: Trials at the same time.
+        register: Judge the best model and make it the candidate.
+    """
+    chosen = {"num_trials": trials, "parallel_trials": parallel}
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.search import search_flow
+
+        changes = {name: value for name, value in chosen.items() if value is not None}
+        settings = config.search.model_copy(update=changes)
+        if not settings.space:
+            raise ConfigurationError(
+                "use_case.yaml has no search.space; name there the fields of the training "
+                "configuration that may change, such as dropout: {kind: float, low: 0, high: 0.5}"
+            )
+        changed = config.model_copy(update={"search": settings})
+        return _search_lines(search_flow(changed, make_candidate=register), context.home)
+
+    return run_flow(context, work)
+
+
+def _search_lines(result: SearchResult, home: Path) -> list[str]:
+    study, version = result.study, result.version
+    best = next(trial for trial in study.trials if trial.number == study.best)
+    states = [trial.state for trial in study.trials]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in ("complete", "pruned", "failed"))
+    lines = [
+        "",
+        row("Study", f"{study.study}: {counts}; {study.ended_because}"),
+        f"{'Best':<10}trial {best.number}, validation {study.quality_name} {best.quality:.4f}",
+        *(row("", f"{name}: {value}") for name, value in best.point.items()),
+        row("Page", home / result.page),
+    ]
+    if version is not None:
+        lines.append(row("Model", f"{version.name} version {version.version} is the candidate"))
+    return lines
+
+
+def compress(
+    *,
+    version: int | None = None,
+    method: Literal["pruning", "distillation", "pruning-distillation"] | None = None,
+    context: Here,
+) -> list[str]:
+    """Prune a version's network, or distil it to a small one; judge, convert, promote.
+
+    Args:
+        version: Version to compress (default: the champion).
+        method: How (default: the use case's `shrinking`).
+    """
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.shrinking import shrinking_flow
+        from tasks.reporting.shrinking_page import place_of
+
+        if method:
+            chosen = config.shrinking.model_copy(update={"method": method})
+            config = config.model_copy(update={"shrinking": chosen})
+        result = shrinking_flow(config, version)
+        page = place_of(result, context.settings.reports)
+        return [*compression_lines(result), row("Page", page)]
+
+    return run_flow(context, work)
+
+
+def compression_lines(result: ShrinkingResult) -> list[str]:
+    """The outcome, a line each: sizes, quality, whether the teacher helped, the version."""
+    from flows.approval import promotion_outcome
+
+    made, judged = result.shrinking, result.judged
+    lines = [
+        "",
+        f"{'Network':<10}{made.method} of {made.parent.name} version {made.parent.version}: "
+        f"{result.num_parameters:,} of {made.parent_parameters:,} parameters, hidden layers "
+        f"{'-'.join(map(str, result.hidden_sizes))} of {'-'.join(map(str, made.parent_sizes))}",
+        f"{judged.parent.primary_name:<10}{_interval(judged.student)} on "
+        f"{judged.student.num_rows:,} test rows; the large network {_interval(judged.parent)}",
+    ]
+    if judged.verdict:
+        lines += [row("Teacher", judged.verdict), row("Choice", result.choice)]
+    if result.promotion is not None:
+        return [*lines, row("Model", promotion_outcome(result.promotion))]
+    return [*lines, row("Model", f"version {made.parent.version} is left: {judged.refusal}")]
+
+
+def _interval(report: Quality) -> str:
+    quality = report.primary
+    return f"{quality.value:.4f} [{quality.low:.4f}, {quality.high:.4f}]"
+
+
+def import_model(file: Path, /, *, context: Here) -> list[str]:
+    """Register and convert a model trained elsewhere.
+
+    Args:
+        file: Its description, such as feature_repo/models/<name>.yaml.
+    """
+    from flows.import_config import read_import_config
+
+    description = read_import_config(file)
+
+    def work(config: PipelineConfig) -> list[str]:
+        from flows.model_import import model_import_flow
+
+        return list(import_lines(model_import_flow(description)))
+
+    return run_flow(context, work, reads_data=False)
+
+
+def import_lines(result: ImportedModel) -> Iterable[str]:
+    """The version, what became of each variant, and which one serves which goal, a line each."""
+    version = result.version
+    yield ""
+    yield row("Model", f"{version.name} version {version.version}, {version.program_sha256[:12]}")
+    for variant in result.variants:
+        yield f"{variant.name:<22}{variant.reason}"
+    for variant in result.variants:
+        for goal in variant.standings:
+            if goal.chosen:
+                yield row("Goal", f"{goal.goal}: {variant.name}, {goal.reason}")
+
+
+def retry(run: str | None = None, /, *, context: Here) -> list[str]:
+    """Resume a failed or killed loop at the stage that failed.
+
+    Args:
+        run: Its name or the beginning of its id (default: the newest loop that failed).
+    """
+
+    def work(config: PipelineConfig) -> list[str]:
+        from infra.orchestration.retry import retry_run
+
+        return retry_run(run)
+
+    return run_flow(context, work, reads_data=False)
+
+
+def ui(*, context: Here) -> None:
+    """Serve the Prefect UI of the state folder until interrupted."""
+    serve_ui(context)

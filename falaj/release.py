@@ -1,0 +1,181 @@
+"""Commands of releases, and of the retraining controller's decisions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from falaj.context import Approver, AsJson, Comment, Here, Moment, in_utc
+from flows.config import read_pipeline_config
+from tasks.control.retraining.decision import Action
+from tasks.control.retraining.records import Outcome
+
+if TYPE_CHECKING:
+    from tasks.control.retraining.records import Decision
+    from tasks.release.records import ByHand, Entry, Release
+
+ACTION = "change-release"
+ACTS: dict[ByHand | Literal["start"], str] = {
+    "start": "Release the champion, also one that was rolled back before.",
+    "hold": "Take no further step until it is resumed; harm still rolls back.",
+    "resume": "Take the hold away.",
+    "promote": "Go to the next step now, or end the release after the last one.",
+    "roll_back": "Send all traffic back to the version before, and the alias too.",
+}
+MAX_ENTRIES = 12
+MAX_LISTED = 10_000
+
+
+def _one_of(kind: type[StrEnum]) -> Callable[[type, str | None], None]:
+    def check(_: type, value: str | None) -> None:
+        if value is not None and value not in list(kind):
+            raise ValueError(f"{value!r} is none of {', '.join(kind)}")
+
+    return check
+
+
+Model = Annotated[str | None, Parameter(help="Registered model (default: the use case's).")]
+ActionName = Annotated[str, Parameter(validator=_one_of(Action))]
+OutcomeName = Annotated[str, Parameter(validator=_one_of(Outcome))]
+Limit = Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_LISTED))]
+app = App(name="release")
+
+
+@app.command
+def status(model: Model = None, /, *, as_json: AsJson = False, context: Here) -> list[str]:
+    """Show the newest release, its evidence and its record."""
+    from tasks.release.ledger import ReleaseLedger
+
+    ledger = ReleaseLedger(context.settings.operation_url)
+    model = model or read_pipeline_config(context.settings.feature_repo).registry.model_name
+    release = ledger.last_release(model)
+    if release is None:
+        return [f"{model} was never released step by step."]
+    entries = ledger.entries(release.release_id)
+    if not as_json:
+        return _lines(release, entries)
+    shown = [entry.model_dump(mode="json") for entry in entries]
+    return [json.dumps({"release": release.model_dump(mode="json"), "entries": shown})]
+
+
+def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
+    """The command that does what a person wants with a release.
+
+    It raises DataContractError where there is nothing to release, none is open, or the name is no
+    name; TransientError where server, gateway, registry or database did not answer: what was
+    recorded is carried out by the next cycle of the release flow.
+    """
+
+    def act(
+        model: Model = None, /, *, approver: Approver, comment: Comment = "", context: Here
+    ) -> list[str]:
+        from flows.release_ports import RegistryChampions, release_config, traffic_of
+        from tasks.features.access.audit import AuditTrail, process_identity
+        from tasks.release.acting import Releasing, act_by_hand, check_name
+        from tasks.release.ledger import ReleaseLedger
+
+        check_name(approver)
+        config, settings = read_pipeline_config(context.settings.feature_repo), context.settings
+        name, ledger = model or config.registry.model_name, ReleaseLedger(settings.operation_url)
+        releasing = Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
+        with AuditTrail(settings.home / "audit").recorded(
+            ACTION,
+            said=wish.replace("_", ""),
+            subject={"model": name},
+            who={**process_identity(), "subject": approver},
+        ):
+            if wish == "start":
+                release = releasing.begin(name, release_config(config), approver, comment)
+            else:
+                release = act_by_hand(releasing, name, wish, approver, comment)
+        return _lines(release, ledger.entries(release.release_id))
+
+    return act
+
+
+for _wish, _purpose in ACTS.items():
+    app.command(_act(_wish), name=_wish.replace("_", ""), help=_purpose)
+
+
+def _lines(release: Release, entries: list[Entry]) -> list[str]:
+    state = release.state.replace("_", " ")
+    held = f", held by {release.held_by}" if release.held_by else ""
+    moved = "" if release.is_moved else "; traffic is yet to follow"
+    evidence = next((entry.evidence for entry in reversed(entries) if entry.evidence), None)
+    step = release.current
+    return [
+        f"{'Release':<10}{release.model} version {release.candidate} (before: {release.stable}), "
+        f"{state}{held}{moved}",
+        f"{'Step':<10}{step.name}, {release.step + 1} of {len(release.steps)}, since "
+        f"{release.step_since:%F %T}Z: {step.candidate_percent:g} % of the requests, copies of "
+        f"{step.mirror_percent:g} %",
+        *(
+            f"{'Evidence':<10}{f.metric.replace('_', ' ')}{', HARM' if f.is_harm else ''}: "
+            f"{f.sentence}"
+            for f in (evidence.findings if evidence else ())
+        ),
+        *(
+            f"{entry.at:%F %T}Z  {entry.action.value} ({entry.rule}) by {entry.actor}: "
+            f"{entry.reason}"
+            for entry in entries[-MAX_ENTRIES:]
+        ),
+    ]
+
+
+def decisions(
+    *,
+    model: str | None = None,
+    use_case: str | None = None,
+    action: ActionName | None = None,
+    outcome: OutcomeName | None = None,
+    since: Moment | None = None,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+    context: Here,
+) -> list[str]:
+    """List the decisions about drift, newest first; with --json with all their evidence.
+
+    Args:
+        model: Of this registered model only.
+        use_case: Of this use case only.
+        action: Of this action only.
+        outcome: Of this outcome only.
+        since: First moment, such as 2013-12-01T00:00Z.
+        limit: At most so many.
+        as_json: One JSON object a line.
+
+    Raises:
+        TransientError: the database does not answer.
+    """
+    from tasks.control.retraining.ledger import Ledger, Wanted
+
+    wanted = Wanted(
+        model=model,
+        use_case=use_case,
+        action=Action(action) if action else None,
+        outcome=Outcome(outcome) if outcome else None,
+        since=in_utc(since) if since else None,
+        limit=limit,
+    )
+    found = Ledger(context.settings.operation_url).decisions(wanted)
+    if as_json:
+        return [json.dumps(made.model_dump(mode="json")) for made in found]
+    if not found:
+        return ["No such decision is recorded; a drift check stores the first result."]
+    return [line for made in found for line in _decision(made)]
+
+
+def _decision(made: Decision) -> list[str]:
+    run = f", run {made.run_id}: {made.run_state}" if made.run_id else ""
+    return [
+        f"{made.decided_at:%F %T}Z  {made.model} version {made.version} ({made.use_case}): "
+        f"{made.action.value}, {made.outcome.value}{run}",
+        f"{'':<22}{made.reason}",
+        f"{'':<22}verdict {made.verdict_id[:12]}: {made.evidence.verdict.value} in "
+        f"{made.evidence.window}; by {made.actor}",
+    ]
