@@ -12,10 +12,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
 from tasks.control.leases.affinity import Affinity, applied
-from tasks.control.leases.book import LeaseBook, LeaseFacts, Outlook
 from tasks.control.leases.config import LeaseRequest, StageLease
-from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import Lease, acquire
+from tasks.control.leases.repository import LeaseFacts, LeaseRepository, Outlook
 from tasks.kernel.errors import LeaseLostError
 from tasks.kernel.settings import Settings
 from tasks.training.config import TrainingConfig
@@ -47,7 +47,7 @@ def leased(request: LeaseRequest, policy: StageLease) -> Iterator[Lease | None]:
         get_run_logger().info("no devices are leased: lease.enabled is false")
         yield None
         return
-    book = LeaseBook(Settings.from_environment().operation_url, policy.terms)
+    book = LeaseRepository(Settings.from_environment().operation_url, policy.terms)
     with (
         _Interruption() as interruption,
         acquire(
@@ -95,7 +95,7 @@ def lease_facts(settings: Settings) -> list[LeaseFacts]:
     Raises:
         TransientError, StorageError: the database does not answer, or refuses.
     """
-    return LeaseBook(settings.operation_url).facts()
+    return LeaseRepository(settings.operation_url).facts()
 
 
 def _holder() -> str:

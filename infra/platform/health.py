@@ -31,8 +31,8 @@ from infra.platform.files import (
     read_state,
 )
 from infra.platform.services import MLFLOW, SERVER, database_url, has_prefect_redis, redis_url
-from tasks.control.leases.book import LeaseBook, LeaseFacts
-from tasks.control.leases.hardware import hardware_classes
+from tasks.control.leases.devices import hardware_classes
+from tasks.control.leases.repository import LeaseFacts, LeaseRepository
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import lack_of_space, make_folder, shows_damage
@@ -138,7 +138,7 @@ def _leases(files: PlatformFiles) -> tuple[tuple[LeaseFacts, ...], tuple[str, ..
     if settings.database_url is None and not settings.operation_file.exists():
         return (), ()
     try:
-        return tuple(LeaseBook(settings.operation_url).facts()), ()
+        return tuple(LeaseRepository(settings.operation_url).facts()), ()
     except (TransientError, StorageError, ConfigurationError) as exc:
         return (), (f"the leases of devices cannot be read: {exc}",)
 

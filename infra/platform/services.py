@@ -39,7 +39,7 @@ from infra.platform.files import (
     read_state,
 )
 from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Service, Supervisor
-from tasks.control.leases.hardware import hardware_classes
+from tasks.control.leases.devices import hardware_classes
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import make_folder, private_folder, write_atomically
 from tasks.kernel.settings import Settings

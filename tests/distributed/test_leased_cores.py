@@ -9,8 +9,8 @@ import pytest
 
 from tasks.contracts.training import EpochMetrics
 from tasks.control.leases.affinity import applied
-from tasks.control.leases.claims import Grant
-from tasks.control.leases.liveness import kin_of_lease
+from tasks.control.leases.placement import Grant
+from tasks.control.leases.repository import processes_of_lease
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.host import Host
 from tests.support.platform.lease_devices import host
@@ -29,7 +29,7 @@ def test_all_processes_of_a_training_stay_on_the_leased_cores(
     seen: dict[int, set[int]] = {}
 
     def look(_: EpochMetrics) -> None:
-        for pid in kin_of_lease(MARK):
+        for pid in processes_of_lease(MARK):
             try:
                 seen[pid] = os.sched_getaffinity(pid)
             except ProcessLookupError:  # it has just ended
@@ -40,7 +40,7 @@ def test_all_processes_of_a_training_stay_on_the_leased_cores(
     assert len(seen) >= 4, "two ranks and their guards"
     assert set(map(frozenset, seen.values())) == {frozenset({LAST})}
     assert model.num_ranks == 2
-    assert kin_of_lease(MARK) == []
+    assert processes_of_lease(MARK) == []
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import psutil
 import psycopg
 import pytest
 
-from tasks.control.leases.book import LeaseBook
 from tasks.control.leases.config import LeaseConfig, LeaseRequest
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.errors import LeaseLostError
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
@@ -50,7 +50,7 @@ def test_two_hundred_waiting_processes_are_all_served_and_idle_meanwhile(tmp_pat
         "hold_s": 0.01,
         "rounds": 1,
     }
-    book = LeaseBook(url)
+    book = LeaseRepository(url)
     with acquire(book, LeaseRequest(cores=1), "holder", devices=one_core) as lease:
         with farm(folder, url, **options) as process:
             wait_until(lambda: len(book.facts()) == NUM_WAITING + 1, "all in line", 600)
@@ -75,12 +75,12 @@ def test_a_database_away_for_ten_seconds_costs_no_lease_and_one_away_for_longer_
         server = connection.info.backend_pid
     parent = psutil.Process(server).ppid()
     with acquire(
-        LeaseBook(postgres, LeaseConfig(ttl_s=30)), LeaseRequest(cores=1), "a", devices=host()
+        LeaseRepository(postgres, LeaseConfig(ttl_s=30)), LeaseRequest(cores=1), "a", devices=host()
     ) as lease:
         freeze(parent, 10)
         time.sleep(30)
         lease.check()
-    book = LeaseBook(postgres, LeaseConfig(ttl_s=5))
+    book = LeaseRepository(postgres, LeaseConfig(ttl_s=5))
     with acquire(book, LeaseRequest(cores=1), "a", devices=host()) as lease:
         freeze(parent, 10)
         with pytest.raises(LeaseLostError, match="no sign of life"):

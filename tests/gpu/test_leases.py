@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tasks.control.leases.affinity import applied
-from tasks.control.leases.book import LeaseBook
 from tasks.control.leases.config import LeaseRequest
-from tasks.control.leases.hardware import HostDevices, hardware_classes
+from tasks.control.leases.devices import HostDevices, hardware_classes
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.repository import LeaseRepository
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +37,7 @@ def test_a_process_under_a_lease_sees_the_leased_device_and_no_other(tmp_path: P
     found = HostDevices.of_this_process()
     wanted = found.gpus[-1]
     request = LeaseRequest(gpus=1, mig_profile=wanted.mig_profile, devices=(wanted.uuid,))
-    book = LeaseBook(f"sqlite:///{tmp_path / 'operation.db'}")
+    book = LeaseRepository(f"sqlite:///{tmp_path / 'operation.db'}")
     with (
         acquire(book, request, "test") as lease,
         applied(lease.grant, lease.mark, lease.devices),

@@ -15,11 +15,10 @@ import sqlalchemy as sa
 
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
-from tasks.control.leases.book import LeaseBook
 from tasks.control.leases.config import LeaseRequest
-from tasks.control.leases.cores import CoreSet
-from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.devices import CoreSet, HostDevices
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.repository import LeaseRepository
 from tasks.metadata.tables import lease_state
 
 ROUNDS = 60
@@ -34,7 +33,7 @@ def figures(bench: Bench) -> Measured:
     devices = HostDevices(
         core_sets=(CoreSet(node=0, physical=tuple((core,) for core in range(NUM_CORES))),)
     )
-    book = LeaseBook(f"sqlite:///{bench.folder / 'operation.db'}")
+    book = LeaseRepository(f"sqlite:///{bench.folder / 'operation.db'}")
     bare: list[float] = []
     leased: list[float] = []
     for _ in range(rounds):
@@ -48,8 +47,8 @@ def figures(bench: Bench) -> Measured:
     return [at_most("lease, times a bare transaction", lease_s / bare_s, BOUND, evidence)]
 
 
-def _transact(book: LeaseBook) -> None:
-    with book.table.engine.begin() as connection:
+def _transact(book: LeaseRepository) -> None:
+    with book.engine.begin() as connection:
         connection.execute(sa.update(lease_state).values(version=lease_state.c.version + 1))
 
 

@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.control.leases.claims import Grant
-from tasks.control.leases.hardware import HostDevices
-from tasks.control.leases.liveness import LEASE_VARIABLE
+from tasks.control.leases.devices import HostDevices
+from tasks.control.leases.placement import Grant
+from tasks.control.leases.repository import LEASE_VARIABLE
 
 THREADS_OF_THIS = Path("/proc/self/task")
 NUMA_LIBRARY = "libnuma.so.1"

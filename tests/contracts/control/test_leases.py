@@ -18,11 +18,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from tasks.control.leases.book import LeaseBook, Outlook
 from tasks.control.leases.config import LeaseConfig, LeaseRequest
-from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import acquire
-from tasks.control.leases.liveness import LEASE_VARIABLE
+from tasks.control.leases.repository import LEASE_VARIABLE, LeaseRepository, Outlook
 from tasks.kernel.errors import ConfigurationError, LeaseError, LeaseLostError, TransientError
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import PROJECT_ROOT
@@ -53,7 +52,7 @@ def test_a_killed_holder_frees_its_devices_long_before_they_expire(
         wait_until(lambda: lines_of(tmp_path / "farm" / "journal"), "the lease", 120)
         (tmp_path / "farm" / "stop").touch()
         os.kill(children_of(process.pid)[0], signal.SIGKILL)
-        book = LeaseBook(url, LeaseConfig(ttl_s=86400))
+        book = LeaseRepository(url, LeaseConfig(ttl_s=86400))
         with acquire(book, ONE_CORE, "next", devices=only_one, wait_s=60) as lease:
             assert lease.token == 2
 
@@ -61,13 +60,14 @@ def test_a_killed_holder_frees_its_devices_long_before_they_expire(
 def test_devices_stay_taken_while_something_started_under_the_lease_still_runs(
     tmp_path: Path, url: str
 ) -> None:
-    only_one, book = host(cores=1), LeaseBook(url)
+    only_one, book = host(cores=1), LeaseRepository(url)
     program = (
         "import subprocess, sys, os; from tasks.control.leases.leases import acquire; "
-        "from tasks.control.leases.book import LeaseBook; "
+        "from tasks.control.leases.repository import LeaseRepository; "
         "from tasks.control.leases.config import LeaseRequest; "
         "from tests.support.platform.lease_devices import host; "
-        "lease = acquire(LeaseBook(sys.argv[1]), LeaseRequest(cores=1), 'a', devices=host(1)); "
+        "leases = LeaseRepository(sys.argv[1]); "
+        "lease = acquire(leases, LeaseRequest(cores=1), 'a', devices=host(1)); "
         f"environment = dict(os.environ, {LEASE_VARIABLE}=lease.mark); "
         "child = subprocess.Popen(['sleep', '600'], env=environment, stdout=-3); "
         "print(child.pid, flush=True); os.kill(os.getpid(), 9)"
@@ -90,22 +90,22 @@ def test_devices_stay_taken_while_something_started_under_the_lease_still_runs(
 
 def test_a_silent_holder_is_told_and_loses_its_devices_to_who_waits(url: str) -> None:
     only_one, told = host(cores=1), threading.Event()
-    book = LeaseBook(url, LeaseConfig(ttl_s=1.0, grace_s=0.5))
-    other = LeaseBook(url, LeaseConfig(ttl_s=60))
+    book = LeaseRepository(url, LeaseConfig(ttl_s=1.0, grace_s=0.5))
+    other = LeaseRepository(url, LeaseConfig(ttl_s=60))
     lease = acquire(book, ONE_CORE, "a", devices=only_one, on_lost=lambda _: told.set())
     book.renew = lambda ticket: lease._claim.deadline_s  # type: ignore[method-assign] # deaf
     with acquire(other, ONE_CORE, "b", devices=only_one, wait_s=60) as taken:
         assert lease.lost.is_set(), "the holder is told before the devices are given to another"
         assert told.wait(10)
         assert taken.token > lease.token
-        with pytest.raises(LeaseLostError, match="lost: no sign of life could be given in time"):
+        with pytest.raises(LeaseLostError, match="lost: no heartbeat could be given in time"):
             lease.check()
         lease.release()
         assert [each.holder for each in other.facts()] == ["b"], "a late release takes nothing"
 
 
 def test_a_lease_whose_row_was_removed_is_lost_at_its_next_sign_of_life(url: str) -> None:
-    book = LeaseBook(url, LeaseConfig(ttl_s=1.0))
+    book = LeaseRepository(url, LeaseConfig(ttl_s=1.0))
     with acquire(book, ONE_CORE, "a", devices=host()) as lease:
         book.give_back(lease._claim.ticket)
         assert lease.lost.wait(30)
@@ -113,7 +113,7 @@ def test_a_lease_whose_row_was_removed_is_lost_at_its_next_sign_of_life(url: str
 
 
 def test_a_lease_holds_as_long_as_its_holder_gives_signs_of_life(url: str) -> None:
-    book = LeaseBook(url, LeaseConfig(ttl_s=2.0, grace_s=0))
+    book = LeaseRepository(url, LeaseConfig(ttl_s=2.0, grace_s=0))
     with acquire(book, ONE_CORE, "a", devices=host(cores=1)) as lease:
         with pytest.raises(LeaseError, match="0 are before it"):
             acquire(book, ONE_CORE, "b", devices=host(cores=1), wait_s=5)
@@ -122,7 +122,7 @@ def test_a_lease_holds_as_long_as_its_holder_gives_signs_of_life(url: str) -> No
 
 
 def test_who_waits_is_served_by_priority_then_age(url: str) -> None:
-    book, served, threads = LeaseBook(url), list[str](), []
+    book, served, threads = LeaseRepository(url), list[str](), []
     wanted = [("late and urgent", 1), ("first", 3), ("second", 3), ("idle", 5)]
 
     def wait_for(name: str, priority: int) -> None:
@@ -142,7 +142,7 @@ def test_who_waits_is_served_by_priority_then_age(url: str) -> None:
 
 
 def test_who_waits_is_told_its_place_and_leaves_no_claim_behind(url: str) -> None:
-    book, seen = LeaseBook(url), list[Outlook]()
+    book, seen = LeaseRepository(url), list[Outlook]()
     with acquire(book, LeaseRequest(cores=2), "holder", devices=host(cores=2)) as lease:
         with pytest.raises(LeaseError) as failure:
             acquire(book, ONE_CORE, "b", devices=host(cores=2), wait_s=0.5, on_wait=seen.append)
@@ -155,7 +155,7 @@ def test_who_waits_is_told_its_place_and_leaves_no_claim_behind(url: str) -> Non
 
 
 def test_an_interrupted_wait_leaves_no_claim_behind(url: str) -> None:
-    book = LeaseBook(url)
+    book = LeaseRepository(url)
 
     def interrupt(_: Outlook) -> None:
         raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def test_an_interrupted_wait_leaves_no_claim_behind(url: str) -> None:
 
 def test_what_a_host_does_not_have_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigurationError, match="may use 4 core\\(s\\) and no GPU"):
-        acquire(LeaseBook(url), LeaseRequest(gpus=1), "a", devices=host())
+        acquire(LeaseRepository(url), LeaseRequest(gpus=1), "a", devices=host())
 
 
 class Machine:
@@ -177,7 +177,7 @@ class Machine:
     def __init__(self, url: str, name: str, terms: LeaseConfig | None = None) -> None:
         me = ProcessName.of_this()
         self.now_s = 1000.0
-        self.book = LeaseBook(
+        self.book = LeaseRepository(
             url,
             terms,
             host=name,
@@ -219,7 +219,7 @@ def test_the_gpu_of_a_machine_that_lost_power_is_free_after_silence_seen_by_ones
 
 
 @contextmanager
-def shifted_clock(book: LeaseBook, url: str, seconds: float) -> Iterator[None]:
+def shifted_clock(book: LeaseRepository, url: str, seconds: float) -> Iterator[None]:
     """Let the database's own clock be wrong, for everybody who connects from now on."""
     if url.startswith("sqlite"):
 
@@ -228,9 +228,9 @@ def shifted_clock(book: LeaseBook, url: str, seconds: float) -> Iterator[None]:
             shown = now.strftime("%Y-%m-%d %H:%M:%S.%f")
             connection.create_function("strftime", 2, lambda *_: shown)
 
-        sa.event.listen(book.table.engine, "connect", shift)
+        sa.event.listen(book.engine, "connect", shift)
         yield
-        sa.event.remove(book.table.engine, "connect", shift)
+        sa.event.remove(book.engine, "connect", shift)
         return
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA wrong")
@@ -248,7 +248,7 @@ def shifted_clock(book: LeaseBook, url: str, seconds: float) -> Iterator[None]:
 @proves(Promise.CLOCK_JUMP, "no device held by two, and free after")
 @pytest.mark.parametrize("seconds", [86400.0, -86400.0])
 def test_a_jump_of_the_databases_clock_hands_no_device_to_two(url: str, seconds: float) -> None:
-    book = LeaseBook(url, LeaseConfig(ttl_s=8.0))
+    book = LeaseRepository(url, LeaseConfig(ttl_s=8.0))
     with acquire(book, ONE_CORE, "a", devices=host(cores=1)) as lease:
         with shifted_clock(book, url, seconds):
             with pytest.raises(LeaseError):
@@ -269,9 +269,9 @@ def test_a_jump_of_the_databases_clock_hands_no_device_to_two(url: str, seconds:
 def test_leases_outlive_a_database_that_is_away_for_a_while(tmp_path: Path) -> None:
     """SQLite, whose file somebody else has locked: nothing can be written meanwhile."""
     url = f"sqlite:///{tmp_path / 'operation.db'}"
-    book = LeaseBook(url, LeaseConfig(ttl_s=40.0))
+    book = LeaseRepository(url, LeaseConfig(ttl_s=40.0))
     with acquire(book, ONE_CORE, "a", devices=host(cores=1)) as lease:
-        blocker = LeaseBook(url).table.engine
+        blocker = LeaseRepository(url).engine
         with blocker.begin() as connection:
             connection.execute(sa.text("select 1"))
             with pytest.raises(TransientError, match="does not answer: database is locked"):
@@ -283,6 +283,6 @@ def test_leases_outlive_a_database_that_is_away_for_a_while(tmp_path: Path) -> N
 
 def test_hosts_own_devices_can_be_leased(url: str) -> None:
     found = HostDevices.of_this_process()
-    with acquire(LeaseBook(url), LeaseRequest(cores=found.num_cores), "all") as lease:
+    with acquire(LeaseRepository(url), LeaseRequest(cores=found.num_cores), "all") as lease:
         assert set(lease.grant.cores) <= os.sched_getaffinity(0)
         assert len(lease.grant.cores) == found.num_cores

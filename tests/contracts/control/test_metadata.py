@@ -15,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from tasks.control.leases.book import LeaseBook
+from tasks.control.leases.repository import LeaseRepository
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import ClaimState
 from tasks.kernel.errors import ConfigurationError
@@ -77,7 +77,7 @@ def test_a_database_of_the_release_before_versions_is_adopted_with_its_data(url:
     assert action.started.run_id == "run-0"
     (decision,) = ledger.decisions(Wanted())
     assert decision.version == decision.evidence.version == 1
-    assert [lease.holder for lease in LeaseBook(url).facts()] == ["a run"]
+    assert [lease.holder for lease in LeaseRepository(url).facts()] == ["a run"]
     with transaction(ledger.engine, reads_only=True) as connection:
         clock = connection.execute(sa.select(tables.actions.c.boot, tables.actions.c.uptime_s))
         assert clock.one() == ("an-earlier-boot", pytest.approx(2264.820578618))
@@ -129,7 +129,7 @@ def test_a_database_of_a_newer_release_is_refused_and_left_alone(url: str) -> No
     with pytest.raises(ConfigurationError, match="version 9999, this release knows versions up to"):
         Ledger(url)
     with pytest.raises(ConfigurationError, match="a newer release"):
-        LeaseBook(url)
+        LeaseRepository(url)
     with transaction(engine, reads_only=True) as connection:
         kept = connection.execute(sa.text(f"SELECT version_num FROM {tables.VERSION_TABLE}"))
         assert kept.scalar_one() == "9999"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.control.leases.cores import CoreLimit, CoreSet
-from tasks.control.leases.hardware import HostDevices
-from tasks.control.leases.nvidia import Gpu
+from tasks.control.leases.devices import CoreLimit, CoreSet, Gpu, HostDevices
 
 
 def gpu(uuid: str, node: int | None = None, mig_profile: str | None = None) -> Gpu:

@@ -24,10 +24,10 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
-from tasks.control.leases.book import LeaseBook
 from tasks.control.leases.config import LeaseConfig, LeaseRequest
-from tasks.control.leases.hardware import HostDevices
+from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
 def _work(orders: Orders, seat: int) -> None:
     folder, chance = Path(orders.folder), random.Random(os.getpid())
     devices = HostDevices.model_validate(orders.devices)
-    book = LeaseBook(orders.url, LeaseConfig.model_validate(orders.terms))
+    book = LeaseRepository(orders.url, LeaseConfig.model_validate(orders.terms))
     for _ in range(orders.rounds):
         if (folder / "stop").exists():
             return
@@ -178,7 +178,7 @@ def kill_at_random(folder: Path, url: str, num_kills: int) -> None:
         process.wait(120)
     assert not lines_of(folder / "violations")
     assert not lines_of(folder / "lost")
-    book = LeaseBook(url)
+    book = LeaseRepository(url)
     book.free_ended()  # what was killed last, with nobody left to want it
     assert book.facts() == []
     with book.table.reading() as connection:

@@ -11,9 +11,9 @@ from infra.platform import lifecycle
 from infra.platform.config import PlatformConfig
 from infra.platform.files import PlatformFiles
 from infra.platform.health import EXIT_NOT_RUNNING, read_status, table
-from tasks.control.leases.book import LeaseBook
 from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import Settings
 from tests.support.platform.lease_devices import host
@@ -26,7 +26,7 @@ def test_status_shows_who_holds_devices_and_who_waits_for_them(
 ) -> None:
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    book = LeaseBook(Settings.from_environment().operation_url, host="big-one")
+    book = LeaseRepository(Settings.from_environment().operation_url, host="big-one")
     devices = host(cores=2)
     with acquire(book, TWO_CORES, "train-delay (run 1)", devices=devices):
         book.ask(TWO_CORES, "train-fares (run 2)", devices, priority=2)

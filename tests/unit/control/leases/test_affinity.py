@@ -9,11 +9,9 @@ import threading
 import pytest
 
 from tasks.control.leases.affinity import NUMA_LIBRARY, applied, variables_of
-from tasks.control.leases.claims import Grant
-from tasks.control.leases.cores import CoreSet
-from tasks.control.leases.hardware import GPU, HostDevices, hardware_classes
-from tasks.control.leases.liveness import LEASE_VARIABLE, kin_of_lease
-from tasks.control.leases.nvidia import Gpu
+from tasks.control.leases.devices import GPU, CoreSet, Gpu, HostDevices, hardware_classes
+from tasks.control.leases.placement import Grant
+from tasks.control.leases.repository import LEASE_VARIABLE, processes_of_lease
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
@@ -110,12 +108,12 @@ def test_where_memory_cannot_be_bound_it_is_said() -> None:
 def test_what_runs_under_a_lease_is_found_by_its_mark() -> None:
     child = subprocess.Popen(["sleep", "600"], env={LEASE_VARIABLE: "1f2e"})
     try:
-        wait_until(lambda: kin_of_lease("1f2e") == [child.pid], "the mark")
-        assert kin_of_lease("1f2") == []
+        wait_until(lambda: processes_of_lease("1f2e") == [child.pid], "the mark")
+        assert processes_of_lease("1f2") == []
     finally:
         child.kill()
         child.wait()
-    assert kin_of_lease("1f2e") == []
+    assert processes_of_lease("1f2e") == []
 
 
 def test_every_host_serves_cpu_and_one_with_a_usable_gpu_serves_gpu() -> None:

@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tasks.control.leases.book import LeaseBook
-from tasks.control.leases.claims import HELD, Claim, Grant
 from tasks.control.leases.config import LeaseConfig, LeaseRequest
+from tasks.control.leases.placement import HELD, Claim, Grant
+from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.process import ProcessName, start_of
 from tests.support.platform.lease_devices import host
 from tests.support.suite.examples import examples
@@ -61,7 +61,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
         self.now_s = 0.0
         self.me = ProcessName.of_this()
         self.asking = self.me
-        self.book = LeaseBook(
+        self.book = LeaseRepository(
             f"sqlite:///{Path(self.folder.name) / 'operation' / 'operation.db'}",
             TERMS,
             who=lambda: self.asking,

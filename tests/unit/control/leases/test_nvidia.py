@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from tasks.control.leases.nvidia import Found, find_gpus, torch_cuda_version
+from tasks.control.leases.devices import Found, find_gpus, torch_cuda_version
 from tasks.kernel.errors import ConfigurationError
 
 GIB = 1 << 30

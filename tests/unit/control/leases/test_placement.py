@@ -5,11 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.control.leases.claims import Claim, Grant
 from tasks.control.leases.config import LeaseRequest
-from tasks.control.leases.cores import CoreLimit, CoreSet
-from tasks.control.leases.hardware import HostDevices
-from tasks.control.leases.placement import Taken, due_s, grants_for, place
+from tasks.control.leases.devices import CoreLimit, CoreSet, HostDevices
+from tasks.control.leases.placement import Claim, Grant, Taken, due_s, grants_for, place
 from tasks.kernel.process import ProcessName
 from tests.support.platform.lease_devices import gpu, host
 

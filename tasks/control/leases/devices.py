@@ -1,28 +1,159 @@
-"""NVIDIA devices of this host as NVML tells of them, and what keeps one from being used."""
+"""What this host has to lease: CPU cores by memory node, NVIDIA GPUs, and their limits.
+
+Facts come from `/sys`, `/proc` and NVML. Where they show nothing, a host is one memory node of
+cores that share nothing, without a GPU.
+"""
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
+import logging
+import math
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pynvml  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.control.leases.cores import SYSFS, node_of_pci_device
 from tasks.kernel.errors import ConfigurationError
+
+LOGGER = logging.getLogger(__name__)
+SYSFS = Path("/sys")
+PROCFS = Path("/proc")
+
+
+class CoreSet(BaseModel):
+    """Cores of one memory node (NUMA)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node: int = Field(ge=0, description="Number of the memory node.")
+    physical: tuple[tuple[int, ...], ...] = Field(
+        description="Its physical cores, each as the one or more cores that share it (SMT)."
+    )
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """All cores, those that share a physical core beside each other."""
+        return tuple(core for shared in self.physical for core in shared)
+
+
+class CoreLimit(BaseModel):
+    """How many cores a control group may keep busy at a time, whichever they are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_cores: int | None = Field(default=None, ge=1, description="Cores; none: no limit.")
+    group: str = Field(default="", description="The control group that is limited.")
+
+
+def core_sets(allowed: AbstractSet[int], sysfs: Path = SYSFS) -> tuple[CoreSet, ...]:
+    """The cores among `allowed` (`os.sched_getaffinity(0)`), by memory node."""
+    left = set(allowed)
+    found = []
+    for path in sorted(sysfs.glob("devices/system/node/node[0-9]*"), key=_number):
+        listed = left & parse_cpu_list(_text(path / "cpulist"))
+        left -= listed
+        if listed:
+            found.append(CoreSet(node=_number(path), physical=_physical_cores(listed, sysfs)))
+    if left:
+        number = max((each.node + 1 for each in found), default=0)
+        found.append(CoreSet(node=number, physical=_physical_cores(left, sysfs)))
+    return tuple(found)
+
+
+def core_limit(procfs: Path = PROCFS, sysfs: Path = SYSFS) -> CoreLimit:
+    """The tightest processor limit of the control groups that this process is in (v1 and v2).
+
+    A share of a core counts as a whole one: time that is left over cannot be leased.
+    """
+    tightest = CoreLimit()
+    for group, quota in _quotas(procfs / "self" / "cgroup", sysfs / "fs" / "cgroup"):
+        cores = max(1, math.ceil(quota))
+        if tightest.num_cores is None or cores < tightest.num_cores:
+            # Two containers may both call their group "/"; the namespace tells them apart.
+            space = _link(procfs / "self" / "ns" / "cgroup")
+            tightest = CoreLimit(num_cores=cores, group=f"{space}{group}")
+    return tightest
+
+
+def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
+    """Control groups of this process, from the innermost outwards, and their cores' worth."""
+    for line in _text(listing).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = mounts / controllers if controllers else mounts
+        inner = Path(path.lstrip("/"))
+        for group in (inner, *inner.parents):
+            quota = _quota_v1(mount / group) if controllers else _quota_v2(mount / group)
+            if quota is not None:
+                yield f"{controllers}:/{group if group != Path() else ''}", quota
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    return int(quota) / int(period) if period and quota.isdecimal() else None
+
+
+def _quota_v2(folder: Path) -> float | None:
+    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    return int(quota) / int(period) if period and quota.isdecimal() else None
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Cores that a list such as `0-3,8,10-11` names."""
+    cores: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def node_of_pci_device(bus_id: str, sysfs: Path = SYSFS) -> int | None:
+    """Memory node that a device such as `00000000:3B:00.0` hangs on; None where nobody knows."""
+    domain, _, rest = bus_id.lower().partition(":")
+    text = _text(sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node")
+    return int(text) if text.isdecimal() else None
+
+
+def _physical_cores(cores: AbstractSet[int], sysfs: Path) -> tuple[tuple[int, ...], ...]:
+    physical: dict[tuple[int, ...], None] = {}
+    for core in sorted(cores):
+        path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+        physical[tuple(sorted((parse_cpu_list(_text(path)) | {core}) & cores))] = None
+    return tuple(physical)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("node"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
 
 CUDA_ANSWERS_WITHIN_S = 60
 NO_DEVICE_NAMES = ("", "-1", "none", "void", "nodevfiles")
 # Run in a process of its own: one that has started CUDA can no longer be forked.
 START_CUDA = """
-import ctypes, sys
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
 except OSError as error:
@@ -149,10 +280,10 @@ def _visibility(
 
 def _fault_of(library: Any, handle: object) -> str | None:
     """Why no program may use a device; None where one may."""
-    mode = _told(library, lambda: library.nvmlDeviceGetComputeMode(handle))
+    mode = _known(library, lambda: library.nvmlDeviceGetComputeMode(handle))
     if mode == library.NVML_COMPUTEMODE_PROHIBITED:
         return "its compute mode is Prohibited; set it with `nvidia-smi -c DEFAULT`"
-    minor = _told(library, lambda: library.nvmlDeviceGetMinorNumber(handle))
+    minor = _known(library, lambda: library.nvmlDeviceGetMinorNumber(handle))
     node = Path(f"/dev/nvidia{minor}")
     if minor is not None and node.exists() and not os.access(node, os.R_OK | os.W_OK):
         return f"{node} is not open to this user; add the user to the group that owns it"
@@ -180,7 +311,7 @@ def _leasable(
 
 
 def _is_cut(library: Any, handle: object) -> bool:
-    mode = _told(library, lambda: library.nvmlDeviceGetMigMode(handle)[0])
+    mode = _known(library, lambda: library.nvmlDeviceGetMigMode(handle)[0])
     return bool(mode == library.NVML_DEVICE_MIG_ENABLE)
 
 
@@ -192,7 +323,7 @@ def _slices(library: Any, handle: object) -> Iterator[object]:
             continue
 
 
-def _told(library: Any, ask: Callable[[], Any]) -> Any:
+def _known(library: Any, ask: Callable[[], Any]) -> Any:
     """The answer, or None: old devices and virtual ones do not know everything."""
     try:
         return ask()
@@ -226,12 +357,65 @@ def torch_cuda_version() -> str | None:
     package = importlib.util.find_spec("torch")
     if package is None or not package.submodule_search_locations:
         return None
-    file = Path(package.submodule_search_locations[0]) / "version.py"
-    loader = importlib.machinery.SourceFileLoader("torch_version", str(file))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    if spec is None:
-        return None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    version = getattr(module, "cuda", None)
-    return None if version is None else str(version)
+    version = runpy.run_path(str(Path(package.submodule_search_locations[0]) / "version.py"))
+    return version.get("cuda")
+
+
+CPU = "cpu"
+GPU = "gpu"
+
+
+class HostDevices(BaseModel):
+    """Devices of a host that one process may use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    core_sets: tuple[CoreSet, ...] = Field(description="CPU cores by memory node.")
+    core_limit: CoreLimit = Field(
+        default=CoreLimit(), description="How many of them its container may keep busy."
+    )
+    gpus: tuple[Gpu, ...] = Field(default=(), description="GPUs, and slices of GPUs.")
+    unusable: tuple[Unusable, ...] = Field(
+        default=(), description="Devices that are there and cannot be used, and why."
+    )
+
+    @classmethod
+    def of_this_process(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Look at this host: affinity, control groups, NVML.
+
+        Raises:
+            ConfigurationError: `CUDA_VISIBLE_DEVICES` cannot be understood.
+        """
+        found = find_gpus(os.environ if environment is None else environment)
+        return cls(
+            core_sets=core_sets(os.sched_getaffinity(0)),
+            core_limit=core_limit(),
+            gpus=found.usable,
+            unusable=found.unusable,
+        )
+
+    @property
+    def num_cores(self) -> int:
+        """Cores that can be kept busy at a time."""
+        present = sum(len(each.cores) for each in self.core_sets)
+        limit = self.core_limit.num_cores
+        return present if limit is None else min(present, limit)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Hardware classes: `cpu` always, `gpu` where there is one that can be used."""
+        return (CPU, GPU) if self.gpus else (CPU,)
+
+
+def hardware_classes(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Hardware classes of this host, for which it can run workers: `cpu`, and `gpu` (NVIDIA).
+
+    A GPU that is there and cannot be used gives no class; the log says which and why.
+
+    Raises:
+        ConfigurationError: `CUDA_VISIBLE_DEVICES` cannot be understood.
+    """
+    devices = HostDevices.of_this_process(environment)
+    for each in devices.unusable:
+        LOGGER.warning("%s", each)
+    return devices.classes
