@@ -29,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvloop
 
 from serving.assembly import (
@@ -46,8 +47,8 @@ from serving.config import (
 )
 from serving.observability.config import LogConfig, SeeingConfig
 from serving.observability.logs import configure_logging
-from serving.protocol.http.admin import TOKEN_FILE
 from serving.protocol.http.openapi import document
+from serving.protocol.http.pages import TOKEN_FILE
 from serving.security.tls import only_tls_1_3
 from tasks.features.access.feast_import import import_feast
 from tasks.kernel.errors import ConfigurationError, FalajError
@@ -128,13 +129,19 @@ def _serve(config: ServingConfig, home: Path, parts_of: PartsOf) -> int:
         await ServingProcess(config, home, parts_of).run()
 
     with _logging(section("seeing", SeeingConfig, config.seeing).logs):
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)
+        logging.getLogger("uvicorn.error").addFilter(_is_no_hostile_client)
         try:
             uvloop.run(run())
         finally:
             # What stayed for the time of serving is free to go: else libraries list it as leaked.
             gc.unfreeze()
     return 0
+
+
+def _is_no_hostile_client(record: logging.LogRecord) -> bool:
+    """Whether a fault is ours: h11 raises where an answer follows its own 400."""
+    return not (record.exc_info and isinstance(record.exc_info[1], h11.LocalProtocolError))
 
 
 @contextmanager

@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING
 from serving.config import ServingConfig
 from serving.errors import ServingError
 from serving.interfaces import Engine, EntityReader, Guard, Observer, Pages
-from serving.protocol.http.admin import AdminPages, admin_token
-from serving.protocol.http.inferring import Front
-from serving.protocol.http.listeners import Listener, admin_listener, bound_socket, public_listener
-from serving.protocol.http.open_guard import OpenGuard
-from serving.protocol.http.public import PublicPages
+from serving.protocol.front import Front
+from serving.protocol.http.application import (
+    Listener,
+    admin_listener,
+    bound_socket,
+    public_listener,
+)
+from serving.protocol.http.pages import AdminPages, admin_token
+from serving.security.open_guard import OpenGuard
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import private_folder, write_atomically
 
@@ -128,7 +132,7 @@ class ServingProcess:
             rpc, rpc_port = grpc_server(
                 front, config.host, config.grpc.port, parts.grpc_credentials
             )
-        public = public_listener(front, PublicPages(front).application(), parts.tls)
+        public = public_listener(front, parts.tls)
         pages = AdminPages(front, token, parts.pages).application()
         inner = admin_listener(pages, config.stop_s)
         try:

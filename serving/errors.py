@@ -103,3 +103,21 @@ class BackendError(ServingError):
     """Every backend that could answer failed."""
 
     status, reason = HTTPStatus.INTERNAL_SERVER_ERROR, "backend"
+
+
+class RequestTimeoutError(ServingError):
+    """A request did not arrive whole in its time."""
+
+    status, reason = HTTPStatus.REQUEST_TIMEOUT, "request_timeout"
+
+
+class HeadersTooLargeError(ServingError):
+    """Request line and headers are larger than this server takes."""
+
+    status, reason = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large"
+
+
+class UnsupportedBodyError(ServingError):
+    """The body is compressed, or in a form that is not read here."""
+
+    status, reason = HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_body"

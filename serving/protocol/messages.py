@@ -31,7 +31,7 @@ class InputTensor(msgspec.Struct):
     name: str
     datatype: str
     shape: Shape
-    data: msgspec.Raw = NO_DATA
+    data: msgspec.Raw = msgspec.field(default_factory=lambda: NO_DATA)
     parameters: InputParameters | None = None
 
 

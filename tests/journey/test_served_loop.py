@@ -24,7 +24,7 @@ import yaml
 
 from serving.assembly import read_addresses
 from serving.config import SERVING_FILE
-from serving.protocol.http.admin import TOKEN_FILE
+from serving.protocol.http.pages import TOKEN_FILE
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import days
 from tests.support.host.processes import wait_until

@@ -36,8 +36,8 @@ from tasks.kernel.settings import PROJECT_ROOT, tool_python
 ROUNDS = 7
 SECONDS = 1.2
 CONNECTIONS = (1, 64)
-BOUNDS = {1: 3.5, 64: 2.5}
-BOUND_BESIDE = {"mlserver": 0.25, "kserve": 0.15}
+BOUNDS = {1: 4.5, 64: 2.2}
+BOUND_BESIDE = {"mlserver": 0.25, "kserve": 0.20}
 PATH = f"/v2/models/{MODEL}/infer"
 _START_S = 120
 _DTYPES = {"INT32": np.int32, "FP32": np.float32}

@@ -15,7 +15,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from serving.protocol.http.inferring import Front
+from serving.protocol.front import Front
 
 Admit = Callable[[Any], Awaitable[None]]
 """Ends a call whose client may not read."""

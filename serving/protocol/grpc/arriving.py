@@ -16,9 +16,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from serving.errors import BadRequestError
+from serving.errors import BadRequestError, RequestTimeoutError
 from serving.protocol.grpc.refusals import abort
-from serving.protocol.http.errors import RequestTimeoutError
 
 Details = Any
 Handler = Any

@@ -12,17 +12,17 @@ import grpc.aio
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceServicer
 
-from serving.calls import GRPC_MODEL_HEADER, Answer, Call, num_rows_of
+from serving.calls import GRPC_MODEL_HEADER, Call, num_rows_of
 from serving.errors import BadRequestError, ServingError
 from serving.interfaces import Action
 from serving.protocol.answers import encode_json
+from serving.protocol.front import Front, capped, now, sane_trace, slot_named
 from serving.protocol.grpc import about
 from serving.protocol.grpc.arriving import Arriving
 from serving.protocol.grpc.messages import SERVICE, repository_messages
 from serving.protocol.grpc.refusals import abort, metadata_of
 from serving.protocol.grpc.tensors import fill_answer, read_arrays, read_key_columns, wanted_outputs
-from serving.protocol.http.heads import served_headers
-from serving.protocol.http.inferring import Front, capped, now, sane_trace, slot_named
+from serving.protocol.http.request import served_headers
 from serving.protocol.messages import SEQUENCE_REFUSED
 from serving.protocol.metadata import (
     model_metadata,
@@ -178,9 +178,9 @@ class InferenceService(GRPCInferenceServiceServicer):
                 call.inputs = read_arrays(request, plan)
                 call.num_rows = num_rows_of(call.inputs)
         except ServingError as error:
-            front.tell_refused(call, error)
+            front.report_refused(call, error)
             raise
-        answer = await _computed(front, call)
+        answer = await front.computed(call)
         response = protocol.ModelInferResponse(
             model_name=answer.served.model, model_version=answer.served.version, id=request.id
         )
@@ -204,7 +204,7 @@ class InferenceService(GRPCInferenceServiceServicer):
             metadata = dict(context.invocation_metadata())
             call = Call(str(metadata.get(GRPC_MODEL_HEADER, "")), {}, 0, self._request_id(metadata))
             if method == INFER:
-                self._front.tell_refused(call, error)
+                self._front.report_refused(call, error)
             await abort(context, error, call.request_id)
 
     async def admit_reader(self, context: Any) -> None:
@@ -216,7 +216,7 @@ class InferenceService(GRPCInferenceServiceServicer):
 
     def _request_id(self, metadata: Mapping[str, Any]) -> str:
         sent = metadata.get("x-request-id")
-        return self._front.ids.taken(sent.encode() if isinstance(sent, str) else None)
+        return self._front.ids.accepted(sent.encode() if isinstance(sent, str) else None)
 
     def _admit(self, context: Any, action: Action, model: str | None) -> str:
         address = _address(context.peer())
@@ -296,21 +296,6 @@ def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any
             await abort(context, ServingError("this server has failed on the request"), "")
 
     return guarded
-
-
-async def _computed(front: Front, call: Call) -> Answer:
-    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-    def done(call: Call, outcome: Answer | ServingError) -> None:
-        if future.done():
-            return
-        if isinstance(outcome, ServingError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-    front.engine.submit(call, done)
-    return await future
 
 
 async def _told(answer: Callable[[], Awaitable[Any]], context: Any) -> Any:

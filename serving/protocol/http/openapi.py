@@ -1,4 +1,4 @@
-"""The OpenAPI document of the public listener, and a page that shows it."""
+"""The OpenAPI document of the public listener, made of its types, and a page that shows it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from functools import cache
 from html import escape
 from typing import Any
 
+import msgspec
+
+from serving.protocol.answers import InferAnswer
 from serving.protocol.datatypes import BYTES, NUMPY_OF
+from serving.protocol.messages import InferRequest
 from serving.protocol.metadata import server_metadata
 
-DOCS_POLICY = b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _TEXT = {"type": "string"}
-_SHAPE = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 8}
-_MODEL = {"name": "model", "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
-_VERSION = {**_MODEL, "name": "version"}
-_INFER_HEADERS = (
-    ("x-request-id", "Named in the answer and in all records; made here if absent."),
-    ("x-falaj-timeout-ms", "Whole milliseconds after which no answer is wanted; 504 then."),
-    ("inference-header-content-length", "Bytes of JSON before binary tensors."),
-    ("traceparent", "W3C trace context."),
-)
+_INFER_HEADERS = {
+    "x-request-id": "Named in the answer and in all records; made here if absent.",
+    "x-falaj-timeout-ms": "Whole milliseconds after which no answer is wanted; 504 then.",
+    "inference-header-content-length": "Bytes of JSON before binary tensors.",
+    "traceparent": "W3C trace context.",
+}
 _REFUSALS = {
     "400": "The request is not what the model takes.",
     "401": "Nobody is known by what was presented.",
@@ -35,149 +36,105 @@ _REFUSALS = {
     "503": "The queue is full, or the model is not ready; see `Retry-After`.",
     "504": "The request's time was over before it was computed.",
 }
+_ANY_REQUEST = ("400", "401", "403", "404", "408", "413", "429", "431")
 
 
-def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {"type": "object", "properties": properties}
-    return {**told, "required": list(required)} if required else told
+class Ready(msgspec.Struct):
+    """Whether the server or a model answers."""
+
+    ready: bool
+    name: str = ""
+    reason: str = ""
 
 
-def _array(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
+class Tensor(msgspec.Struct):
+    """A tensor that a model takes or gives; an axis of any length is -1."""
+
+    name: str
+    datatype: str
+    shape: list[int]
 
 
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
+class Metadata(msgspec.Struct):
+    """A model's versions and tensors."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
 
 
-def _content(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+class IndexRequest(msgspec.Struct):
+    """What of the repository is asked for."""
+
+    ready: bool = False
 
 
-def _schemas() -> dict[str, Any]:
-    datatype = {"type": "string", "enum": [*NUMPY_OF, BYTES]}
-    tensor = {"name": _TEXT, "datatype": datatype, "shape": _SHAPE}
-    data = {"type": "array", "description": "Flat in row order, or nested; `null` is missing."}
-    size = {"type": "integer", "minimum": 0}
-    return {
-        "Error": _object(("error",), error=_TEXT),
-        "Input": _object(
-            ("name", "datatype", "shape"),
-            **tensor,
-            data=data,
-            parameters=_object(binary_data_size=size),
-        ),
-        "WantedOutput": _object(
-            ("name",), name=_TEXT, parameters=_object(binary_data={"type": "boolean"})
-        ),
-        "InferRequest": _object(
-            ("inputs",),
-            id=_TEXT,
-            inputs={**_array(_ref("Input")), "minItems": 1},
-            outputs=_array(_ref("WantedOutput")),
-            parameters=_object(
-                binary_data_output={"type": "boolean"},
-                timeout={**size, "description": "Microseconds; as x-falaj-timeout-ms."},
-            ),
-        ),
-        "Output": _object(
-            ("name", "datatype", "shape"), **tensor, data=_array({}), parameters=_object()
-        ),
-        "InferAnswer": _object(
-            ("model_name", "model_version", "outputs"),
-            model_name=_TEXT,
-            model_version=_TEXT,
-            id=_TEXT,
-            parameters=_object(features=_object()),
-            outputs=_array(_ref("Output")),
-        ),
-        "Ready": _object(("ready",), name=_TEXT, ready={"type": "boolean"}, reason=_TEXT),
-        "Tensor": _object(("name", "datatype", "shape"), **tensor),
-        "Metadata": _object(
-            ("name", "versions", "platform", "inputs", "outputs"),
-            name=_TEXT,
-            versions=_array(_TEXT),
-            platform=_TEXT,
-            inputs=_array(_ref("Tensor")),
-            outputs=_array(_ref("Tensor")),
-        ),
-        "LoadRequest": _object(parameters=_object(version={"type": ["string", "null"]})),
-    }
+class VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A version; null for what the registry's alias names, or for all."""
+
+    version: str | None = None
 
 
-def _operation(
-    name: str,
-    summary: str,
-    answer: dict[str, Any],
-    path: str,
-    body: dict[str, Any] | None = None,
-    also: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    parameters = [_MODEL] * ("{model}" in path) + [_VERSION] * ("{version}" in path)
-    told: dict[str, Any] = {
-        "operationId": name,
-        "summary": summary,
-        "parameters": parameters,
-        "responses": {"200": {"description": "Answered.", "content": _content(answer)}},
-        "security": [{}, {"bearer": []}],
-    }
-    for status in ("400", "401", "403", "404", "408", "413", "429", "431", *also):
-        content = _content(_ref("Error"))
-        told["responses"][status] = {"description": _REFUSALS[status], "content": content}
-    if body is not None:
-        told["requestBody"] = {"required": "inputs" in str(body), "content": _content(body)}
-    return told
+class LoadParameters(msgspec.Struct):
+    """Which version to load or unload; all of them, or what the registry names, without."""
+
+    version: str | None = None
 
 
-def _infer(path: str, name: str) -> dict[str, Any]:
-    told = _operation(
-        name,
-        "Answers of a model; tensors as JSON, or as binary data behind it.",
-        _ref("InferAnswer"),
-        path,
-        _ref("InferRequest"),
-        ("415", "422", "500", "503", "504"),
-    )
-    told["requestBody"]["required"] = True
-    told["parameters"] = told["parameters"] + [
-        {"name": header, "in": "header", "schema": _TEXT, "description": text}
-        for header, text in _INFER_HEADERS
-    ]
-    return told
+class LoadRequest(msgspec.Struct):
+    """A request to load or unload."""
+
+    parameters: LoadParameters = msgspec.field(default_factory=LoadParameters)
+
+
+class Error(msgspec.Struct):
+    """A refusal."""
+
+    error: str
+
+
+_MODEL = "/v2/models/{model}"
+_REPOSITORY = "/v2/repository/models/{model}"
+_VERSION = _MODEL + "/versions/{version}"
+_OPERATIONS: tuple[tuple[str, str, str, str, Any, Any, tuple[str, ...]], ...] = (
+    ("get", "/v2", "server", "Name, version and extensions of the server.", dict, None, ()),
+    ("get", "/v2/health/live", "live", "Whether the process answers.", dict, None, ()),
+    ("get", "/v2/health/ready", "ready", "Whether all models answer.", Ready, None, ("503",)),
+    *(
+        operation
+        for path, suffix in ((_MODEL, ""), (_VERSION, "_version"))
+        for operation in (
+            ("get", path, f"metadata{suffix}", "Tensors and versions.", Metadata, None, ("503",)),
+            ("get", f"{path}/ready", f"model_ready{suffix}", "Whether it answers.", Ready, None,
+             ("503",)),
+            ("post", f"{path}/infer", f"infer{suffix}",
+             "Answers of a model; tensors as JSON, or as binary data behind it.", InferAnswer,
+             InferRequest, ("415", "422", "500", "503", "504")),
+        )
+    ),
+    ("post", "/v2/repository/index", "index", "All versions.", list, IndexRequest, ()),
+    ("post", f"{_REPOSITORY}/load", "load", "Load a version.", dict, LoadRequest, ("503",)),
+    ("post", f"{_REPOSITORY}/unload", "unload", "Take it out of service.", dict, LoadRequest,
+     ("503",)),
+    ("get", "/openapi.json", "openapi", "This document.", dict, None, ()),
+)  # fmt: skip
+"""Method, path, name, summary, type of the answer, type of the body, refusals beside those of any
+request."""
 
 
 @cache
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
+    kinds = [Error, Ready, Metadata, InferRequest, InferAnswer, IndexRequest, LoadRequest]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for name in ("InputTensor", "OutputTensor", "Tensor"):
+        schemas[name]["properties"]["datatype"] = {**_TEXT, "enum": [*NUMPY_OF, BYTES]}
+    schemas["InferRequest"]["properties"]["inputs"]["minItems"] = 1
     paths: dict[str, Any] = {}
-
-    def add(method: str, path: str, name: str, summary: str, answer: Any, **more: Any) -> None:
-        paths.setdefault(path, {})[method] = _operation(name, summary, answer, path, **more)
-
-    add("get", "/v2", "server", "Name, version and extensions of the server.", _object())
-    add("get", "/v2/health/live", "live", "Whether the process answers.", _object())
-    ready = {"also": ("503",)}
-    add("get", "/v2/health/ready", "ready", "Whether all models answer.", _ref("Ready"), **ready)
-    for path, suffix in (
-        ("/v2/models/{model}", ""),
-        ("/v2/models/{model}/versions/{version}", "_version"),
-    ):
-        add("get", path, f"metadata{suffix}", "Tensors and versions.", _ref("Metadata"), **ready)
-        add(
-            "get",
-            f"{path}/ready",
-            f"model_ready{suffix}",
-            "Whether it answers.",
-            _ref("Ready"),
-            **ready,
-        )
-        paths[f"{path}/infer"] = {"post": _infer(path, f"infer{suffix}")}
-    repository, load = "/v2/repository/models/{model}", {"body": _ref("LoadRequest"), **ready}
-    index = _object(ready={"type": "boolean"})
-    add("post", "/v2/repository/index", "index", "All versions.", _array(_object()), body=index)
-    add("post", f"{repository}/load", "load", "Load a version.", _object(), **load)
-    add("post", f"{repository}/unload", "unload", "Take it out of service.", _object(), **load)
-    add("get", "/openapi.json", "openapi", "This document.", _object())
+    for method, path, *operation in _OPERATIONS:
+        paths.setdefault(path, {})[method] = _described(path, *operation)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -186,36 +143,75 @@ def document() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": _schemas(),
+            "schemas": schemas,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
+def _described(
+    path: str, name: str, summary: str, answer: Any, body: Any, also: tuple[str, ...]
+) -> dict[str, Any]:
+    named = [part for part in ("model", "version") if f"{{{part}}}" in path]
+    parameters: list[dict[str, Any]] = [
+        {"name": part, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
+        for part in named
+    ]
+    if body is InferRequest:
+        parameters += [
+            {"name": header, "in": "header", "schema": _TEXT, "description": text}
+            for header, text in _INFER_HEADERS.items()
+        ]
+    refusals = {
+        status: {"description": _REFUSALS[status], "content": _content(Error)}
+        for status in (*_ANY_REQUEST, *also)
+    }
+    operation = {
+        "operationId": name,
+        "summary": summary,
+        "parameters": parameters,
+        "responses": {"200": {"description": "Answered.", "content": _content(answer)}, **refusals},
+        "security": [{}, {"bearer": []}],
+    }
+    if answer is Ready:  # what is not ready answers so too
+        anything = {"application/json": {"schema": {"type": "object"}}}
+        operation["responses"]["503"]["content"] = anything  # type: ignore[index]
+    if body is not None:
+        operation["requestBody"] = {"required": body is InferRequest, "content": _content(body)}
+    return operation
+
+
+def _content(kind: Any) -> dict[str, Any]:
+    plain = {dict: {"type": "object"}, list: {"type": "array", "items": {"type": "object"}}}
+    schema = plain.get(kind) or {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"application/json": {"schema": schema}}
+
+
 @cache
 def docs_html() -> bytes:
     """A page for people, without scripts and without anything from elsewhere."""
-    rows = "".join(
-        f"<tr><td><code>{method.upper()}</code></td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(told['summary'])}</td></tr>"
+    paths = [
+        (method.upper(), path, operation["summary"])
         for path, methods in document()["paths"].items()
-        for method, told in methods.items()
-    )
-    refusals = "".join(
-        f"<tr><td><code>{status}</code></td><td>{escape(text)}</td></tr>"
-        for status, text in _REFUSALS.items()
-    )
-    headers = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(text)}</td></tr>"
-        for name, text in _INFER_HEADERS
-    )
+        for method, operation in methods.items()
+    ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Falaj serving</title>'
         "<style>body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
         "td{padding:.2em 1em .2em 0;vertical-align:top}</style>"
         "<h1>Models over the Open Inference Protocol</h1>"
         "<p>For programs: <code>/openapi.json</code>.</p>"
-        f"<h2>Paths</h2><table>{rows}</table>"
-        f"<h2>Headers of a request for answers</h2><table>{headers}</table>"
-        f"<h2>Refusals</h2><table>{refusals}</table>"
+        f"<h2>Paths</h2>{_table(paths)}"
+        f"<h2>Headers of a request for answers</h2>{_table(_INFER_HEADERS.items())}"
+        f"<h2>Refusals</h2>{_table(_REFUSALS.items())}"
     ).encode()
+
+
+def _table(rows: Any) -> str:
+    """Rows of texts, all but the last of each as code."""
+    return "<table>" + "".join(
+        "<tr>"
+        + "".join(f"<td><code>{escape(text)}</code></td>" for text in row[:-1])
+        + f"<td>{escape(row[-1])}</td></tr>"
+        for row in rows
+    ) + "</table>"  # fmt: skip

@@ -22,10 +22,10 @@ from open_inference.grpc.service import GRPCInferenceServiceStub
 from serving.config import checked_config
 from serving.errors import ForbiddenError, UnauthorizedError
 from serving.interfaces import Action, Principal
+from serving.protocol.front import Front
 from serving.protocol.grpc.messages import SERVICE, repository_messages
 from serving.protocol.grpc.service import grpc_server
-from serving.protocol.http.inferring import Front
-from serving.protocol.http.open_guard import OpenGuard
+from serving.security.open_guard import OpenGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import Process, serving
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.assembly import ADDRESS_FILE
-from serving.protocol.http.admin import TOKEN_FILE
+from serving.protocol.http.pages import TOKEN_FILE
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.serving.inline_engine import write_model
 

@@ -9,8 +9,8 @@ from infra.gateway.config import EdgeConfig
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
 from serving.described import lines_of, settings_of
 from serving.parts import Installed, all_settings
-from serving.protocol.http.admin import TOKEN_FILE, admin_token
 from serving.protocol.http.openapi import docs_html, document
+from serving.protocol.http.pages import TOKEN_FILE, admin_token
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 

@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.config import checked_config
-from serving.protocol.http.admin import AdminPages
-from serving.protocol.http.inferring import Front
-from serving.protocol.http.listeners import admin_listener, bound_socket, public_listener
-from serving.protocol.http.open_guard import OpenGuard
-from serving.protocol.http.public import PublicPages
+from serving.protocol.front import Front
+from serving.protocol.http.application import admin_listener, bound_socket, public_listener
+from serving.protocol.http.pages import AdminPages
+from serving.security.open_guard import OpenGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.odd_requests import ODD, PATH, UPGRADES, Odd
 from tests.support.suite.examples import examples
@@ -35,7 +34,7 @@ def listener_of(is_admin: bool) -> Any:
     front = Front(engine, OpenGuard(config), config)
     if is_admin:
         return admin_listener(AdminPages(front, TOKEN, {}).application(), 2)
-    return public_listener(front, PublicPages(front).application())
+    return public_listener(front)
 
 
 def statuses(asked: Sequence[Pieces], is_admin: bool = False) -> list[list[int]]:
@@ -73,7 +72,10 @@ def names_of(cases: Sequence[Odd], found: Sequence[list[int]], fits: Callable[..
 def test_each_has_one_answer_or_costs_its_connection(path: bytes) -> None:
     def fits(case: Odd, got: list[int]) -> bool:
         last = [200] if case.taken else []  # pages and model refuse what the bodies are
-        return len(got) == case.num_answers and got[case.num_requests :] == last
+        if path == INFER:
+            return len(got) == case.num_answers and got[case.num_requests :] == last
+        # A page that takes no body may close the connection instead of reading one.
+        return 1 <= len(got) <= case.num_answers and got[case.num_requests :] in (last, [])
 
     found = statuses([[case.at(path)] for case in ODD])
     assert names_of(ODD, found, fits) == {}

@@ -1,4 +1,4 @@
-"""From a received request to a call of the engine; no sockets here."""
+"""From a received request to a call of the engine, for both protocols; no sockets here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from serving.calls import SLOTS, Call, Slot, num_rows_of
+from serving.calls import SLOTS, Answer, Call, Slot, num_rows_of
 from serving.config import ServingConfig
-from serving.errors import BadRequestError, DeadlineError, ServingError
+from serving.errors import BadRequestError, DeadlineError, ServingError, UnsupportedBodyError
 from serving.interfaces import Engine, EntityReader, Guard, Observer
-from serving.protocol.http.errors import UnsupportedBodyError
-from serving.protocol.http.heads import Heads
 from serving.protocol.keys import read_columns
 from serving.protocol.messages import InferRequest, parse_request
 from serving.protocol.plans import ModelPlan, Wanted
@@ -26,19 +24,6 @@ _INFER = re.compile(r"/v2/models/([^/]{1,300})(?:/versions/([^/]{1,300}))?/infer
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_KNOWN = 1024
-READ_HEADERS = frozenset(
-    {
-        b"content-length",
-        b"content-encoding",
-        b"transfer-encoding",
-        b"x-request-id",
-        b"x-falaj-slot",
-        b"x-falaj-timeout-ms",
-        b"inference-header-content-length",
-        b"traceparent",
-    }
-)
-"""Headers that the way of an infer request looks at."""
 
 
 class Target(NamedTuple):
@@ -55,7 +40,6 @@ class Asked:
     Attributes:
         wanted: outputs to send.
         client_id: `id` of the request, sent back; empty where it had none.
-        binary: binary data of a request by keys.
     """
 
     call: Call
@@ -70,17 +54,13 @@ class RequestIds:
         self._prefix = secrets.token_hex(8)
         self._count = 0
 
-    def next(self) -> str:
-        """A new one."""
+    def accepted(self, sent: bytes | None) -> str:
+        """What was sent, if it is sane, else a new one."""
+        text = (sent or b"").decode("latin-1")
+        if _SANE_ID.fullmatch(text):
+            return text
         self._count += 1
         return f"{self._prefix}-{self._count:x}"
-
-    def taken(self, sent: bytes | None) -> str:
-        """What was sent, if it is sane, else a new one."""
-        if sent is None:
-            return self.next()
-        text = sent.decode("latin-1")
-        return text if _SANE_ID.fullmatch(text) else self.next()
 
 
 class Front:
@@ -99,10 +79,9 @@ class Front:
         self.config = config
         self.observers = tuple(observers)
         self.entities = entities
-        self.heads = Heads()
         self.ids = RequestIds()
         self.stopping = False
-        """Set when the process has been told to end; it is not ready from then on."""
+        """Set when the process is to end; it is not ready from then on."""
         self.buffered = 0
         """Bytes of bodies being received, on all connections."""
         self._targets: dict[bytes, Target] = {}
@@ -160,16 +139,7 @@ class Front:
         deadline = self._deadline(headers.get(b"x-falaj-timeout-ms"), request, arrived)
         plan = self.plan(target.model, target.version, slot)
         call = Call(
-            target.model,
-            {},
-            0,
-            request_id,
-            target.version,
-            slot,
-            subject,
-            deadline,
-            False,
-            arrived,
+            target.model, {}, 0, request_id, target.version, slot, subject, deadline, False, arrived
         )
         trace = headers.get(b"traceparent")
         if trace is not None:
@@ -232,8 +202,27 @@ class Front:
             return None
         return {"features": self.entities.report(call.features)}
 
-    def tell_refused(self, call: Call, error: ServingError) -> None:
-        """Tell observers of a call that never reached the engine."""
+    async def computed(self, call: Call) -> Answer:
+        """The engine's answer.
+
+        Raises:
+            ServingError: the engine refused the call or failed on it.
+        """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def done(call: Call, outcome: Answer | ServingError) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, ServingError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.engine.submit(call, done)
+        return await future
+
+    def report_refused(self, call: Call, error: ServingError) -> None:
+        """Give observers a call that never reached the engine."""
         for observer in self.observers:
             observer.refused(call, error)
 
