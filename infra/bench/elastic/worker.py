@@ -19,9 +19,9 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tasks.training.elastic.commits import CommitPoint
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.rank import run_elastic
-from tasks.training.elastic.session import CommitPoint
 from tasks.training.strategies.base import Communicator, State
 from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 

@@ -20,6 +20,9 @@ from tasks.training.compression.pruning import (
 from tasks.training.compression.student import StudentPlan
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 
+# Of the present configuration, not of the parent's, which an earlier release may have written.
+CARRIED_OUT = EXECUTION_FIELDS | {"strategy"}
+
 
 def plan_student(
     parent: ShrinkingParent, config: ShrinkingConfig, present: TrainingConfig, store: ArtifactStore
@@ -58,7 +61,7 @@ def plan_student(
         "patience": config.max_epochs,
         **{"start": "scratch", "replay_share": None},
     }
-    carried_out = {name: getattr(present, name) for name in (*EXECUTION_FIELDS, "strategy")}
+    carried_out = {name: getattr(present, name) for name in CARRIED_OUT}
     student = was.model_copy(update={**carried_out, **asked})
     _check_smaller(was, student, config)
     shrinking = Shrinking(
@@ -76,7 +79,7 @@ def plan_student(
 def _trained_as(parent: ShrinkingParent) -> TrainingConfig:
     try:
         was = parent.training_config
-        return TrainingConfig.model_validate({k: was[k] for k in was.keys() - EXECUTION_FIELDS})
+        return TrainingConfig.model_validate({k: was[k] for k in was.keys() - CARRIED_OUT})
     except ValidationError as exc:
         version = parent.program.version
         raise ConfigurationError(

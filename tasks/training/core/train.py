@@ -39,7 +39,7 @@ from tasks.training.core.schedule import MIN_STEPS_PER_EPOCH, adamw, averaged, o
 from tasks.training.core.warm_start import Fitted, described, warm_start
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import BLOCK_ROWS, Sources
-from tasks.training.elastic.session import CommitPoint
+from tasks.training.elastic.commits import CommitPoint
 from tasks.training.strategies.base import Batch, Communicator, State, Strategy, build_strategy
 from tasks.training.telemetry.profiler import StepProfiler
 from tasks.training.telemetry.step_clock import StepClock

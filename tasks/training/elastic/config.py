@@ -40,9 +40,6 @@ class ElasticConfig(BaseModel):
     slots_per_host: int = Field(
         default=2, ge=1, le=256, description="Ranks of a host for which discovery names no number."
     )
-    discovery_interval_s: float = Field(
-        default=1.0, ge=0.1, le=600, description="Seconds between two looks for hosts."
-    )
     interface: str = Field(
         default=LOOPBACK_INTERFACE,
         pattern=r"^[\w.:@-]{1,15}$",
@@ -71,27 +68,12 @@ class ElasticConfig(BaseModel):
     commit_interval_s: float = Field(
         default=0.5, ge=0.05, le=3600, description="Seconds of work that a lost rank may cost all."
     )
-    commit_share: float = Field(
-        default=0.02,
-        gt=0,
-        le=0.5,
-        description="Commits take at most this share of the time; the interval grows with a large "
-        "state.",
-    )
-    check_interval_s: float = Field(
-        default=0.5,
-        ge=0.05,
-        le=60,
-        description="Seconds after which ranks tell each other whether one is to join or leave.",
-    )
     cooldown_min_s: float = Field(
-        default=5.0, ge=0.1, le=3600, description="Rest of a slot or host after its first failure."
-    )
-    cooldown_max_s: float = Field(
-        default=300.0, ge=0.1, le=86400, description="Longest rest; each failure doubles it."
-    )
-    reset_limit: int = Field(
-        default=100, ge=0, le=100_000, description="Losses of ranks in one run before it ends."
+        default=5.0,
+        ge=0.1,
+        le=300,
+        description="Rest of a slot or host after its first failure; each further one doubles "
+        "it, up to 5 minutes.",
     )
 
     # How long to wait
@@ -131,21 +113,12 @@ class ElasticConfig(BaseModel):
         description="A file that appears on a host that will be taken away; like SIGTERM.",
     )
 
-    straggler_ratio: float = Field(
-        default=2.0, ge=1.1, le=100, description="A rank so much slower than the median is named."
-    )
-
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
         if self.min_ranks > self.max_ranks:
             raise ValueError(
                 f"min_ranks={self.min_ranks} is above max_ranks={self.max_ranks}; lower the one or "
                 "raise the other"
-            )
-        if self.cooldown_min_s > self.cooldown_max_s:
-            raise ValueError(
-                f"cooldown_min_s={self.cooldown_min_s} is above cooldown_max_s="
-                f"{self.cooldown_max_s}; lower the one or raise the other"
             )
         return self
 

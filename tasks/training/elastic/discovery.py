@@ -1,4 +1,4 @@
-"""Which hosts may be used now, and how many ranks each takes."""
+"""Which hosts may be used now, how many ranks each takes, and which rest after a failure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import ssl
 import subprocess
 import threading
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from tasks.kernel.errors import ConfigurationError, TransientError
@@ -27,6 +26,9 @@ LOCAL_HOST = "localhost"
 PROBE_S = 1.0
 SCRIPT_LIMIT_S = 20.0
 API_LIMIT_S = 10.0
+LOOK_EVERY_S = 1.0
+# Bound of the doubling; a place that works for so long without a failure starts again.
+LONGEST_REST_S = 300.0
 MAX_PROBES = 32
 API_URL = "https://kubernetes.default.svc"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -208,7 +210,7 @@ class KubernetesPods:
         """See `Discovery`."""
         try:
             pods = _PodList.model_validate_json(self._answer())
-        except (OSError, ValidationError) as exc:  # URLError is an OSError
+        except (OSError, httpx.HTTPError, ValidationError) as exc:
             raise TransientError(
                 f"the API server at {self._api_url} did not list the pods of {self._namespace} "
                 f"with {self._selector} ({exc}); the hosts of the last look are kept. The service "
@@ -218,18 +220,17 @@ class KubernetesPods:
         return dict.fromkeys(found, self._slots)
 
     def _answer(self) -> bytes:
-        selector = urllib.parse.quote(self._selector, safe="")
         token = (self._account / "token").read_text().strip()
-        request = urllib.request.Request(
-            f"{self._api_url}/api/v1/namespaces/{self._namespace}/pods?labelSelector={selector}",
+        secure = self._api_url.startswith("https:")
+        answer = httpx.get(
+            f"{self._api_url}/api/v1/namespaces/{self._namespace}/pods",
+            params={"labelSelector": self._selector},
             headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
+            timeout=API_LIMIT_S,
+            verify=ssl.create_default_context(cafile=self._account / "ca.crt") if secure else True,
+            trust_env=False,
         )
-        context = None
-        if self._api_url.startswith("https:"):
-            context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-        with urllib.request.urlopen(request, timeout=API_LIMIT_S, context=context) as response:
-            content: bytes = response.read()
-            return content
+        return answer.raise_for_status().content
 
 
 def parse_hosts(text: str, default_slots: int, place: str) -> Slots:
@@ -291,9 +292,8 @@ class HostWatch:
 
     misses_to_be_gone = 3
 
-    def __init__(self, discovery: Discovery, interval_s: float) -> None:
+    def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
-        self._interval_s = interval_s
         self._lock = threading.Lock()
         self._slots: dict[str, int] = {}
         self._missed: dict[str, int] = {}
@@ -327,7 +327,7 @@ class HostWatch:
             found = self._discovery.find()
         except (TransientError, ConfigurationError) as exc:
             if str(exc) != self.trouble:
-                LOGGER.warning("%s. Looking again in %g s", exc, self._interval_s)
+                LOGGER.warning("%s. Looking again in %g s", exc, LOOK_EVERY_S)
             with self._lock:
                 self._trouble = str(exc)
             return
@@ -348,4 +348,38 @@ class HostWatch:
         while not self._stop.is_set():
             started = time.monotonic()
             self.look()
-            self._stop.wait(max(0.0, self._interval_s - (time.monotonic() - started)))
+            self._stop.wait(max(0.0, LOOK_EVERY_S - (time.monotonic() - started)))
+
+
+class Cooldown:
+    """Keeps slots and hosts from being used again too soon.
+
+    Args:
+        shortest_s: rest after a first failure.
+    """
+
+    def __init__(self, shortest_s: float) -> None:
+        self._shortest_s = shortest_s
+        self._num_failures: dict[str, int] = {}
+        self._rests_until: dict[str, float] = {}
+
+    def punish(self, place: str, now: float) -> float:
+        """Note a failure of `place`; returns the seconds of its rest."""
+        if now - self._rests_until.get(place, now) > LONGEST_REST_S:
+            self._num_failures.pop(place, None)
+        doublings = self._num_failures.get(place, 0)
+        self._num_failures[place] = doublings + 1
+        rest_s = self._shortest_s
+        while doublings and rest_s < LONGEST_REST_S:  # no power: it may overflow
+            rest_s, doublings = 2 * rest_s, doublings - 1
+        rest_s = min(rest_s, LONGEST_REST_S)
+        self.rest(place, rest_s, now)
+        return rest_s
+
+    def rest(self, place: str, rest_s: float, now: float) -> None:
+        """Let `place` rest without holding anything against it."""
+        self._rests_until[place] = max(now + rest_s, self._rests_until.get(place, 0.0))
+
+    def is_resting(self, place: str, now: float) -> bool:
+        """True where `place` must not be used yet."""
+        return now < self._rests_until.get(place, 0.0)

@@ -12,23 +12,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
+
+from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
 
 from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.cooldown import Cooldown
-from tasks.training.elastic.discovery import Discovery, HostWatch, discovery_of
-from tasks.training.elastic.fleet import Fleet, OnLine
-from tasks.training.elastic.groups import (
-    Rendezvous,
-    address_of,
-    assignments,
-    in_rank_order,
-)
-from tasks.training.elastic.history import History
-from tasks.training.elastic.members import Member, MemberState
+from tasks.training.elastic.discovery import Cooldown, Discovery, HostWatch, discovery_of
 from tasks.training.elastic.messages import (
     Broken,
     End,
@@ -45,10 +37,11 @@ from tasks.training.elastic.messages import (
     Running,
     Start,
 )
-from tasks.training.elastic.process import ElasticSpec
-from tasks.training.elastic.report import ElasticReport
+from tasks.training.elastic.process import ElasticSpec, Fleet, Member, MemberState, OnLine
+from tasks.training.elastic.report import ElasticReport, History
 from tasks.training.elastic.stragglers import StragglerWatch
 from tasks.training.launch.outcome import OUR_KINDS
+from tasks.training.launch.rendezvous import Rendezvous, address_of
 
 LOGGER = logging.getLogger(__name__)
 PING_EVERY_S = 1.0
@@ -60,8 +53,40 @@ JOIN_GATHER_S = 3.0
 SETTLE_S = 5.0
 # Groups in a row that break although no rank is lost, and commit nothing: it will go on so.
 FRUITLESS_LIMIT = 3
+# Losses of ranks in one run before it ends: more is no accident.
+RESET_LIMIT = 100
+SLOT_FIELDS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 # Ranks that end before a first group has run: nothing will come of it.
 FIRST_FAILURES_LIMIT = 3
+
+
+class Candidate(Protocol):
+    """What is asked of one that may be in a group."""
+
+    host: str
+    commit: int
+    seniority: int
+
+
+T = TypeVar("T", bound=Candidate)
+
+
+def in_rank_order(candidates: Sequence[T]) -> list[T]:
+    """Candidates by rank: the newest commit first, since rank 0 hands out its state.
+
+    Ranks of one host follow each other, as Horovod numbers them.
+    """
+    ordered = sorted(candidates, key=lambda member: (-member.commit, member.seniority))
+    hosts = list(dict.fromkeys(member.host for member in ordered))
+    return sorted(ordered, key=lambda member: hosts.index(member.host))
+
+
+def assignments(hosts: Sequence[str]) -> list[SlotInfo]:
+    """Horovod's numbers of each rank; `hosts` are theirs in rank order."""
+    counts = {host: list(hosts).count(host) for host in dict.fromkeys(hosts)}
+    infos = [HostInfo(host, count) for host, count in counts.items()]
+    slots: list[SlotInfo] = get_host_assignments(infos, len(hosts))
+    return slots
 
 
 class ElasticDriver:
@@ -87,9 +112,9 @@ class ElasticDriver:
         self._config = config
         self._fleet = Fleet(spec, config, on_line)
         self._address = address_of(config.interface)
-        self._hosts = HostWatch(discovery or discovery_of(config), config.discovery_interval_s)
-        self._cooldown = Cooldown(config.cooldown_min_s, config.cooldown_max_s)
-        self._stragglers = StragglerWatch(config.straggler_ratio)
+        self._hosts = HostWatch(discovery or discovery_of(config))
+        self._cooldown = Cooldown(config.cooldown_min_s)
+        self._stragglers = StragglerWatch()
         self._history = History()
         self._rendezvous: Rendezvous | None = None
         self._num_groups = 0
@@ -241,10 +266,10 @@ class ElasticDriver:
             self._lost_in_group = True
             self._reason = f"{member.place} was lost"
             self._num_resets += 1
-        if self._num_resets > self._config.reset_limit:
+        if self._num_resets > RESET_LIMIT:
             raise TransientError(
-                f"{self._num_resets} ranks were lost, more than reset_limit="
-                f"{self._config.reset_limit}; the last one: {text}. A new attempt goes on from the "
+                f"{self._num_resets} ranks were lost, more than the limit of "
+                f"{RESET_LIMIT}; the last one: {text}. A new attempt goes on from the "
                 "newest checkpoint"
             )
         failures = self._history.texts("lost")
@@ -361,7 +386,7 @@ class ElasticDriver:
     def _start_group(self, members: list[Member], now: float) -> None:
         self._close_rendezvous()
         slots = assignments([member.host for member in members])
-        self._rendezvous = rendezvous = Rendezvous(self._address, slots)
+        self._rendezvous = rendezvous = Rendezvous(slots, self._address)
         self._num_groups += 1
         newest = max(member.commit for member in members)
         sync = newest == 0 or any(member.commit != newest for member in members)
@@ -375,12 +400,7 @@ class ElasticDriver:
             member.process.send(
                 Start(
                     group=self._num_groups,
-                    rank=slot.rank,
-                    size=slot.size,
-                    local_rank=slot.local_rank,
-                    local_size=slot.local_size,
-                    cross_rank=slot.cross_rank,
-                    cross_size=slot.cross_size,
+                    **{field: getattr(slot, field) for field in SLOT_FIELDS},
                     address=rendezvous.address,
                     port=rendezvous.port,
                     sync=sync,

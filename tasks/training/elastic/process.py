@@ -1,22 +1,36 @@
-"""One rank's process, on this machine or on another, as the driver holds it."""
+"""The processes of all ranks of an elastic run: started here or over SSH, heard, and ended."""
 
 from __future__ import annotations
 
+import enum
 import json
 import os
+import selectors
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 from tasks.kernel.settings import PROJECT_ROOT
+from tasks.training.elastic.agent import EXIT_CUT_OFF
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import LOCAL_HOST
-from tasks.training.elastic.messages import MAX_LINE_BYTES, FromRank, Stop, ToRank, encoded
+from tasks.training.elastic.link import EXIT_LEFT
+from tasks.training.elastic.messages import (
+    MAX_LINE_BYTES,
+    Failed,
+    FromRank,
+    Stop,
+    ToRank,
+    encoded,
+    from_rank,
+)
 from tasks.training.launch import guard
 
 READ_BYTES = 65536
@@ -217,3 +231,190 @@ def ssh_command(host: str, remote: list[str], config: ElasticConfig) -> list[str
     settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     quoted = [shlex.quote(word) for word in remote]
     return ["ssh", "-F", "none", "-T", *user, *settings, "--", host, "exec", *quoted]
+
+
+# Nobody but the host's own end sends it to a rank.
+ENDED_BY_NOTICE = 128 + signal.SIGTERM
+
+
+class MemberState(enum.Enum):
+    """Where a rank is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    IN_GROUP = "in a group"
+    FINISHED = "finished"
+
+
+@dataclass
+class Member:
+    """One rank's process, and what is known of it. Times are of the monotonic clock."""
+
+    process: RankProcess
+    host: str
+    slot: int
+    seniority: int
+    started_s: float
+    state: MemberState = MemberState.STARTING
+    ready_s: float = 0.0
+    heard_s: float = 0.0
+    """When it last answered a ping or said anything."""
+    commit: int = 0
+    rank: int | None = None
+    group: int = 0
+    """Number of the last group that it was in."""
+    trains: bool = False
+    failed: str = ""
+    error: Failed | None = None
+    left: bool = False
+    asked_to_leave: bool = False
+    given_up: str = ""
+    """Why the driver ended it; empty where it did not."""
+
+    @property
+    def place(self) -> str:
+        """Its slot, such as `h1-0`."""
+        return f"{self.host}-{self.slot}"
+
+    @property
+    def label(self) -> str:
+        """How its lines are marked in the log."""
+        number = "joining" if self.rank is None else f"rank {self.rank}"
+        return f"{self.host} {number}"
+
+    @property
+    def has_ended(self) -> bool:
+        """True where nothing more is to come from it."""
+        return (
+            self.process.exit_code is not None
+            and not self.process.messages.is_open
+            and not self.process.prints.is_open
+        )
+
+    @property
+    def left_in_good_order(self) -> bool:
+        """True where it was told that its host is taken away, and went."""
+        went = self.left or self.process.exit_code in (EXIT_LEFT, ENDED_BY_NOTICE)
+        return went and not self.given_up  # its guard ends by SIGTERM then
+
+    @property
+    def lost_host(self) -> bool:
+        """True where its whole host cannot be reached."""
+        code = self.process.exit_code
+        cut_off = code in (SSH_EXIT_CODE, EXIT_CUT_OFF) or bool(self.given_up)
+        return self.process.is_remote and cut_off
+
+    def end_in_words(self) -> str:
+        """Why it is gone, as a clause."""
+        code = self.process.exit_code or 0
+        if self.given_up:
+            return self.given_up
+        if self.error is not None:
+            return f"ended with {self.error.error}: {self.error.message}"
+        if self.process.is_remote and code == SSH_EXIT_CODE:
+            return f"is out of reach: its SSH session broke off{self._last_words()}"
+        if self.process.is_remote and code == EXIT_CUT_OFF:
+            return "was cut off: no ping of the driver has reached its host for too long"
+        if code == 128 + signal.SIGKILL:
+            return "was killed (signal 9; out of memory?)"
+        if code > 128:
+            return f"was ended by signal {code - 128}{self._last_words()}"
+        return f"ended with exit code {code} and without a report{self._last_words()}"
+
+    def _last_words(self) -> str:
+        lines = [line for line in self.process.last_lines if line.strip()]
+        return f" ({' | '.join(lines)})" if lines else ""
+
+
+OnLine = Callable[[str, str], None]
+"""(host and rank, line): takes a line that a rank printed."""
+
+
+class Fleet:
+    """Ranks by their place. To be used in one thread that stays, see `launch.guard`."""
+
+    def __init__(self, spec: ElasticSpec, config: ElasticConfig, on_line: OnLine) -> None:
+        self._spec = spec
+        self._config = config
+        self._on_line = on_line
+        self._selector = selectors.DefaultSelector()
+        self._members: dict[str, Member] = {}
+        self._ending: list[Member] = []
+        self._num_started = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        """The ranks that live; some may go while they are gone through."""
+        return iter(list(self._members.values()))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def those(self, *states: MemberState) -> list[Member]:
+        """Ranks in any of some states, the oldest first."""
+        return [member for member in self if member.state in states]
+
+    def tell_all(self, message: ToRank) -> None:
+        """Send every rank the same."""
+        for member in self:
+            member.process.send(message)
+
+    def has(self, place: str) -> bool:
+        """True where a rank is at a place, be it one that is just ending."""
+        return place in self._members or any(member.place == place for member in self._ending)
+
+    def start(self, host: str, slot: int) -> None:
+        """Start a rank."""
+        process = RankProcess(host, self._spec, self._config)
+        member = Member(process, host, slot, self._num_started, time.monotonic())
+        self._num_started += 1
+        self._members[member.place] = member
+        for lines in (process.messages, process.prints):
+            self._selector.register(lines.pipe, selectors.EVENT_READ, (member, lines))
+
+    def hear(self, wait_s: float, take: Callable[[Member, FromRank], None]) -> None:
+        """Pass on what ranks print, and hand their messages to `take`; waits for a while."""
+        for key, _ in self._selector.select(wait_s):
+            member, lines = cast(tuple[Member, Lines], key.data)
+            for line in lines.read():
+                message = from_rank(line) if lines is member.process.messages else None
+                if message is not None:
+                    take(member, message)
+                else:
+                    self._print(member, line.decode(errors="replace"))
+            if not lines.is_open:
+                self._selector.unregister(lines.pipe)
+
+    def _print(self, member: Member, text: str) -> None:
+        member.process.last_lines.append(text)
+        self._on_line(member.label, text)
+
+    def take_ended(self) -> list[Member]:
+        """Ranks that have ended since the last call; they no longer belong to the fleet."""
+        for member in [m for m in self._ending if m.has_ended]:
+            member.process.end()
+            self._ending.remove(member)
+        ended = [member for member in self if member.has_ended]
+        for member in ended:
+            member.process.end()
+            del self._members[member.place]
+        return ended
+
+    def give_up(self, member: Member, why: str) -> None:
+        """End a rank, wherever it is; returns before it is gone, but it no longer belongs here."""
+        member.given_up = why
+        member.process.begin_to_end()
+        for lines in (member.process.messages, member.process.prints):
+            if lines.is_open:
+                self._selector.unregister(lines.pipe)
+                lines.is_open = False
+        del self._members[member.place]
+        self._ending.append(member)
+
+    def close(self) -> None:
+        """End all ranks and wait until their processes here are gone."""
+        everyone = [*self._members.values(), *self._ending]
+        for member in everyone:
+            member.process.begin_to_end()
+        for member in everyone:
+            member.process.end()
+        self._selector.close()

@@ -15,12 +15,10 @@ import psutil
 from horovod.common.exceptions import HorovodInternalError
 
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.training.elastic.commits import CheckedSteps, Commits
+from tasks.training.elastic.commits import CheckedSteps, Commits, ElasticSession, Regroup
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.link import RankLink
+from tasks.training.elastic.link import GroupSockets, RankLink
 from tasks.training.elastic.messages import End, Failed, Finished, Left, Ready, Running, Start
-from tasks.training.elastic.session import ElasticSession, Regroup
-from tasks.training.elastic.sockets import GroupSockets
 from tasks.training.strategies.base import Communicator
 
 LOGGER = logging.getLogger(__name__)

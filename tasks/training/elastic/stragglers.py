@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 # How many looks in a row a rank must be slow to be named, and quick to be forgotten.
 LOOKS = 3
+# To the median of the others, from which a rank is named: half a speed is worth a look.
+RATIO = 2.0
 # A rank that was named is forgotten below this share of the ratio: no flicker at the edge.
 RELEASE_SHARE = 0.75
 # Smaller values differ by chance.
@@ -46,14 +48,10 @@ class StragglerWatch:
     """Compares each rank's own work in a step, and its link, with the median of the others.
 
     Step times themselves tell nothing: ranks wait for each other in every step, so all are as slow
-    as the slowest.
-
-    Args:
-        ratio: to the median of the others from which a rank is named.
+    as the slowest. A rank is named from `RATIO` times the others' median on.
     """
 
-    def __init__(self, ratio: float) -> None:
-        self._ratio = ratio
+    def __init__(self) -> None:
         self._busy_s: dict[str, float] = {}
         self._link_s: dict[str, deque[float]] = {}
         self._busy = _Measure(
@@ -100,7 +98,7 @@ class StragglerWatch:
             compared = max(median, measure.floor_s)
             record = measure.records.setdefault(place, _Record())
             was_named = record.named
-            _advance(record, value / compared, self._ratio)
+            _advance(record, value / compared)
             if record.named != was_named:
                 seen = measure.what.format(1e3 * value, value / max(median, 1e-9), 1e3 * median)
                 text = f"{place} is a straggler: it {seen}; {measure.advice}"
@@ -112,8 +110,8 @@ class StragglerWatch:
         return changed
 
 
-def _advance(record: _Record, ratio: float, limit: float) -> None:
-    slow, quick = ratio >= limit, ratio < RELEASE_SHARE * limit
+def _advance(record: _Record, ratio: float) -> None:
+    slow, quick = ratio >= RATIO, ratio < RELEASE_SHARE * RATIO
     record.slow_looks = record.slow_looks + 1 if slow else 0
     record.quick_looks = record.quick_looks + 1 if quick else 0
     if record.slow_looks >= LOOKS:

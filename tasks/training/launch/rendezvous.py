@@ -1,4 +1,4 @@
-"""Where the ranks of one host find each other: Horovod's rendezvous server, on loopback only.
+"""Where ranks find each other: Horovod's rendezvous server, on one address, loopback by default.
 
 Horovod's own start-up binds the server to all interfaces, without authentication. It is a plain
 key-value store over HTTP that holds the ranks' addresses; nothing in it is unpickled.
@@ -6,12 +6,16 @@ key-value store over HTTP that holds the ranks' addresses; nothing in it is unpi
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+import psutil
+from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+from tasks.kernel.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
@@ -23,20 +27,59 @@ GLOO_TIMEOUT_S = 120
 CYCLE_VARIABLES = {"HOROVOD_WAKE_ON_ENQUEUE": "1", "HOROVOD_CYCLE_TIME": "20"}
 
 
+class Rendezvous:
+    """Horovod's key-value server for one group of ranks, on one address.
+
+    Each group gets a new one, so nothing of an earlier group can be met in it.
+
+    Args:
+        slots: Horovod's numbers of the ranks.
+        address: where it listens.
+    """
+
+    def __init__(self, slots: Sequence[SlotInfo], address: str = LOOPBACK) -> None:
+        self._server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
+        self._server.daemon_threads = True
+        self._server.init(slots)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="rendezvous", daemon=True
+        )
+        self._thread.start()
+        self.address = address
+        self.port: int = self._server.server_address[1]
+
+    def close(self) -> None:
+        """End it; ranks that still wait there for one that is lost then fail within seconds."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+
 @contextmanager
 def rendezvous_server(num_ranks: int) -> Iterator[int]:
     """Serve the rendezvous of `num_ranks` local ranks while the context lasts; yields the port."""
-    server = RendezvousHTTPServer((LOOPBACK, 0), RendezvousHandler, 0)
-    server.daemon_threads = True
-    server.init(get_host_assignments([HostInfo(HOST_NAME, num_ranks)], num_ranks))
-    thread = threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True)
-    thread.start()
+    server = Rendezvous(get_host_assignments([HostInfo(HOST_NAME, num_ranks)], num_ranks))
     try:
-        yield server.server_address[1]
+        yield server.port
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        server.close()
+
+
+def address_of(interface: str) -> str:
+    """This machine's IPv4 address on a network interface.
+
+    Raises:
+        ConfigurationError: there is no such interface, or it has no address.
+    """
+    interfaces = psutil.net_if_addrs()
+    for address in interfaces.get(interface, ()):
+        if address.family == socket.AF_INET:
+            return str(address.address)
+    raise ConfigurationError(
+        f"the driver's machine has no network interface {interface!r} with an IPv4 address; it has "
+        f"{', '.join(sorted(interfaces))}. Name one that all hosts have in elastic.interface"
+    )
 
 
 def rank_variables(

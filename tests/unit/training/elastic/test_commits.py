@@ -1,62 +1,14 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable
-
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from tasks.training.elastic import commits as module
-from tasks.training.elastic.commits import CheckedSteps, Commits, copy_of
+from tasks.training.elastic.commits import CheckedSteps, Commits, Regroup, copy_of
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.messages import FromRank, Pulse
-from tasks.training.elastic.session import Regroup
 from tasks.training.strategies.base import State
-
-
-class Board:
-    """Where ranks that are threads lay down what they exchange."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.places: list[object] = [None] * size
-        self.barrier = threading.Barrier(size)
-
-
-class ThreadCommunicator:
-    """Collectives among threads."""
-
-    name = "threads"
-    local_rank = 0
-    local_size = 1
-
-    def __init__(self, board: Board, rank: int) -> None:
-        self._board = board
-        self.rank = rank
-        self.size = board.size
-
-    def _all(self, value: object) -> list[object]:
-        self._board.places[self.rank] = value
-        self._board.barrier.wait()
-        seen = list(self._board.places)
-        self._board.barrier.wait()
-        return seen
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.sum(self._all(values), axis=0)
-
-    def minimum(self, value: int) -> int:
-        return min(self._all(value))
-
-    def from_rank_0(self, value: int) -> int:
-        return self._all(value)[0]
-
-    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            tensor.copy_(self._all(tensor.clone())[0])
+from tests.support.training.thread_ranks import Room, ThreadCommunicator, on_threads
 
 
 class FakeLink:
@@ -80,21 +32,6 @@ class FakeSession:
         self.checkpoints.append(state)
 
 
-def on_ranks(size: int, program) -> list[object]:
-    """What `program(exchange)` returns on each of some ranks."""
-    board, results = Board(size), [None] * size
-
-    def be(rank: int) -> None:
-        results[rank] = program(ThreadCommunicator(board, rank))
-
-    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 def test_a_copy_shares_nothing() -> None:
     state = {"network": {"w": torch.ones(2)}, "history": [{"epoch": 1}], "pair": (1, torch.ones(1))}
     copied = copy_of(state)
@@ -116,44 +53,48 @@ def test_what_is_restored_can_be_changed_without_changing_the_commit() -> None:
 def test_all_ranks_have_rank_0s_commit_and_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", 100)
 
-    def program(exchange: ThreadCommunicator) -> tuple[int, State]:
+    def program(ranks: ThreadCommunicator) -> tuple[int, State]:
         commits = Commits()
-        for number in range(3 - exchange.rank):
+        for number in range(3 - ranks.rank):
             commits.keep({"w": torch.full((50,), 10.0 * number), "epoch": number, "history": [1]})
-        commits.receive(exchange)
+        commits.receive(ranks)
         return commits.number, commits.state()
 
-    for number, state in on_ranks(3, program):
+    for number, state in on_threads(3, program):
         assert number == 3
         assert state["w"].tolist() == [20.0] * 50
         assert (state["epoch"], state["history"]) == (2, [1])
 
 
 def test_what_would_have_to_be_unpickled_is_refused() -> None:
-    def program(exchange: ThreadCommunicator) -> str:
+    def program(ranks: ThreadCommunicator) -> str:
         commits = Commits()
-        if exchange.rank == 0:
+        if ranks.rank == 0:
             commits.keep({"harmful": FakeSession()})
         try:
-            commits.receive(exchange)
+            commits.receive(ranks)
         except Exception as exc:
             return type(exc).__name__
         return "taken"
 
-    assert on_ranks(2, program) == ["taken", "UnpicklingError"]
+    assert on_threads(2, program) == ["taken", "UnpicklingError"]
+
+
+@pytest.fixture(autouse=True)
+def _frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.05)
 
 
 def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
     """Steps done, steps committed and checkpoints of each rank, where rank 1 is asked after 7."""
 
-    def program(exchange: ThreadCommunicator) -> tuple[int, int, int]:
+    def program(ranks: ThreadCommunicator) -> tuple[int, int, int]:
         link, session, commits = FakeLink(), FakeSession(), Commits()
-        config = ElasticConfig(check_interval_s=0.05)
-        point = CheckedSteps(1, link, exchange, session, commits, config)  # type: ignore[arg-type]
+        point = CheckedSteps(1, link, ranks, session, commits, ElasticConfig())  # type: ignore[arg-type]
         try:
             while True:
                 session.step += 1
-                if exchange.rank == 1 and session.step == 7:
+                if ranks.rank == 1 and session.step == 7:
                     link.leave_asked, link.regroup_asked = leave, not leave
                 point(0.001)
         except Regroup:
@@ -161,7 +102,7 @@ def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
             assert pulses[-1].commit == commits.number
             return session.step, commits.state()["step"], len(session.checkpoints)
 
-    return on_ranks(size, program)
+    return on_threads(size, program)
 
 
 def test_ranks_leave_the_loop_together_with_all_committed() -> None:
@@ -180,9 +121,9 @@ def test_a_rank_that_is_to_leave_makes_all_write_a_checkpoint_first() -> None:
 
 def test_commits_of_a_slow_state_are_made_less_often() -> None:
     link, session, commits = FakeLink(), FakeSession(), Commits()
-    config = ElasticConfig(commit_interval_s=0.05, check_interval_s=0.05, commit_share=0.01)
-    exchange = ThreadCommunicator(Board(1), 0)
-    point = CheckedSteps(1, link, exchange, session, commits, config)  # type: ignore[arg-type]
+    config = ElasticConfig(commit_interval_s=0.05)
+    ranks = ThreadCommunicator(Room(1), 0)
+    point = CheckedSteps(1, link, ranks, session, commits, config)  # type: ignore[arg-type]
     point._commit_cost_s = 3600.0
     for _ in range(20_000):
         point(0.0)

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import (
+    LONGEST_REST_S,
     AnsweringHosts,
+    Cooldown,
     HostFile,
     HostProgram,
     HostWatch,
@@ -169,7 +171,7 @@ def test_a_place_without_a_selector_is_refused() -> None:
 
 def test_a_failed_look_keeps_the_hosts_of_the_last_one() -> None:
     source = FixedHosts({"h1": 1})
-    watch = HostWatch(source, 1)
+    watch = HostWatch(source)
     source.failure = TransientError("away")
     watch.look()
     assert watch.slots == {}
@@ -183,7 +185,7 @@ def test_a_failed_look_keeps_the_hosts_of_the_last_one() -> None:
 
 def test_a_host_is_gone_only_after_several_looks_without_it() -> None:
     source = FixedHosts({"h1": 1, "h2": 1})
-    watch = HostWatch(source, 1)
+    watch = HostWatch(source)
     watch.look()
     source.slots = {"h1": 1}
     for _ in range(HostWatch.misses_to_be_gone - 1):
@@ -195,7 +197,7 @@ def test_a_host_is_gone_only_after_several_looks_without_it() -> None:
 
 def test_fewer_slots_of_a_host_count_at_once() -> None:
     source = FixedHosts({"h1": 4})
-    watch = HostWatch(source, 1)
+    watch = HostWatch(source)
     watch.look()
     source.slots = {"h1": 2}
     watch.look()
@@ -223,3 +225,37 @@ def test_the_configuration_chooses_the_source(tmp_path: Path) -> None:
     local = discovery_of(ElasticConfig(slots_per_host=3))
     assert isinstance(local, LocalSlots)
     assert local.find() == {"localhost": 3}
+
+
+def test_each_failure_doubles_the_rest_up_to_the_bound() -> None:
+    cooldown = Cooldown(5)
+    assert [cooldown.punish("h1-0", 0.0) for _ in range(8)] == [5, 10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_place_rests_and_comes_back_and_others_do_not_rest() -> None:
+    cooldown = Cooldown(5)
+    cooldown.punish("h1-0", 100.0)
+    assert cooldown.is_resting("h1-0", 104.9)
+    assert not cooldown.is_resting("h1-0", 105.0)
+    assert not cooldown.is_resting("h1-1", 101.0)
+
+
+def test_long_use_without_a_failure_is_forgiven() -> None:
+    cooldown = Cooldown(5)
+    cooldown.punish("h1", 0.0)
+    assert cooldown.punish("h1", 10.0) == 10
+    assert cooldown.punish("h1", 400.0) == 5
+
+
+def test_a_clean_leave_is_held_against_nobody() -> None:
+    cooldown = Cooldown(5)
+    cooldown.rest("h1", 25, 0.0)
+    assert cooldown.is_resting("h1", 24.0)
+    assert cooldown.punish("h1", 26.0) == 5
+
+
+@given(st.integers(1, 3000), st.floats(0.1, 300))
+def test_no_rest_is_shorter_or_longer_than_the_bounds(failures: int, shortest: float) -> None:
+    cooldown = Cooldown(shortest)
+    for _ in range(failures):
+        assert shortest <= cooldown.punish("h1", 0.0) <= LONGEST_REST_S

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
-from pydantic import ValidationError
 
 from tasks.training.elastic.messages import (
     Failed,
@@ -47,5 +47,5 @@ def test_what_a_library_prints_is_no_message(line: bytes) -> None:
 
 
 def test_an_order_that_is_none_is_refused() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(msgspec.ValidationError):
         to_rank(b'{"kind":"format-the-disk"}')

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.members import Member
 from tasks.training.elastic.messages import Failed
-from tasks.training.elastic.process import ElasticSpec, Lines, RankProcess, ssh_command
+from tasks.training.elastic.process import ElasticSpec, Lines, Member, RankProcess, ssh_command
 from tests.support.host.processes import wait_until
 
 REMOTE = ElasticConfig.model_validate(

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from tasks.training.elastic.sockets import GroupSockets
+from tasks.training.elastic.link import GroupSockets
 
 
 @contextmanager

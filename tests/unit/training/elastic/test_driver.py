@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.training.elastic.groups import Rendezvous, address_of, assignments, in_rank_order
+from tasks.training.elastic.driver import assignments, in_rank_order
+from tasks.training.launch.rendezvous import Rendezvous, address_of
 
 
 @dataclass
@@ -64,7 +65,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_the_rendezvous_is_on_its_one_address_and_gone_when_closed() -> None:
-    rendezvous = Rendezvous("127.0.0.1", assignments(["localhost"]))
+    rendezvous = Rendezvous(assignments(["localhost"]), "127.0.0.1")
     url = f"http://127.0.0.1:{rendezvous.port}/global/0"
     request = urllib.request.Request(url, data=b"address", method="PUT")
     urllib.request.urlopen(request, timeout=5).close()
