@@ -34,7 +34,7 @@ def run(*, context: Here) -> list[str]:
 
         record = pipeline_flow(config)
         overall, quality = record.evaluation.overall, record.evaluation.overall.primary
-        accepted = ", ".join(v.name for v in record.variants if v.kept) or "none"
+        accepted = ", ".join(v.name for v in record.variants if v.accepted) or "none"
         latest = context.settings.reports / "latest"
         return [
             "",

@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
 """What differs from `use_case.yaml`; gates are as wide as so few rows need."""
 QUICK: dict[str, Any] = {
     "conversion": {
-        "targets": ["onnx-fp32", "openvino-fp32"],
+        "formats": ["onnx-fp32", "openvino-fp32"],
         "timing_rounds": 6,
         "round_ms": 2,
         "measure_memory": False,

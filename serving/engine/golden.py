@@ -26,7 +26,7 @@ from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.kinds.tabular import TABULAR, score_distances
 from tasks.conversion.kinds.tensors import LEAST_SPREAD, spread_distances, spread_of
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING, embedding_distances
-from tasks.conversion.targets.runtimes import LoadedModel
+from tasks.conversion.targets.interface import LoadedModel
 from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import PROJECT_ROOT

@@ -22,10 +22,8 @@ from serving.engine.golden import Call, Golden, write_golden
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.program import load_program
-from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
-from tasks.conversion.variants import sentence_of
+from tasks.conversion.targets.interface import LoadedModel, Runtime, first_line_of
+from tasks.conversion.targets.pytorch import load_program, load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError, DataContractError, FalajError
 
 ROWS = (1, 7, 32)
@@ -166,7 +164,7 @@ def _rows_of(rows: Path, signature: Signature) -> Call:
 
 def _why(exc: Exception) -> str:
     """What was wrong; of what is no archive at all NumPy says only how to unpickle it."""
-    return "" if "pickle" in str(exc) else f" ({sentence_of(exc)})"
+    return "" if "pickle" in str(exc) else f" ({first_line_of(exc)})"
 
 
 def _as(array: Array, spec: TensorSpec) -> Array:

@@ -20,10 +20,9 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.kinds.registry import bound_of, family_of
+from tasks.conversion.kinds.registry import bound_of, kind_of
 from tasks.conversion.loading import open_variant
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
+from tasks.conversion.targets.interface import LoadedModel, Runtime
 from tasks.kernel.errors import FalajError, RegistryError
 from tasks.kernel.files import size_of
 from tasks.registry.mlflow_registry import RegisteredVersion
@@ -141,7 +140,7 @@ def _check_answers(loaded: LoadedModel, variant: ModelVariant, opening: _Opening
     bound = opening.model.bounds.get(variant.precision)
     if bound is None:
         program = opening.program
-        of_family = bound_of(family_of(program), variant.precision, ConversionConfig())
+        of_family = bound_of(kind_of(program), variant.precision, ConversionConfig())
         bound = max(of_family.max_gap, of_family.edge_gap or 0.0, variant.parity_max or 0.0)
     seen = gap(opening.golden, loaded, opening.program)
     if seen > bound:
@@ -153,6 +152,8 @@ def _check_answers(loaded: LoadedModel, variant: ModelVariant, opening: _Opening
 
 
 def _open_program(hardware: HardwareConfig, opening: _Opening) -> Backend:
+    from tasks.conversion.targets.pytorch import load_pytorch
+
     loaded = load_pytorch(opening.path, opening.program.signature, Runtime(hardware.threads))
     return _backend(hardware, PROGRAM_VARIANT, PLATFORMS["pytorch"], loaded, opening)
 

@@ -83,7 +83,7 @@ class SnapshotRows(Contract):
         return self.dataset.snapshot.data.sha256, self.splits.train
 
     @property
-    def calibration_told(self) -> dict[str, str]:
+    def calibration_source(self) -> dict[str, str]:
         """Where the calibrating rows come from, for the settings of a variant."""
         return {
             "calibration_snapshot_sha256": self.dataset.snapshot.data.sha256,
@@ -109,7 +109,7 @@ class PreparedRows(Contract):
         return (self.data.sha256,)
 
     @property
-    def calibration_told(self) -> dict[str, str]:
+    def calibration_source(self) -> dict[str, str]:
         """Where the calibrating rows come from, for the settings of a variant."""
         return {
             "calibration_rows_sha256": self.data.sha256,

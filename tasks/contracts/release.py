@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef
 from tasks.contracts.calibration import Calibration, FitOutcome
@@ -38,8 +38,14 @@ class TrainingResult(Contract):
     version: ModelVersionRef
 
 
-class BuiltVariant(Contract):
-    """One converted form as it was built, before anything judged it."""
+class _Stored(Contract):
+    """Stored under the names of earlier versions, which are the aliases."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+
+class BuiltVariant(_Stored):
+    """One variant as it was built, before anything judged it."""
 
     name: str = Field(description="Such as `onnx-fp32`.")
     format: str
@@ -47,13 +53,16 @@ class BuiltVariant(Contract):
     files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
     failure: str | None = Field(default=None, description="Why it could not be built.")
     settings: dict[str, str] = Field(description="Opset, versions, calibration: how it was built.")
-    stamp: dict[str, str] = Field(
-        default={}, description="What its files say of themselves; without it they are not loaded."
+    provenance: dict[str, str] = Field(
+        default={},
+        validation_alias=AliasChoices("provenance", "stamp"),
+        serialization_alias="stamp",
+        description="In its files too; without it they are not loaded.",
     )
 
 
 class TritonRepository(Contract):
-    """Model repository from which Triton serves one form."""
+    """Model repository from which Triton serves one variant."""
 
     files: Artifact = Field(description="Folder that Triton is started with.")
     model: str = Field(description="Name that clients ask for.")
@@ -63,8 +72,8 @@ class TritonRepository(Contract):
     )
 
 
-class ModelVariant(Contract):
-    """One converted form of a model, kept or dropped, with the reason."""
+class ModelVariant(_Stored):
+    """One converted variant of a model, accepted or dropped, with the reason."""
 
     name: str = Field(description="Such as `onnx-fp32`.")
     format: str
@@ -95,7 +104,9 @@ class ModelVariant(Contract):
     source_profile: OperatorProfile | None = Field(
         default=None, description="The same of PyTorch eager, before the conversion."
     )
-    kept: bool
+    accepted: bool = Field(
+        validation_alias=AliasChoices("accepted", "kept"), serialization_alias="kept"
+    )
     reason: str
     settings: dict[str, str] = Field(
         description="Precision, threads, runtime version, as read back."
@@ -103,8 +114,11 @@ class ModelVariant(Contract):
     triton: TritonRepository | None = Field(
         default=None, description="Serves it; None where none was asked for, or could be written."
     )
-    stamp: dict[str, str] = Field(
-        default={}, description="What its files say of themselves; without it they are not loaded."
+    provenance: dict[str, str] = Field(
+        default={},
+        validation_alias=AliasChoices("provenance", "stamp"),
+        serialization_alias="stamp",
+        description="In its files too; without it they are not loaded.",
     )
     standings: tuple[GoalStanding, ...] = Field(
         default=(), description="One a goal: whether it serves it on this hardware, and why."
@@ -127,7 +141,7 @@ class ModelVariant(Contract):
 
 
 class ImportedModel(Contract):
-    """Result of `model_import`: the version, and what became of each of its targets."""
+    """Result of `model_import`: the version, and what became of each of its formats."""
 
     version: ModelVersionRef
     variants: tuple[ModelVariant, ...]
@@ -141,7 +155,7 @@ class RegisteredProgram(Contract):
     columns: DatasetSchema | None = Field(
         default=None, description="Raw columns; None where the program does not take a table."
     )
-    family: str = Field(default="tabular", description="Family of models, as conversion knows it.")
+    family: str = Field(default="tabular", description="Kind of model, as conversion knows it.")
     signature: Signature = Field(description="Follows from `columns` where it is not given.")
 
     @model_validator(mode="before")

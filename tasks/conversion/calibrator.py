@@ -25,13 +25,17 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema, DataSplits, TaskKind, ValidatedDataset
 from tasks.contracts.release import CalibrationSource
 from tasks.contracts.training import RecalibratedModel
-from tasks.conversion.gates.parity import Scorer, score_batches, score_gap
-from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.gates.parity import score_batches, score_gap
+from tasks.conversion.inputs import ModelInputs, Scorer
 from tasks.conversion.kinds.tabular import BLOCK_ROWS, score_distances
 from tasks.conversion.kinds.tabular_rows import edge_rows, read_rows
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.program import check_program, load_program
-from tasks.conversion.targets.runtimes import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.pytorch import (
+    check_program,
+    load_program,
+    load_pytorch,
+    torch_threads_restored,
+)
 from tasks.kernel.errors import ConversionError, ConversionParityError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 

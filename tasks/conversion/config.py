@@ -1,4 +1,4 @@
-"""What one conversion run is asked to do: targets, bounds on what they may change, how to time."""
+"""What one conversion run is asked to do: formats, bounds on what they may change, how to time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -19,31 +20,36 @@ from pydantic import (
 )
 
 from tasks.contracts.base import field_title
-from tasks.conversion.targets.registry import PRECISIONS, TARGET, target_of
-from tasks.conversion.triton.config import TritonConfig
+from tasks.conversion.targets.catalog import FORMAT, PRECISIONS, format_of
 from tasks.kernel.errors import ConfigurationError
 
 HARDWARE_CLASS = r"^(cpu|gpu)(-[a-z0-9.]+)*$"
+FORMATS_KEY = AliasChoices("formats", "targets")
+"""`targets` was its name in earlier versions."""
+TRITON_FILES = {"onnx": "model.onnx", "tensorrt": "model.plan"}
+"""File formats that Triton serves, and the file of each, in a variant's folder and a repository."""
 
 
-def _known_target(name: str) -> str:
+def _known_format(name: str) -> str:
     try:
-        return target_of(name).name
+        return format_of(name).name
     except ConfigurationError as exc:
         raise ValueError(str(exc)) from exc
 
 
-TargetName = Annotated[
+FormatName = Annotated[
     str,
-    AfterValidator(_known_target),
-    WithJsonSchema({"type": "string", "enum": list(TARGET)}),  # a choice, in a form
+    AfterValidator(_known_format),
+    WithJsonSchema({"type": "string", "enum": list(FORMAT)}),  # a choice, in a form
 ]
 
 
-class QualityBound(BaseModel):
-    """How far a variant of one precision may be from the program it was made from."""
-
+class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+
+class QualityBound(_Model):
+    """How far a variant of one precision may be from the program it was made from."""
 
     max_gap: PositiveFloat = Field(
         le=1,
@@ -73,24 +79,47 @@ class QualityBound(BaseModel):
         return self
 
 
-class HardwareConversion(BaseModel):
-    """What is different where a conversion runs for another kind of machine."""
+class TritonConfig(_Model):
+    """How Triton is to serve an accepted variant."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+    onnx_backend: Literal["onnxruntime", "python"] = Field(
+        default="onnxruntime",
+        description="What runs ONNX: Triton's own backend, or ONNX Runtime of a Python that the "
+        "server is given, where it was built without that backend (on processors alone).",
+    )
+    max_batch_rows: PositiveInt = Field(
+        default=1024, le=65_536, description="Rows of one execution; larger requests are refused."
+    )
+    max_wait_us: NonNegativeInt = Field(
+        default=0, le=1_000_000, description="Microseconds a request may wait for others."
+    )
+    max_queue_requests: PositiveInt = Field(
+        default=256, le=1_000_000, description="Requests that wait; a further one is refused."
+    )
+    timeout_ms: PositiveInt = Field(
+        default=1000, le=600_000, description="Milliseconds after which who waits is refused."
+    )
+    instances: PositiveInt = Field(
+        default=1, le=64, description="Copies that run side by side, on each device."
+    )
+
+
+class HardwareConversion(_Model):
+    """What is different where a conversion runs for another kind of machine."""
 
     hardware_class: str = Field(
         pattern=HARDWARE_CLASS, description="Kind of machine that this is, such as `gpu`."
     )
-    targets: tuple[TargetName, ...] = Field(min_length=1, description="Variants to judge there.")
+    formats: tuple[FormatName, ...] = Field(
+        min_length=1, validation_alias=FORMATS_KEY, description="Variants to judge there."
+    )
     triton: TritonConfig | None = Field(
-        default=None, description="How Triton is to serve what is kept; None: not by Triton."
+        default=None, description="How Triton is to serve what is accepted; None: not by Triton."
     )
 
 
-class Goal(BaseModel):
+class Goal(_Model):
     """What a variant is to be best at, on the hardware class of the run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     best: Literal["latency", "throughput", "cost"] = Field(
         description="Least median latency, most rows a second of all cores, or least price."
@@ -116,26 +145,25 @@ GOALS = {
 }
 
 
-class ConversionConfig(BaseModel):
+class ConversionConfig(_Model):
     """What one conversion run is asked to do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
-
-    targets: tuple[TargetName, ...] = Field(
+    formats: tuple[FormatName, ...] = Field(
         default=("onnx-fp32", "openvino-fp32", "openvino-int8"),
         min_length=1,
-        description="Variants to judge. What a target is made from is built too.",
+        validation_alias=FORMATS_KEY,
+        description="Variants to judge. What a format is made from is built too.",
     )
     hardware_class: str = Field(
         default="cpu",
         pattern=HARDWARE_CLASS,
-        description="Kind of machine the variants are measured on and for: `cpu` or `gpu`, told "
-        "closer after a hyphen where there are several.",
+        description="Kind of machine the variants are measured on and for: `cpu` or `gpu`, "
+        "specified after a hyphen where there are several.",
     )
     opset: int = Field(default=20, ge=18, le=23, description="ONNX operator set version.")
     bounds: Mapping[str, QualityBound] = Field(
         default={},
-        description="Bound by precision, where it is not to be that of the model's family.",
+        description="Bound by precision, where it is not to be that of the model's kind.",
     )
     calibration_rows: PositiveInt = Field(
         default=2000, le=100_000, description="Rows that show INT8 the value ranges."
@@ -164,7 +192,7 @@ class ConversionConfig(BaseModel):
         default=1.05,
         ge=1,
         le=100,
-        description="Times faster than a simpler form a variant must be, with 95 % confidence.",
+        description="Times faster than a simpler variant one must be, with 95 % confidence.",
     )
     engine_rows: PositiveInt = Field(
         default=1024,
@@ -174,17 +202,8 @@ class ConversionConfig(BaseModel):
     threads: PositiveInt = Field(
         default=1, le=256, description="Threads of one runtime within one call."
     )
-    throughput_rows: PositiveInt = Field(
-        default=32, le=65_536, description="Rows of a call when all cores ask at once."
-    )
-    streams: PositiveInt | None = Field(
-        default=None, le=1024, description="Callers at once; None for as many as cores allow."
-    )
     measure_memory: bool = Field(
         default=True, description="Load each variant in a process of its own to see what it takes."
-    )
-    profiled: bool = Field(
-        default=True, description="Ask each runtime which operators take the time."
     )
     goals: Mapping[str, Goal] = Field(
         default=GOALS, description="What a variant is chosen for on this hardware, by name."
@@ -201,28 +220,23 @@ class ConversionConfig(BaseModel):
     )
     triton: TritonConfig | None = Field(
         default=None,
-        description="Write a model repository of each kept form that Triton serves; None: none.",
+        description="Write a model repository of each accepted variant that Triton serves.",
     )
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        for name, values in (("targets", self.targets), ("batch_sizes", self.batch_sizes)):
+    def _names_are_known_and_unique(self) -> Self:
+        for name, values in (("formats", self.formats), ("batch_sizes", self.batch_sizes)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name}={values} names something twice; name each once")
-        return self
-
-    @model_validator(mode="after")
-    def _bounds_are_of_precisions(self) -> Self:
-        unknown = [name for name in self.bounds if name not in PRECISIONS]
-        if unknown:
+        if unknown := [name for name in self.bounds if name not in PRECISIONS]:
             raise ValueError(
-                f"bounds name {', '.join(unknown)}, which no target has; the precisions are "
+                f"bounds name {', '.join(unknown)}, which no format has; the precisions are "
                 f"{', '.join(PRECISIONS)}"
             )
         return self
 
     def on(self, hardware: HardwareConversion | None) -> ConversionConfig:
-        """The same conversion for another kind of machine; None for the one it says itself."""
+        """The same conversion for another kind of machine; None for the one it names itself."""
         if hardware is None:
             return self
         return ConversionConfig.model_validate(self.model_dump() | hardware.model_dump())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 from tasks.kernel.errors import DataContractError
 
 Array = NDArray[Any]
+FloatArray = NDArray[np.floating[Any]]
+Scores = NDArray[np.floating[Any]]
+"""What a program answers for some rows; the first axis counts the rows."""
+Distances = Callable[[Scores, Scores], FloatArray]
+"""How far two models' answers for the same rows are apart, one figure a row, 0 for equal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,3 +63,7 @@ class ModelInputs(Mapping[str, Array]):
     def repeated(self, rows: int) -> ModelInputs:
         """Exactly `rows` rows: the first ones, started over where there are not so many."""
         return self.taken(np.arange(rows) % self.num_rows)
+
+
+Batches = tuple[ModelInputs, ...]
+Scorer = Callable[[ModelInputs], NDArray[np.float32]]

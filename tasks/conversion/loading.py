@@ -1,8 +1,8 @@
 """Opening a variant, the only way that anyone should: judge, profiler, serving process.
 
-Its files have to be those that its record names, and to say of themselves what the record says: the
-program, snapshot, precision and rows they were made from. A variant that was judged has to run with
-the runtime it was judged with, or its figures say nothing of it.
+Its files have to be those of its record, and carry the same provenance: program, snapshot,
+precision and calibrating rows. A variant that was judged has to run with the runtime it was judged
+with, or its figures do not hold.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from tasks.contracts.base import Artifact
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.processor import check_weight_bits
-from tasks.conversion.provenance import check_stamp, identity
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import target_of
-from tasks.conversion.targets.runtimes import LoadedModel
+from tasks.conversion.provenance import check_provenance, identity
+from tasks.conversion.targets.catalog import format_of
+from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.registry import load_files
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore
@@ -32,9 +32,9 @@ def load_variant(
     """Check and load a variant whose files are in the artifact store.
 
     Raises:
-        ArtifactError: the files are absent, damaged, or are not what the variant says.
-        ConversionError: the runtime refuses them, or runs other than it was told to.
-        ConfigurationError: there is no such target.
+        ArtifactError: the files are absent, damaged, or not those of the record.
+        ConversionError: the runtime refuses them, or runs with other settings.
+        ConfigurationError: there is no such format.
     """
     return open_variant(store.path(files_of(variant), verify=False), variant, program, runtime)
 
@@ -45,24 +45,24 @@ def open_variant(
     program: RegisteredProgram,
     runtime: Runtime,
 ) -> LoadedModel:
-    """Check and load a variant whose files lie in `folder`, such as that of a registered version.
+    """Check and load a variant from a folder, such as that of a registered version.
 
     Args:
         folder: holds the files of the variant and nothing else.
-        variant: what is known of it; of a `ModelVariant` also what it was judged with.
-        program: the version that it should be a form of.
+        variant: its record; of a `ModelVariant` also what it was judged with.
+        program: the version that it should be a variant of.
         runtime: how it is to be run.
 
     Raises:
-        ArtifactError: the files are damaged, carry no stamp, or another one than the record's.
-        ConversionError: the runtime refuses them, or runs other than it was told to, or other than
-            it did when the variant was judged.
-        ConfigurationError: there is no such target.
+        ArtifactError: the files are damaged, or carry no or another provenance than the record.
+        ConversionError: the runtime refuses them, or runs with other settings than asked for, or
+            than those that the variant was judged with.
+        ConfigurationError: there is no such format.
     """
     check_files(folder, variant, program)
     if not runtime.hardware_class.startswith("gpu"):
         check_weight_bits(variant.name, variant.settings)
-    model = target_of(variant.name).load(folder, program.signature, runtime)
+    model = load_files(variant.name, folder, program.signature, runtime)
     if isinstance(variant, ModelVariant):
         _check_same_runtime(variant, model)
     return model
@@ -71,24 +71,24 @@ def open_variant(
 def check_files(
     folder: Path, variant: BuiltVariant | ModelVariant, program: RegisteredProgram
 ) -> None:
-    """Refuse files that are not those of the record, or do not say so of themselves.
+    """Refuse files that are not those of the record, by their digest and their provenance.
 
     Raises:
-        ArtifactError: they are damaged, carry no stamp, or another one than the record's.
+        ArtifactError: they are damaged, or carry no or another provenance than the record.
     """
-    target, files = target_of(variant.name), files_of(variant)
+    made, files = format_of(variant.name), files_of(variant)
     if (seen := digest_of(folder)) != files.sha256:
         raise ArtifactError(
             f"the files of {variant.name} have SHA-256 {seen[:12]}, expected {files.sha256[:12]}: "
             "they were changed or damaged, and are not loaded. Convert the model again"
         )
-    if not variant.stamp:
+    if not variant.provenance:
         raise ArtifactError(
-            f"{variant.name} was recorded without a stamp, by an earlier release, so nothing says "
-            "what its files should be; convert the model again"
+            f"{variant.name} was recorded without provenance by an earlier release, so its files "
+            "cannot be checked; convert the model again"
         )
-    check_stamp(target, folder, variant.stamp)
-    check_stamp(target, folder, identity(target, program))
+    check_provenance(made, folder, variant.provenance)
+    check_provenance(made, folder, identity(made, program))
 
 
 def files_of(variant: BuiltVariant | ModelVariant) -> Artifact:

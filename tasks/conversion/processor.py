@@ -1,6 +1,6 @@
-"""What this host's processor can compute, as the runtimes find it; the one place that says so.
+"""What this host's processor can compute, as the runtimes find it; in one place.
 
-Some targets are for some processors alone. `openvino-bf16` needs products of bfloat16. Products of
+Some formats are for some processors alone. `openvino-bf16` needs products of bfloat16. Products of
 8-bit integers that are added in 16 bits saturate: x86 adds so (`vpmaddubsw`) where it has no dot
 product of 8 bits (AVX512-VNNI, AVX-VNNI, AMX-INT8). Weights of 7 bits never reach that limit.
 
@@ -31,7 +31,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Names of the variable; oneDNN reads the second where the first is not set."""
 WEIGHT_BITS = "weight_bits"
-"""Setting of an 8-bit form: in how many bits its weights are."""
+"""Setting of an 8-bit variant: in how many bits its weights are."""
 
 _DOT_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 _BF16_PRODUCTS = {"avx512_bf16", "avx_ne_convert"}
@@ -49,7 +49,7 @@ _LEFT_BY = {
 
 @dataclass(frozen=True)
 class Processor:
-    """What decides which targets a host computes, and how they are to be built for it."""
+    """What decides which formats a host computes, and how they are to be built for it."""
 
     computes_bf16: bool
     saturates_int8: bool
@@ -57,7 +57,7 @@ class Processor:
 
     @property
     def weight_bits(self) -> int:
-        """Of an 8-bit form's weights, so that its sums are right on this processor."""
+        """Of an 8-bit variant's weights, so that its sums are right on this processor."""
         return 7 if self.saturates_int8 else 8
 
 
@@ -76,30 +76,26 @@ def this_processor() -> Processor:
     )
 
 
-def int8_equipment() -> dict[str, str]:
-    """What of the processor decides an 8-bit form."""
-    return {WEIGHT_BITS: str(this_processor().weight_bits)}
-
-
-def bf16_equipment() -> dict[str, str]:
-    """Nothing but a processor that computes in bfloat16.
+def processor_equipment(precision: str) -> dict[str, str]:
+    """What of the processor decides a file of this precision.
 
     Raises:
-        ConversionError: this one does not.
+        ConversionError: the precision is bfloat16, and this processor does not compute in it.
     """
-    if not this_processor().computes_bf16:
+    processor = this_processor()
+    if precision == "bf16" and not processor.computes_bf16:
         raise ConversionError(
             "this processor computes no bfloat16 (AVX512-BF16 or AVX-NE-CONVERT), so it would run "
-            "in 32 bits. The 32-bit forms serve here; convert on a processor that has it"
+            "in 32 bits; convert on a processor that has it"
         )
-    return {}
+    return {WEIGHT_BITS: str(processor.weight_bits)} if precision == "int8" else {}
 
 
 def check_weight_bits(name: str, settings: Mapping[str, str]) -> None:
-    """Refuse an 8-bit form that was built for processors that do not saturate, on one that does.
+    """Refuse an 8-bit variant that was built for processors that do not saturate, on one that does.
 
     Raises:
-        ConversionError: it is such a form.
+        ConversionError: it is such a variant.
     """
     bits = this_processor().weight_bits
     if int(settings.get(WEIGHT_BITS, bits)) > bits:

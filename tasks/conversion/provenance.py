@@ -1,13 +1,12 @@
-"""What each form carries in its own files, so that it can be traced and checked by itself.
+"""Provenance metadata: what each variant carries in its own files, to be traced and checked.
 
-The stamp is written as the last step of a build and read back. Nothing is loaded whose files do not
-say what their record says: see `tasks.conversion.loading`.
+It is written as the last step of a build and read back. Nothing is loaded whose files carry other
+values than their record: see `tasks.conversion.loading`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -16,46 +15,36 @@ import numpy as np
 
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.targets.interface import Target
+from tasks.conversion.targets.catalog import Format
+from tasks.conversion.targets.registry import converter_of
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import content_key
 
-STAMP_PREFIX = "falaj"
-STAMP_FILE = "stamp.json"
 FEWEST_CALIBRATING_ROWS = 8
 
 
-def identity(target: Target, program: RegisteredProgram) -> dict[str, str]:
-    """What every form of this target and program says of itself, whenever it was built."""
+def identity(made: Format, program: RegisteredProgram) -> dict[str, str]:
+    """What every variant of this format and program carries, whenever it was built."""
     return {
-        "target": target.name,
-        "precision": target.precision,
+        "target": made.name,
+        "precision": made.precision,
         "program_sha256": program.program.sha256,
         "snapshot_sha256": program.version.snapshot_sha256,
         "schema_digest": schema_digest(program),
     }
 
 
-def full_stamp(
-    target: Target, program: RegisteredProgram, sample: Iterable[ModelInputs] | None
+def full_provenance(
+    made: Format, program: RegisteredProgram, sample: Iterable[ModelInputs]
 ) -> dict[str, str]:
-    """The identity, the library versions that the form was built with, and what calibrated it.
-
-    Args:
-        target: the form.
-        program: its source.
-        sample: the calibrating calls; None where the target takes none.
-    """
-    versions = ", ".join(f"{name} {v}" for name, v in library_versions(*target.packages).items())
-    stamped = {**identity(target, program), "versions": versions or "none"}
-    if sample is None:
-        return stamped
-    calls = tuple(sample)
-    return {
-        **stamped,
-        "calibration_rows": str(sum(call.num_rows for call in calls)),
-        "calibration_sha256": digest_of_inputs(calls),
-    }
+    """The identity, the library versions of the build, and the calibrating calls."""
+    versions = ", ".join(f"{name} {v}" for name, v in library_versions(made).items())
+    values = {**identity(made, program), "versions": versions or "none"}
+    if made.needs_calibration:
+        calls = tuple(sample)
+        values["calibration_rows"] = str(sum(call.num_rows for call in calls))
+        values["calibration_sha256"] = digest_of_inputs(calls)
+    return values
 
 
 def digest_of_inputs(calls: Iterable[ModelInputs]) -> str:
@@ -79,87 +68,55 @@ def check_sample(sample: Iterable[ModelInputs]) -> None:
     """
     total, usable = 0, 0
     for call in sample:
+        floats = [array for array in call.values() if np.issubdtype(array.dtype, np.floating)]
+        known = np.full(call.num_rows, not floats)
+        for array in floats:
+            known |= np.isfinite(array).any(axis=tuple(range(1, array.ndim)))
         total += call.num_rows
-        usable += int(np.count_nonzero(_rows_with_a_number(call)))
+        usable += int(np.count_nonzero(known))
     if usable < FEWEST_CALIBRATING_ROWS:
         raise ConversionError(
             f"{total} rows calibrate it, {usable} of them with a number at all; expected at least "
             f"{FEWEST_CALIBRATING_ROWS} such rows. Raise conversion.calibration_rows, or mend the "
-            "rows; the forms that need no calibration serve meanwhile"
+            "rows"
         )
-
-
-def _rows_with_a_number(call: ModelInputs) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    floats = [array for array in call.values() if np.issubdtype(array.dtype, np.floating)]
-    known = np.full(call.num_rows, not floats)
-    for array in floats:
-        known |= np.isfinite(array).any(axis=tuple(range(1, array.ndim)))
-    return known
 
 
 def schema_digest(program: RegisteredProgram) -> str:
-    """Digest of what the program takes, in its order: its raw columns, else its tensors.
-
-    Who serves a variant compares it with that of its own requests.
-    """
+    """Digest of what the program takes, in its order: its raw columns, else its tensors."""
     return content_key(program.signature if program.columns is None else program.columns)
 
 
-def library_versions(*packages: str) -> dict[str, str]:
-    """Installed versions, for stamps, keys and settings."""
-    return {package: version(package) for package in packages}
+def library_versions(made: Format) -> dict[str, str]:
+    """Installed versions of the packages that decide the files."""
+    return {package: version(package) for package in made.packages}
 
 
-def write_beside(folder: Path, values: Mapping[str, str]) -> None:
-    """Put the stamp beside the files of a format that has no room for it."""
-    (folder / STAMP_FILE).write_text(json.dumps(dict(values), indent=1, sort_keys=True))
-
-
-def read_stamp(target: Target, folder: Path) -> dict[str, str]:
-    """The stamp that the files of a folder carry; empty where they carry none.
-
-    Raises:
-        ArtifactError: the files cannot be read as this format.
-    """
-    if target.read_stamp is not None:
-        return target.read_stamp(folder)
-    try:
-        values = json.loads((folder / STAMP_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as exc:
-        raise ArtifactError(
-            f"{target.name}: {STAMP_FILE} cannot be read ({exc}); build the variant again"
-        ) from exc
-    return {str(name): str(value) for name, value in dict(values).items()}
-
-
-def check_stamp(target: Target, folder: Path, expected: Mapping[str, str]) -> None:
-    """Refuse files that do not say of themselves what is expected of them.
+def check_provenance(made: Format, folder: Path, expected: Mapping[str, str]) -> None:
+    """Refuse files that do not carry what is expected of them.
 
     Args:
-        target: the form that they should be.
+        made: the format that they should be of.
         folder: holds them.
-        expected: each of these is in the stamp, with this value.
+        expected: each of these is in their provenance, with this value.
 
     Raises:
-        ArtifactError: there is no stamp, or it says something else.
+        ArtifactError: they have none, or another one.
     """
-    seen = read_stamp(target, folder)
+    seen = converter_of(made).read_provenance(folder)
     if not seen:
         raise ArtifactError(
-            f"the files of {target.name} carry no stamp that says what they were made from, so "
-            "they are not loaded; convert the model again"
+            f"the files of {made.name} carry no provenance metadata, so they are not loaded; "
+            "convert the model again"
         )
-    other = [name for name in expected if seen.get(name) != expected[name]]
-    if other:
-        name = other[0]
-        raise ArtifactError(
-            f"the files of {target.name} say {_shown(seen.get(name))} for {name}, expected "
-            f"{_shown(expected[name])}: they belong to another model, snapshot or build, and are "
-            "not loaded. Convert the model again"
-        )
+    for name in expected:
+        if seen.get(name) != expected[name]:
+            raise ArtifactError(
+                f"the files of {made.name} have the {name} {_short(seen.get(name))}, expected "
+                f"{_short(expected[name])}: they belong to another model, snapshot or build, and "
+                "are not loaded. Convert the model again"
+            )
 
 
-def _shown(value: str | None) -> str:
+def _short(value: str | None) -> str:
     return "nothing" if value is None else repr(value if len(value) < 40 else f"{value[:12]}...")

@@ -1,4 +1,4 @@
-"""Prefect tasks of the conversion room."""
+"""Prefect tasks of the conversion."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import BuiltVariant, CalibrationSource, ModelVariant, RegisteredProgram
 from tasks.contracts.training import RecalibratedModel
-from tasks.conversion.config import ConversionConfig
-from tasks.conversion.targets.registry import target_of, with_sources
-from tasks.conversion.triton.config import TRITON_FORMATS
+from tasks.conversion.config import TRITON_FILES, ConversionConfig
+from tasks.conversion.targets.catalog import format_of, with_sources
+from tasks.conversion.targets.registry import converter_of
+from tasks.conversion.variants import build_variant as build_files
 from tasks.conversion.variants import failed_variant
 from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
 from tasks.kernel.retry_policy import RETRIED, ByContent
@@ -38,7 +39,7 @@ def build_variant(
     config: ConversionConfig,
     equipment: dict[str, str],
 ) -> BuiltVariant:
-    """Build one target of a registered program, on a machine with the equipment it has to have.
+    """Build one variant of a registered program, on a machine with the equipment it has to have.
 
     Safe to retry: the files appear whole, under a key of their content, or not at all, and what
     calibrates is seeded.
@@ -47,42 +48,40 @@ def build_variant(
         ArtifactError: the program, a source or the rows are absent or damaged. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.conversion.variants import build_variant as build
-
     store = Settings.from_environment().store
-    return build(target_of(name), program, sources, rows, config, store)
+    return build_files(format_of(name), program, sources, rows, config, store)
 
 
 def build_variants(
     program: RegisteredProgram, rows: ConversionRows, config: ConversionConfig
 ) -> tuple[BuiltVariant, ...]:
-    """A task run for each target and for all that it is made from, each after its sources.
+    """A task run for each format and for all that it is made from, each after its sources.
 
     One after the other: exporters and quantisers change the state of the whole process while they
-    work. What fails for a reason of its own, a damaged file say, is a form that was not built, and
-    the others are built all the same.
+    work. What fails for a reason of its own, such as a damaged file, is a variant that was not
+    built; the others are built all the same.
 
     Raises:
-        StorageError: the disk refused one of them, which says nothing about the form. The others
+        StorageError: the disk refused one of them, which says nothing about the variant. The others
             are built and stored: the next run has only the refused ones to build.
     """
     built: dict[str, BuiltVariant] = {}
     refusal: StorageError | None = None
-    for target in with_sources(config.targets):
-        sources = tuple(built[name] for name in target.made_from)
+    for made in with_sources(config.formats):
+        sources = tuple(built[name] for name in made.made_from)
         try:
-            equipment = dict(target.equipment())
+            equipment = converter_of(made).equipment(made)
         except ConversionError as exc:  # no run of a task: it would be remembered
-            built[target.name] = failed_variant(target, str(exc))
+            built[made.name] = failed_variant(made, str(exc))
             continue
         state = build_variant(
-            target.name, program, sources, rows, config, equipment, return_state=True
+            made.name, program, sources, rows, config, equipment, return_state=True
         )
         result = state.result(raise_on_failure=False)
         if isinstance(result, BuiltVariant):
-            built[target.name] = result
+            built[made.name] = result
         elif isinstance(result, FalajError):
-            built[target.name] = failed_variant(target, str(result))
+            built[made.name] = failed_variant(made, str(result))
             if isinstance(result, StorageError):
                 refusal = refusal or result
         else:
@@ -127,10 +126,10 @@ def judge_variants(
     rows: ConversionRows,
     config: ConversionConfig,
 ) -> tuple[ModelVariant, ...]:
-    """Judge the forms in a task run. A damaged one is handed in as one that could not be built.
+    """Judge the variants in a task run. A damaged one counts as one that could not be built.
 
-    So the verdict that is stored says of which files it holds: with the files built anew, the
-    forms are judged anew.
+    So the stored decision holds for the files that it names: files that are built again are judged
+    again.
     """
     return judge_built(program, _whole(built), rows, config)
 
@@ -144,7 +143,7 @@ def _whole(built: tuple[BuiltVariant, ...]) -> tuple[BuiltVariant, ...]:
                 store.path(one.files)
             found.append(one)
         except ArtifactError as exc:
-            found.append(failed_variant(target_of(one.name), str(exc)))
+            found.append(failed_variant(format_of(one.name), str(exc)))
     return tuple(found)
 
 
@@ -163,11 +162,11 @@ def judge_built(
     rows: ConversionRows,
     config: ConversionConfig,
 ) -> tuple[ModelVariant, ...]:
-    """Keep or drop every target, by parity, task metric and measured speed.
+    """Accept or drop every variant, by parity, task metric and measured speed.
 
     Safe to retry: it only reads and measures. Latency is a measurement of one moment on one
-    machine. Reusing it is right while model, forms, rows and code are the same: nothing changed,
-    so nothing is to be decided anew. Parity and AUC do not depend on the moment.
+    machine. Reusing it is right while model, variants, rows and code are the same. Parity and AUC
+    do not depend on the moment.
 
     Raises:
         ArtifactError: program or rows are absent or damaged. Not retried.
@@ -179,9 +178,9 @@ def judge_built(
     create_table_artifact(
         table=latency_table(variants),
         key="model-variants",
-        description=f"Converted forms of `{program.version.name}` version "
+        description=f"Variants of `{program.version.name}` version "
         f"{program.version.version} on {config.hardware_class}, {config.threads} thread(s): what "
-        "was kept, and why.",
+        "was accepted, and why.",
     )
     return variants
 
@@ -201,12 +200,12 @@ def write_triton_repository(
     rows: ConversionRows,
     config: ConversionConfig,
 ) -> ModelVariant:
-    """Write the model repository from which Triton serves a kept form.
+    """Write the model repository from which Triton serves an accepted variant.
 
     Safe to retry: the repository appears whole, under a key of its content, or not at all.
 
     Raises:
-        ArtifactError: the form or the rows are absent or damaged. Not retried.
+        ArtifactError: the variant or the rows are absent or damaged. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
     from tasks.conversion.triton.repository import with_repository
@@ -220,21 +219,21 @@ def add_triton_repositories(
     rows: ConversionRows,
     config: ConversionConfig,
 ) -> tuple[ModelVariant, ...]:
-    """A task run for each kept form that Triton serves, where that is asked for."""
+    """A task run for each accepted variant that Triton serves, where that is asked for."""
     return tuple(
         write_triton_repository(program, variant, rows, config)
-        if config.triton is not None and variant.kept and variant.format in TRITON_FORMATS
+        if config.triton is not None and variant.accepted and variant.format in TRITON_FILES
         else variant
         for variant in variants
     )
 
 
 def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
-    """One row a variant: verdict, agreement, latency and ratio to PyTorch eager by batch size."""
+    """One row a variant: decision, agreement, latency and ratio to PyTorch eager by batch size."""
     return [
         {
             "variant": variant.name,
-            "verdict": "kept" if variant.kept else "dropped",
+            "decision": "accepted" if variant.accepted else "dropped",
             "largest gap": _figure(variant.parity_max),
             f"{variant.quality_name} change": _figure(
                 variant.quality_change.value if variant.quality_change else None

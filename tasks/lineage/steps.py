@@ -213,7 +213,7 @@ def conversion_steps(
         made = Node(
             name=f"variants/{version.name}/{version.version}/{variant.name}",
             version=variant.files.sha256,
-            note="kept" if variant.kept else "dropped",
+            note="kept" if variant.accepted else "dropped",
             num_bytes=variant.num_bytes,
             artifact=variant.files,
         )

@@ -106,7 +106,7 @@ def whole_artifacts(evidence: Evidence, config: PromotionConfig) -> tuple[bool, 
         problems.append("the variants in the registry are not those that were presented")
     if problems:
         return False, "; ".join(problems)
-    kept = [v.name for v in evidence.variants if v.kept]
+    kept = [v.name for v in evidence.variants if v.accepted]
     return True, (
         f"the model's files, {len(kept)} kept variants, the snapshot, its validation result and "
         "the stored predictions have their digests"
@@ -283,7 +283,7 @@ def hardware(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     listed = evidence.record.variants
     kept: dict[str, list[str]] = {name: [] for name in config.required_hardware}
     for entry in listed.variants if listed is not None else ():
-        if entry.variant.kept and entry.folder is not None:
+        if entry.variant.accepted and entry.folder is not None:
             kept.setdefault(entry.variant.hardware_class, []).append(entry.variant.name)
     bare = [name for name in config.required_hardware if not kept[name]]
     if bare:

@@ -255,7 +255,7 @@ def _damage(path: Path, expected: str) -> str | None:
 
 
 def _folder_of(variant: ModelVariant) -> str | None:
-    if not variant.kept or variant.files is None:
+    if not variant.accepted or variant.files is None:
         return None
     return f"variants/{variant.name}-{variant.files.sha256[:12]}"
 

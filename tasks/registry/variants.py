@@ -57,7 +57,7 @@ def attach_variants(
         if attached and not record.damage:
             return ref
         digest = write_variants(version.folder, ref.program_sha256, together, store)
-        kept = ",".join(dict.fromkeys(v.name for v in together if v.kept)) or NOBODY
+        kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
         registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
         remove_unlisted(version.folder, listed)
     return ref
@@ -92,7 +92,7 @@ def _problem(ref: ModelVersionRef, variant: ModelVariant) -> str | None:
             f"was made from program {variant.source_sha256[:12]}, expected "
             f"{ref.program_sha256[:12]}"
         )
-    if variant.kept and variant.files is None:
+    if variant.accepted and variant.files is None:
         return "is kept but names no files"
     if not _FOLDER_NAME.fullmatch(variant.name):
         return "has a name that is no folder name (letters, digits and _.- are)"

@@ -164,12 +164,12 @@ def _trade(
             continue
         fate = f"chosen for {', '.join(variant.serves)}" if variant.serves else "not chosen"
         tip = (
-            f"{variant.name} ({'kept' if variant.kept else 'dropped'}, {fate}): "
+            f"{variant.name} ({'kept' if variant.accepted else 'dropped'}, {fate}): "
             f"{significant(cost)}, {metric} {decimal(change.value, 5)}"
         )
         points.append(
             Trade(
-                variant.name, cost, change.value, change.low, change.high, variant.kept,
+                variant.name, cost, change.value, change.low, change.high, variant.accepted,
                 bool(variant.serves), tip,
             )
         )  # fmt: skip

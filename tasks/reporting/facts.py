@@ -179,7 +179,7 @@ def fastest_on_cpu(
     measured = [
         (variant, latency)
         for variant in variants
-        if variant.kept and variant.hardware_class.lower().startswith("cpu")
+        if variant.accepted and variant.hardware_class.lower().startswith("cpu")
         for latency in variant.latencies
         if latency.batch_rows == 1 and is_shown(latency.p50_ms)
     ]
@@ -296,7 +296,7 @@ def conversion_told(record: RunRecord) -> str:
     variants = record.variants
     if not variants:
         return "No variant was built in this run."
-    kept = [v for v in variants if v.kept]
+    kept = [v for v in variants if v.accepted]
     best = fastest_on_cpu(variants)
     text = f"{len(kept)} of {plural(len(variants), 'variant')} earned their place."
     if best is None:

@@ -339,7 +339,7 @@ def compared(record: RunRecord) -> tuple[tuple[str, Markup], ...]:
 def latencies(record: RunRecord) -> Markup | None:
     """Latency by variant and batch size; None where nothing was measured."""
     rows = [
-        Latency(v.name, m.batch_rows, m.p50_ms, m.p95_ms, m.ratio_to_eager, v.kept)
+        Latency(v.name, m.batch_rows, m.p50_ms, m.p95_ms, m.ratio_to_eager, v.accepted)
         for v in record.variants
         for m in v.latencies
     ]

@@ -99,7 +99,7 @@ def columns(record: RunRecord) -> tuple[Column, ...]:
         Column(
             "variants",
             tuple(
-                Place(v.name, v.files.sha256, v.reason, dropped=not v.kept)
+                Place(v.name, v.files.sha256, v.reason, dropped=not v.accepted)
                 for v in record.variants
                 if v.files is not None
             ),

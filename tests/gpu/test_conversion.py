@@ -17,16 +17,15 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.gates.parity import score_batches, score_gap
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.registry import bound_of, family_of
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import TARGET
-from tasks.conversion.targets.runtimes import (
+from tasks.conversion.kinds.registry import bound_of, kind_of
+from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.onnx import (
     GPU_PROVIDER,
     TENSORRT_PROVIDER,
-    LoadedModel,
     load_onnx,
     tensorrt_options,
 )
+from tasks.conversion.targets.registry import load_files
 from tasks.conversion.targets.tensorrt import FACTS_FILE
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore
@@ -53,7 +52,7 @@ def needs_provider(provider: str) -> None:
 
 
 def agrees(case: Case, model: LoadedModel, precision: str, *batches: ModelInputs) -> None:
-    family = family_of(case.program)
+    family = kind_of(case.program)
     judged = family.read_judged(case.program, case.rows, case.config, case.store)
     expected = score_batches(case.load_source(), batches)
     gap = score_gap(expected, score_batches(model, batches), judged.distances)
@@ -81,7 +80,7 @@ def test_an_onnx_form_runs_on_the_provider_that_it_was_given(
 
 @pytest.fixture(scope="module")
 def engines(case: Case) -> dict[str, BuiltVariant]:
-    config = case.config.model_copy(update={"targets": ENGINES})
+    config = case.config.model_copy(update={"formats": ENGINES})
     return {form.name: form for form in built(case.program, case.rows, config, case.store)}
 
 
@@ -96,7 +95,7 @@ def test_an_engine_is_built_loaded_and_agrees_in_calls_of_any_size(
 ) -> None:
     form = engines[name]
     assert form.files is not None, form.failure
-    model = TARGET[name].load(case.store.path(form.files), case.program.signature, GPU)
+    model = load_files(name, case.store.path(form.files), case.program.signature, GPU)
     assert model.settings["provider"] == "TensorRT"
     assert model.settings["device"] == torch.cuda.get_device_name()
     agrees(case, model, form.precision, typical, edges, typical.block(0, 1), typical.block(0, 7))
@@ -116,18 +115,18 @@ def test_an_engine_of_another_version_or_device_is_refused(
     facts = json.loads((tmp_path / FACTS_FILE).read_text())
     (tmp_path / FACTS_FILE).write_text(json.dumps(facts | {"compute_capability": "1.0"}))
     with pytest.raises(ConversionError, match=r"was built for compute_capability 1\.0, here"):
-        TARGET[form.name].load(tmp_path, case.program.signature, GPU)
+        load_files(form.name, tmp_path, case.program.signature, GPU)
 
 
 @needs_tensorrt
 def test_an_encoders_engine_embeds_texts_of_any_length(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "artifacts")
     program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
-    config = ConversionConfig(targets=("tensorrt-fp16",))
+    config = ConversionConfig(formats=("tensorrt-fp16",))
     engine = built(program, rows, config, store)[-1]
     assert engine.files is not None, engine.failure
-    model = TARGET[engine.name].load(store.path(engine.files), program.signature, GPU)
-    judged = family_of(program).read_judged(program, rows, config, store)
+    model = load_files(engine.name, store.path(engine.files), program.signature, GPU)
+    judged = kind_of(program).read_judged(program, rows, config, store)
     lengths = np.linalg.norm(score_batches(model, (*judged.batches, *judged.edges)), axis=1)
     np.testing.assert_allclose(lengths, 1, atol=1e-2)
 
@@ -138,7 +137,7 @@ def test_the_judge_times_forms_on_the_device(tmp_path: Path, quick: ConversionCo
     rows = dataset(store)
     program = registered(store, rows, exported(SmallNetwork()))
     targets = FORMS + (ENGINES if HAS_TENSORRT else ())
-    config = quick.model_copy(update={"targets": targets, "hardware_class": "gpu"})
+    config = quick.model_copy(update={"formats": targets, "hardware_class": "gpu"})
     source = SnapshotRows(dataset=rows, splits=splits())
     forms = built(program, rows, config, store)
     variants = judge_variants(program, forms, source, config, store)

@@ -346,7 +346,7 @@ def test_the_champion_is_converted_again_into_other_forms(
     monkeypatch.setenv("FALAJ_HOME", str(home))
     monkeypatch.setenv("FALAJ_FEATURE_REPO", str(loop.repository.path))
     config = read_pipeline_config(loop.repository.path)
-    quick = {"targets": ["onnx-fp32", "openvino-weights-int8"], "timing_rounds": 6, "round_ms": 1}
+    quick = {"formats": ["onnx-fp32", "openvino-weights-int8"], "timing_rounds": 6, "round_ms": 1}
     again = config.model_copy(update={"conversion": ConversionConfig.model_validate(quick)})
     champion = champion_of(home, config.registry.model_name)
     snapshots = sorted((home / "artifacts" / "snapshots").iterdir())
@@ -354,7 +354,7 @@ def test_the_champion_is_converted_again_into_other_forms(
     with prefect_test_harness(server_startup_timeout=120):
         variants = reconversion_flow(None, again)
 
-    assert [variant.name for variant in variants] == quick["targets"]
+    assert [variant.name for variant in variants] == quick["formats"]
     assert {variant.source_sha256 for variant in variants} == {champion.ref.program_sha256}
     filed = read_version(champion_of(home, config.registry.model_name)).variants
     assert filed is not None

@@ -15,7 +15,7 @@ from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.text_embedding import IDS, padded
-from tasks.conversion.targets.runtimes import torch_threads_restored
+from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.imports.corpus import prepare_corpus
 from tasks.imports.program import export_encoder
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore

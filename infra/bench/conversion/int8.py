@@ -27,15 +27,15 @@ from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.gates.parity import score_batches, score_gap
-from tasks.conversion.kinds.interface import Batches, JudgedRows, Scores
-from tasks.conversion.kinds.registry import family_of
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.onnx import MODEL_FILE
-from tasks.conversion.targets.onnx_quantization import quantize_onnx
-from tasks.conversion.targets.openvino import read_ir, save_ir
-from tasks.conversion.targets.openvino_quantization import quantize
-from tasks.conversion.targets.registry import TARGET
-from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch, torch_threads_restored
+from tasks.conversion.inputs import Batches, Scores
+from tasks.conversion.kinds.interface import JudgedRows
+from tasks.conversion.kinds.registry import kind_of
+from tasks.conversion.targets.catalog import FORMAT
+from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.onnx import MODEL_FILE, quantize_onnx
+from tasks.conversion.targets.openvino import quantize, read_ir, save_ir
+from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.registry import load_files
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore
 
@@ -65,7 +65,7 @@ def figures(bench: Bench) -> Measured:
 def _of_model(name: str, subject: Subject, store: ArtifactStore, bench: Bench) -> Iterator[Figure]:
     """A figure for each form; everything is written to a folder of the model."""
     program, rows, config = subject
-    family = family_of(program)
+    family = kind_of(program)
     sample = family.read_calibration(program, rows, config, store)
     judged = family.read_judged(program, rows, config, store)
     eager = load_pytorch(store.path(program.program), program.signature, Runtime())
@@ -75,18 +75,18 @@ def _of_model(name: str, subject: Subject, store: ArtifactStore, bench: Bench) -
     exact_gap = math.nan
     built: dict[str, BuiltVariant] = {}
     for floats, quantised in zip(FLOATS, (_onnx, _openvino), strict=True):
-        sources = tuple(built[source] for source in TARGET[floats].made_from)
-        made = built[floats] = build_variant(TARGET[floats], program, sources, rows, config, store)
+        sources = tuple(built[source] for source in FORMAT[floats].made_from)
+        made = built[floats] = build_variant(FORMAT[floats], program, sources, rows, config, store)
         if made.files is None:
             raise RuntimeError(f"{floats} could not be built: {made.failure}")
         files = store.path(made.files)
-        models = {floats: TARGET[floats].load(files, program.signature, Runtime())}
+        models = {floats: load_files(floats, files, program.signature, Runtime())}
         for bits in (8, 7):
             folder = bench.folder / name / f"{floats}-{bits}"
             folder.mkdir(parents=True)
             quantised(files, folder, sample, config, family.is_transformer, bits)
-            form = f"{TARGET[floats].format}-int8 of {bits} bits"
-            models[form] = TARGET[floats].load(folder, program.signature, Runtime())
+            form = f"{FORMAT[floats].file_format}-int8 of {bits} bits"
+            models[form] = load_files(floats, folder, program.signature, Runtime())
         if quantised is _onnx:
             exact = _exact(models[floats], bench.folder / name / f"{floats}-8")
             exact_gap = score_gap(

@@ -9,8 +9,8 @@ from infra.bench.parts import Bench
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.gates.comparison import EAGER
-from tasks.conversion.kinds.registry import family_of
-from tasks.conversion.targets.runtimes import torch_threads_restored
+from tasks.conversion.kinds.registry import kind_of
+from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.programs import fetch_version
@@ -21,7 +21,7 @@ def figures(bench: Bench) -> Measured:
     settings, config = bench.settings, bench.config.conversion
     program, rows = loop_model(settings, bench)
     converted = convert(program, rows, config, settings.store, bench)
-    judged = family_of(program).read_judged(program, rows, config, settings.store)
+    judged = kind_of(program).read_judged(program, rows, config, settings.store)
     with torch_threads_restored():
         models = converted.loaded()
         at = {count: timed(models, judged.timing_batch(count), bench) for count in (1, 1024)}

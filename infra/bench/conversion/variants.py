@@ -21,9 +21,10 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.gates.comparison import EAGER
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import TARGET, TARGETS, with_sources
-from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
+from tasks.conversion.targets.catalog import FORMATS, with_sources
+from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.pytorch import load_pytorch
+from tasks.conversion.targets.registry import load_files
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore
 
@@ -52,7 +53,7 @@ class Converted:
         for variant in self.variants:
             assert variant.files is not None
             folder = self.store.path(variant.files)
-            models[variant.name] = TARGET[variant.name].load(folder, signature, runtime)
+            models[variant.name] = load_files(variant.name, folder, signature, runtime)
         return models
 
 
@@ -64,12 +65,12 @@ def convert(
     bench: Bench,
 ) -> Converted:
     """Build every form for processors and keep those that pass the gates, however fast they are."""
-    every = tuple(target.name for target in TARGETS if target.is_for("cpu"))
+    every = tuple(target.name for target in FORMATS if target.is_for("cpu"))
     names = bench.size(every, SMALL)
-    quick = {"targets": names, "batch_sizes": (1,), "timing_rounds": 6, "round_ms": 1.0}
+    quick = {"formats": names, "batch_sizes": (1,), "timing_rounds": 6, "round_ms": 1.0}
     config = ConversionConfig.model_validate({**config.model_dump(), **quick})
     built: dict[str, BuiltVariant] = {}
-    for target in with_sources(config.targets):
+    for target in with_sources(config.formats):
         sources = tuple(built[name] for name in target.made_from)
         built[target.name] = build_variant(target, program, sources, rows, config, store)
     judged = judge_variants(program, tuple(built.values()), rows, config, store)

@@ -42,7 +42,7 @@ def _model_figures(settings: Settings) -> list[Figure]:
     ratio, name = min(
         (at.ratio_to_eager, variant.name)
         for variant in record.variants
-        if variant.kept
+        if variant.accepted
         for at in variant.latencies
         if at.batch_rows == 1
     )

@@ -17,9 +17,9 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows, Signature, TensorSpec
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.targets.catalog import FORMAT
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import TARGET
-from tasks.conversion.targets.runtimes import load_pytorch
+from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tasks.registry.config import RegistryConfig
@@ -77,7 +77,7 @@ class BenchHome:
         ref = register_import(self._program(seed), config, self.location, self.store, "bench")
         program = fetch_version(ref, self.location, self.store)
         form = build_variant(
-            TARGET[FORM], program, (), self._rows(), ConversionConfig(targets=(FORM,)), self.store
+            FORMAT[FORM], program, (), self._rows(), ConversionConfig(formats=(FORM,)), self.store
         )
         attach_variants(ref, (_kept(form, program),), self.location, self.store)
         if promote:
@@ -129,7 +129,9 @@ def _kept(form: BuiltVariant, program: RegisteredProgram) -> ModelVariant:
     if form.files is None:
         raise RuntimeError(f"{form.name} could not be built: {form.failure}")
     return ModelVariant(
-        **form.model_dump(include={"name", "format", "precision", "files", "settings", "stamp"}),
+        **form.model_dump(
+            include={"name", "format", "precision", "files", "settings", "provenance"}
+        ),
         hardware_class="cpu",
         source_sha256=program.program.sha256,
         parity_max=None,
@@ -137,6 +139,6 @@ def _kept(form: BuiltVariant, program: RegisteredProgram) -> ModelVariant:
         latencies=(),
         num_bytes=form.files.num_bytes,
         load_ms=None,
-        kept=True,
+        accepted=True,
         reason="It is measured here.",
     )

@@ -29,12 +29,12 @@ from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import BuiltVariant, RegisteredProgram, ShrinkingParent
 from tasks.contracts.training import ShrunkModel, TrainedModel
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.gates.latency import time_interleaved
+from tasks.conversion.gates.timing import time_interleaved
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import read_rows
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import with_sources
-from tasks.conversion.targets.runtimes import LoadedModel
+from tasks.conversion.targets.catalog import with_sources
+from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.registry import load_files
 from tasks.conversion.variants import build_variant
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import score_window
@@ -246,7 +246,8 @@ def _forms(
         if made.files is None:
             left_out[target.name] = made.failure or "it was not built"
         else:
-            loaded[target.name] = target.load(store.path(made.files), program.signature, Runtime())
+            files = store.path(made.files)
+            loaded[target.name] = load_files(target.name, files, program.signature, Runtime())
     return loaded, left_out
 
 

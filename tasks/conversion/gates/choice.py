@@ -1,26 +1,28 @@
 """Which variant serves each goal on the measured hardware, by rule and from recorded figures alone.
 
-Among the kept variants that meet the goal's bounds the one with the best figure sets the mark. Of
-those that reach it within `minimum_gain` the simplest is chosen: what is more complex has to be
-worth it. Anyone can repeat the choice from the variants' records.
+The best figure of the accepted variants that meet the goal's bounds sets the mark. Of those that
+reach it within `minimum_gain` the simplest is chosen: what is more complex has to be worth it.
+Anyone can repeat the choice from the variants' records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tasks.contracts.measurement import GoalStanding, VariantLatency, VariantPrice
 from tasks.contracts.release import ModelVariant
 from tasks.conversion.config import ConversionConfig, Goal
+from tasks.conversion.gates.timing import MILLION
 
 SECONDS_AN_HOUR = 3600.0
-MILLION = 1e6
+THROUGHPUT_ROWS = 32
+"""Rows of a call when all cores ask at once: a call that a dynamic batch of a server makes."""
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """A variant's figure for a goal, or why it cannot stand for it."""
+    """A variant's figure for a goal, or why it cannot serve it."""
 
     figure: float | None
     objection: str | None = None
@@ -36,13 +38,10 @@ def choose(
         config: goals, price, and how much better a more complex variant has to be.
     """
     variants = tuple(v.model_copy(update={"price": price_of(v, config)}) for v in variants)
-    standings: dict[str, list[GoalStanding]] = {variant.name: [] for variant in variants}
-    for name, goal in config.goals.items():
-        for variant, standing in _stand(name, goal, variants, config):
-            standings[variant.name].append(standing)
+    by_goal = [_standings(name, goal, variants, config) for name, goal in config.goals.items()]
     return tuple(
-        variant.model_copy(update={"standings": tuple(standings[variant.name])})
-        for variant in variants
+        variant.model_copy(update={"standings": tuple(of_goal[number] for of_goal in by_goal)})
+        for number, variant in enumerate(variants)
     )
 
 
@@ -63,33 +62,39 @@ def price_of(variant: ModelVariant, config: ConversionConfig) -> VariantPrice | 
     )
 
 
-def _stand(
+def _standings(
     name: str, goal: Goal, variants: tuple[ModelVariant, ...], config: ConversionConfig
-) -> Iterable[tuple[ModelVariant, GoalStanding]]:
+) -> list[GoalStanding]:
+    """The standing of each variant for one goal."""
     measured = {variant.name: _measure(variant, goal) for variant in variants}
-    unit = _unit(goal, config)
-    runners = [v.name for v in variants if measured[v.name].objection is None]
-    chosen = _chosen(runners, measured, goal, config.minimum_gain)
-    for variant in variants:
-        told = measured[variant.name]
-        reason = told.objection or _reason(variant.name, chosen, measured, unit, config)
-        yield (
-            variant,
-            GoalStanding(
-                goal=name,
-                rule=_rule(goal, config),
-                figure=told.figure,
-                unit=unit,
-                chosen=variant.name == chosen,
-                reason=reason,
-            ),
+    unit = {
+        "latency": "ms",
+        "throughput": "rows/s",
+        "cost": f"{config.currency} per million rows",
+    }[goal.best]
+    chosen = _chosen(measured, goal, config.minimum_gain)
+    return [
+        GoalStanding(
+            goal=name,
+            rule=_rule(goal, config),
+            figure=of.figure,
+            unit=unit,
+            chosen=variant == chosen,
+            reason=of.objection or _reason(variant, chosen, measured, unit, config.minimum_gain),
         )
+        for variant, of in measured.items()
+    ]
 
 
 def _measure(variant: ModelVariant, goal: Goal) -> _Measured:
     latency = latency_at(variant, goal.batch_rows)
-    figure = _figure(variant, latency, goal)
-    if not variant.kept:
+    figures = {
+        "latency": latency.p50_ms if latency else None,
+        "throughput": variant.throughput.rows_per_s.value if variant.throughput else None,
+        "cost": variant.price.per_million if variant.price else None,
+    }
+    figure = figures[goal.best]
+    if not variant.accepted:
         return _Measured(figure, "it was dropped")
     if figure is None or latency is None:
         return _Measured(figure, "it was not measured")
@@ -110,14 +115,6 @@ def _measure(variant: ModelVariant, goal: Goal) -> _Measured:
     return _Measured(figure)
 
 
-def _figure(variant: ModelVariant, latency: VariantLatency | None, goal: Goal) -> float | None:
-    if goal.best == "latency":
-        return latency.p50_ms if latency else None
-    if goal.best == "throughput":
-        return variant.throughput.rows_per_s.value if variant.throughput else None
-    return variant.price.per_million if variant.price else None
-
-
 def latency_at(variant: ModelVariant, batch_rows: int) -> VariantLatency | None:
     """At the largest measured batch size that is not above `batch_rows`, or at the smallest one."""
     by_size = sorted(variant.latencies, key=lambda at: at.batch_rows)
@@ -125,63 +122,49 @@ def latency_at(variant: ModelVariant, batch_rows: int) -> VariantLatency | None:
     return below[-1] if below else by_size[0] if by_size else None
 
 
-def _chosen(
-    runners: list[str], measured: dict[str, _Measured], goal: Goal, minimum_gain: float
-) -> str | None:
-    """The simplest runner whose figure is within `minimum_gain` of the best one."""
-    efforts = {name: _effort(measured[name].figure, goal) for name in runners}
+def _chosen(measured: Mapping[str, _Measured], goal: Goal, minimum_gain: float) -> str | None:
+    """The simplest variant without an objection within `minimum_gain` of the best figure."""
+    efforts = {
+        name: 1 / of.figure if goal.best == "throughput" else of.figure
+        for name, of in measured.items()
+        if of.figure is not None and of.objection is None
+    }
     if not efforts:
         return None
     mark = min(efforts.values()) * minimum_gain
-    return next(name for name in runners if efforts[name] <= mark)
-
-
-def _effort(figure: float | None, goal: Goal) -> float:
-    """The figure so that less is better."""
-    assert figure is not None
-    return 1 / figure if goal.best == "throughput" else figure
+    return next(name for name, effort in efforts.items() if effort <= mark)
 
 
 def _reason(
     name: str,
     chosen: str | None,
-    measured: dict[str, _Measured],
+    measured: Mapping[str, _Measured],
     unit: str,
-    config: ConversionConfig,
+    minimum_gain: float,
 ) -> str:
-    own = f"{_told(measured[name].figure)} {unit}"
+    own = f"{_digits(measured[name].figure)} {unit}"
     if name != chosen:
         assert chosen is not None
-        return f"{own}, {chosen} {_told(measured[chosen].figure)} {unit}"
+        return f"{own}, {chosen} {_digits(measured[chosen].figure)} {unit}"
     others = [
-        f"{other} {_told(told.figure)}"
-        for other, told in measured.items()
-        if other != name and told.objection is None
+        f"{other} {_digits(of.figure)}"
+        for other, of in measured.items()
+        if other != name and of.objection is None
     ]
     if not others:
-        return f"{own}; no other kept variant meets the goal"
-    return (
-        f"{own}; {', '.join(others)}. The simplest within {config.minimum_gain:g} times of the best"
-    )
+        return f"{own}; no other accepted variant meets the goal"
+    return f"{own}; {', '.join(others)}. The simplest within {minimum_gain:g} times of the best"
 
 
-def _told(figure: float | None) -> str:
+def _digits(figure: float | None) -> str:
     """Three digits that count, without powers of ten."""
     return "nothing" if figure is None else f"{float(f'{figure:.3g}'):,.10g}"
-
-
-def _unit(goal: Goal, config: ConversionConfig) -> str:
-    return {
-        "latency": "ms",
-        "throughput": "rows/s",
-        "cost": f"{config.currency} per million rows",
-    }[goal.best]
 
 
 def _rule(goal: Goal, config: ConversionConfig) -> str:
     rule = {
         "latency": f"Least median latency of calls of {goal.batch_rows} rows",
-        "throughput": f"Most rows a second of all cores, in calls of {config.throughput_rows} rows",
+        "throughput": f"Most rows a second of all cores, in calls of {THROUGHPUT_ROWS} rows",
         "cost": f"Least price, at {config.price_per_core_hour:g} {config.currency} for an hour of "
         "a core (of a GPU where it is one)",
     }[goal.best]

@@ -1,4 +1,4 @@
-"""Races between forms that passed: each has to be faster than the fastest simpler one, for certain.
+"""Paired latency comparison: a variant has to be faster than the fastest simpler one, for certain.
 
 From simple to complex, the median of the ratios within paired rounds has to be above the wanted
 gain with 95 % confidence, at one batch size at least.
@@ -18,7 +18,7 @@ from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.gates.examination import Examined
 from tasks.conversion.gates.footprint import Footprint
-from tasks.conversion.gates.latency import Timing
+from tasks.conversion.gates.timing import Timing
 from tasks.conversion.kinds.interface import Wording
 
 EAGER = "PyTorch eager"
@@ -26,7 +26,7 @@ EAGER = "PyTorch eager"
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that was measured of the forms that passed, by name."""
+    """Everything that was measured of the variants that passed, by name."""
 
     timings: Mapping[int, Mapping[str, Timing]]
     """By batch size; PyTorch eager is among the names."""
@@ -46,14 +46,14 @@ def decide(
     config: ConversionConfig,
     wording: Wording,
 ) -> tuple[ModelVariant, ...]:
-    """Keep or drop the examined forms, from simple to complex.
+    """Accept or drop the examined variants, from simple to complex.
 
     Args:
-        program: the source of all forms.
-        examined: the forms in order; a failure drops one, else it has to win a race.
-        measured: of PyTorch eager and all forms without a failure.
-        config: batch sizes and the gain that a form has to reach.
-        wording: of the program's family.
+        program: the source of all variants.
+        examined: the variants in order; a failure drops one, else it has to be faster.
+        measured: of PyTorch eager and all variants without a failure.
+        config: batch sizes and the gain that a variant has to reach.
+        wording: of the model's kind.
     """
     simpler = [EAGER]
     variants = []
@@ -62,79 +62,78 @@ def decide(
             reason = f"Dropped: {one.failure}."
             variants.append(_variant(program, one, config, wording, NOTHING, (), reason))
             continue
-        races = [
-            run_race(one.built.name, simpler, rows, measured.timings[rows], config.minimum_gain)
+        name, gain = one.built.name, config.minimum_gain
+        compared = [
+            compare_latency(name, simpler, rows, measured.timings[rows], gain)
             for rows in config.batch_sizes
         ]
-        kept = any(race.won for race in races)
-        reason = f"{verdict(races, config.minimum_gain)} {_agreement(one, wording)}"
-        variants.append(_variant(program, one, config, wording, measured, races, reason))
-        if kept:
-            simpler.append(one.built.name)
+        reason = f"{decision(compared, gain)} {_agreement(one, wording)}"
+        variants.append(_variant(program, one, config, wording, measured, compared, reason))
+        if variants[-1].accepted:
+            simpler.append(name)
     return tuple(variants)
 
 
 @dataclass(frozen=True)
-class Race:
-    """One form against the fastest simpler one, at one batch size."""
+class LatencyComparison:
+    """One variant against the fastest simpler one, at one batch size."""
 
     latency: VariantLatency
-    rival: str
+    baseline: str
     gain: Metric
-    won: bool
+    is_faster: bool
 
     def __str__(self) -> str:
         return (
-            f"batch {self.latency.batch_rows}: {self.gain.value:.2f} x {self.rival} "
+            f"batch {self.latency.batch_rows}: {self.gain.value:.2f} x {self.baseline} "
             f"({self.gain.low:.2f} to {self.gain.high:.2f})"
         )
 
 
-def run_race(
+def compare_latency(
     name: str,
     simpler: list[str],
     batch_rows: int,
     timings: Mapping[str, Timing],
     minimum_gain: float,
-) -> Race:
-    """Set one form against the fastest of the simpler ones at one batch size.
+) -> LatencyComparison:
+    """Compare one variant with the fastest of the simpler ones at one batch size.
 
     Args:
-        name: the form.
-        simpler: PyTorch eager and the simpler forms that were kept.
+        name: the variant.
+        simpler: PyTorch eager and the simpler variants that were accepted.
         batch_rows: rows a call.
         timings: of all of them, from the same rounds.
         minimum_gain: the lower end of the speed ratio's interval has to reach this.
     """
     own, eager = timings[name], timings[EAGER]
-    rival = min(simpler, key=lambda other: float(np.median(timings[other].rounds_ms)))
-    gain = own.times_faster_than(timings[rival])
+    fastest = min(simpler, key=lambda other: float(np.median(timings[other].rounds_ms)))
+    gain = own.times_faster_than(timings[fastest])
     latency = VariantLatency(
         batch_rows=batch_rows,
         p50_ms=own.p50_ms,
         p95_ms=own.p95_ms,
         ratio_to_eager=eager.times_faster_than(own).value,
-        ratio_to_replaced=None if rival == EAGER else timings[rival].times_faster_than(own).value,
+        ratio_to_replaced=None
+        if fastest == EAGER
+        else timings[fastest].times_faster_than(own).value,
         cpu_ms=own.cpu_ms,
         cpu_ratio_to_eager=own.cpu_ratio_to(eager),
     )
-    return Race(latency=latency, rival=rival, gain=gain, won=gain.low >= minimum_gain)
+    return LatencyComparison(latency, fastest, gain, is_faster=gain.low >= minimum_gain)
 
 
-def verdict(races: list[Race], minimum_gain: float) -> str:
-    """Kept or dropped, with the measured speed at every batch size, as a sentence."""
-    won = [str(race.latency.batch_rows) for race in races if race.won]
-    figures = "; ".join(str(race) for race in races)
-    if won:
-        opening = f"Kept for batches of {_listed(won)}"
+def decision(compared: Sequence[LatencyComparison], minimum_gain: float) -> str:
+    """Accepted or dropped, with the measured speed at every batch size."""
+    faster = [str(one.latency.batch_rows) for one in compared if one.is_faster]
+    figures = "; ".join(str(one) for one in compared)
+    if faster:
+        opening = f"Accepted for batches of {', '.join(faster)}"
     else:
-        opening = f"Dropped: at no batch size {minimum_gain:.2f} times as fast as simpler forms"
-    return f"{opening}. Speed as a multiple of the fastest simpler form, 95 % interval: {figures}."
-
-
-def _listed(words: list[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
+        opening = f"Dropped: at no batch size {minimum_gain:.2f} times as fast as simpler variants"
+    return (
+        f"{opening}. Speed as a multiple of the fastest simpler variant, 95 % interval: {figures}."
+    )
 
 
 def _agreement(one: Examined, wording: Wording) -> str:
@@ -153,7 +152,7 @@ def _variant(
     config: ConversionConfig,
     wording: Wording,
     measured: Measurements,
-    races: Sequence[Race],
+    compared: Sequence[LatencyComparison],
     reason: str,
 ) -> ModelVariant:
     built, model, rows, edges = one.built, one.model, one.rows, one.edges
@@ -171,15 +170,15 @@ def _variant(
         r2_change=one.change if wording.metric == R2_NAME else None,
         metric="" if wording.metric in (AUC_NAME, R2_NAME) else wording.metric,
         metric_change=None if wording.metric in (AUC_NAME, R2_NAME) else one.change,
-        latencies=tuple(race.latency for race in races),
+        latencies=tuple(one.latency for one in compared),
         throughput=measured.throughputs.get(built.name),
         num_bytes=built.files.num_bytes if built.files else 0,
         memory_bytes=footprint.memory_bytes if footprint else None,
         load_ms=model.load_ms if model else None,
         profile=measured.profiles.get(built.name),
         source_profile=measured.profiles.get(EAGER),
-        kept=any(race.won for race in races),
+        accepted=any(one.is_faster for one in compared),
         reason=reason,
         settings={**built.settings, **(model.settings if model else {})},
-        stamp=built.stamp,
+        provenance=built.provenance,
     )

@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.loading import load_variant
+from tasks.conversion.targets.interface import Runtime
 from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
@@ -102,7 +104,7 @@ def measure_footprints(
             return {}
     found = dict(_answers(ended.stdout.splitlines()))
     if len(found) < len(variants):
-        last = (ended.stderr.strip().splitlines() or ["no word"])[-1]
+        last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
         logger.warning(
             "memory of %d of %d variants was not measured: the process ended with %d (%s)",
             len(variants) - len(found),
@@ -116,10 +118,10 @@ def measure_footprints(
 def _answers(lines: Iterable[str]) -> Iterable[tuple[str, Footprint]]:
     for line in lines:
         try:
-            name, told = json.loads(line)
-            yield name, Footprint.model_validate(told)
+            name, values = json.loads(line)
+            yield name, Footprint.model_validate(values)
         except (ValueError, TypeError, ValidationError):
-            continue  # a library's own words on standard output
+            continue  # a library's own line on standard output
 
 
 def _resident_bytes() -> int:
@@ -133,9 +135,6 @@ def _give_back() -> None:
 
 
 def _measure(request: _Request) -> Iterable[tuple[str, Footprint]]:
-    from tasks.conversion.loading import load_variant
-    from tasks.conversion.targets.interface import Runtime
-
     store, runtime = ArtifactStore(request.root), Runtime(request.threads, request.hardware_class)
     with np.load(request.batch) as arrays:
         batch = ModelInputs(dict(arrays))

@@ -1,24 +1,31 @@
-"""Does a converted model answer like the program it was made from, row by row."""
+"""Does a converted model answer like its program, row by row, and for each row alone.
+
+A variant whose answer depends on the other rows of a call, on their number or on an earlier call
+may agree with its source on every row that it was compared on, and be wrong in service.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.interface import Batches, FloatArray, Scores, Wording
+from tasks.conversion.inputs import Batches, Distances, Scorer, Scores
+from tasks.conversion.kinds.interface import JudgedRows, Wording
 from tasks.kernel.errors import ConversionParityError
 
-Scorer = Callable[[ModelInputs], NDArray[np.float32]]
+MOST_BATCHES = 8
+ROWS_OF_A_BATCH = 64
+CALL_SIZES = (1, 1, 1, 1, 2, 5, 21, 32)
+REPEATED = 1e-6  # room for runtimes that add in another order each time
+COMPANY = 0.25  # of the bound of the gap: kernels differ by the number of rows, and round otherwise
 
 
 @dataclass(frozen=True)
 class ScoreGap:
-    """Distance between two models' answers for the same rows, as their family measures it."""
+    """Distance between two models' answers for the same rows, as their kind measures it."""
 
     largest: float
     mean: float
@@ -26,14 +33,16 @@ class ScoreGap:
 
 
 def score_gap(
-    reference: Scores, converted: Scores, distances: Callable[[Scores, Scores], FloatArray]
+    reference: Scores, converted: Scores, distances: Distances, *, answered: bool = False
 ) -> ScoreGap:
     """Largest and mean distance between two models' answers for the same rows.
 
     Args:
         reference: answers of the PyTorch program; the first axis counts the rows.
         converted: answers of the converted model, same rows in the same order.
-        distances: of the family, one figure a row.
+        distances: of the model's kind, one figure a row.
+        answered: leave out rows for which the program itself gives NaN or Inf: of rows that data
+            rarely holds, no variant can be wrong there.
 
     Returns:
         Largest and mean distance; zeros where there are no rows.
@@ -46,6 +55,9 @@ def score_gap(
             f"converted model returned shape {converted.shape}, expected {reference.shape} "
             "(rows first); was the batch axis exported as dynamic?"
         )
+    if answered:
+        finite = np.isfinite(reference).all(axis=tuple(range(1, reference.ndim)))
+        reference, converted = reference[finite], converted[finite]
     for whose, scores in (("PyTorch program", reference), ("converted model", converted)):
         odd = int(np.count_nonzero(~np.isfinite(scores).all(axis=tuple(range(1, scores.ndim)))))
         if odd:
@@ -57,22 +69,6 @@ def score_gap(
         return ScoreGap(largest=0.0, mean=0.0, num_rows=0)
     gaps = distances(reference, converted)
     return ScoreGap(largest=float(gaps.max()), mean=float(gaps.mean()), num_rows=len(gaps))
-
-
-def answered_gap(
-    reference: Scores, converted: Scores, distances: Callable[[Scores, Scores], FloatArray]
-) -> ScoreGap:
-    """`score_gap` of the rows for which the PyTorch program has an answer.
-
-    Of rows that data rarely holds: where the source itself gives NaN or Inf, no form can be wrong.
-
-    Raises:
-        ConversionParityError: the shapes differ, or a form has no answer where its source has one.
-    """
-    if reference.shape != converted.shape:
-        return score_gap(reference, converted, distances)
-    answered = np.isfinite(reference).all(axis=tuple(range(1, reference.ndim)))
-    return score_gap(reference[answered], converted[answered], distances)
 
 
 def score_batches(model: Scorer, batches: Batches) -> NDArray[np.float32]:
@@ -102,14 +98,14 @@ def score_batches(model: Scorer, batches: Batches) -> NDArray[np.float32]:
 def parity_failure(
     rows: ScoreGap, edges: ScoreGap, timed: ScoreGap, bound: QualityBound, wording: Wording
 ) -> str | None:
-    """Why the gaps are beyond the bound, as a sentence; None where they are within.
+    """Why the gaps are beyond the bound; None where they are within.
 
     Args:
         rows: of the test rows.
         edges: of rows that data rarely holds.
         timed: of the calls whose latency is taken.
         bound: what is allowed.
-        wording: of the family.
+        wording: of the model's kind.
     """
     unit = wording.unit
     for where, gap, allowed in (
@@ -128,3 +124,64 @@ def parity_failure(
             f"{rows.num_rows} test rows, allowed are {bound.mean_gap:.2g}"
         )
     return None
+
+
+def rearrange(batches: Batches, seed: int) -> tuple[Batches, NDArray[np.int64]]:
+    """Seeded rows of up to eight batches, spread over all, in another order and smaller calls.
+
+    Returns:
+        The calls, and the place of each of their rows among all judged rows.
+    """
+    rng = np.random.default_rng(seed)
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    chosen = np.unique(np.linspace(0, len(batches) - 1, MOST_BATCHES).astype(np.int64))
+    calls, places = [], []
+    for number in chosen:
+        batch = batches[number]
+        index = rng.permutation(batch.num_rows)[:ROWS_OF_A_BATCH]
+        places.append(starts[number] + index)
+        calls += [batch.taken(p) for p in np.split(index, np.cumsum(CALL_SIZES)) if len(p)]
+    return tuple(calls), np.concatenate(places)
+
+
+def batch_invariance_failure(
+    model: Scorer, judged: JudgedRows, scores: Scores, bound: QualityBound, seed: int
+) -> str | None:
+    """Why the answers of a variant depend on more than their row; None where they do not.
+
+    Args:
+        model: the variant.
+        judged: the rows.
+        scores: what the variant answered for their batches.
+        bound: rows in other company may differ by a quarter of it.
+        seed: of the choice of rows.
+
+    Raises:
+        ConversionParityError: the variant gives other shapes, or no finite answer.
+    """
+    wording, first = judged.wording, judged.batches[0]
+    changed = _largest_change(scores[: first.num_rows], score_batches(model, (first,)))
+    if changed > REPEATED:
+        return (
+            f"{wording.one} changes by {changed:.2g} when the same rows are asked for again, "
+            "expected the same answer each time"
+        )
+    calls, places = rearrange(judged.batches, seed)
+    gap = score_gap(scores[places], score_batches(model, calls), judged.distances)
+    most, mean = bound.max_gap * COMPANY, bound.mean_gap * COMPANY
+    if gap.largest > most or gap.mean > mean:
+        return (
+            f"{wording.one} depends on the other rows of its call: in calls of "
+            f"{min(CALL_SIZES)} to {max(CALL_SIZES)} rows in another order it differs by up to "
+            f"{gap.largest:.2g}{wording.unit} and on average {gap.mean:.2g}, allowed are "
+            f"{most:.2g} and {mean:.2g}"
+        )
+    return None
+
+
+def _largest_change(once: Scores, again: Scores) -> float:
+    """Of any number of any answer, in parts of the largest number where that is above 1."""
+    if once.shape != again.shape:
+        return float("inf")
+    size = max(1.0, float(np.abs(once).max(initial=0)))
+    return float(np.abs(once.astype(np.float64) - again).max(initial=0)) / size

@@ -1,39 +1,27 @@
-"""What the conversion has to know of a family of models; everything else is the same for all.
+"""What the conversion has to know of a kind of model; everything else is the same for all.
 
-A family is one module with one `Family`, entered in `families/registry.py`. It says how rows become
-model inputs, how two answers for the same row differ, and what the answers are worth. Signature and
-weights are the program's, so a family serves any program that takes and gives such tensors.
+A kind is one module with one `ModelKind`, entered in `kinds/registry.py`: how rows become model
+inputs, how two answers for the same row differ, and what the answers are worth. Signature and
+weights are the program's, so a kind serves any program that takes and gives such tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.triton.config import TritonConfig
+from tasks.conversion.config import ConversionConfig, QualityBound, TritonConfig
+from tasks.conversion.inputs import Batches, Distances, ModelInputs, Scores
 from tasks.conversion.triton.model import TritonModel
 from tasks.kernel.settings import ArtifactStore
-
-Scores = NDArray[np.floating[Any]]
-"""What a program gives for some rows; the first axis counts the rows."""
-FloatArray = NDArray[np.floating[Any]]
-Batches = tuple[ModelInputs, ...]
-Distances = Callable[[Scores, Scores], FloatArray]
-"""How far two models' answers for the same rows are apart, one figure a row, 0 for equal."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How gaps and metric are told to people."""
+    """How gaps and metric are described to people."""
 
     one: str
     """One answer, such as `a probability`."""
@@ -45,10 +33,10 @@ class Wording:
 
 @dataclass(frozen=True)
 class JudgedRows:
-    """Rows that a program and the forms made from it are compared on."""
+    """Rows that a program and its variants are compared on."""
 
     batches: Batches
-    """Ordinary rows, in calls of a size that every program of the family takes."""
+    """Ordinary rows, in calls of a size that every program of the kind takes."""
     edges: Batches
     """Rows that data rarely holds, in calls of several sizes, of one row too."""
     distances: Distances
@@ -62,20 +50,13 @@ class JudgedRows:
     is then the same for whatever is compared, edge rows and a call of a single row too."""
 
 
-def no_front(
-    program: RegisteredProgram, rows: ConversionRows, config: TritonConfig, store: ArtifactStore
-) -> TritonModel | None:
-    """Nothing stands before a program that takes what its clients have."""
-    return None
-
-
 @dataclass(frozen=True)
-class Family:
+class ModelKind:
     """One kind of model."""
 
     name: str
     bounds: Mapping[str, QualityBound]
-    """What a form of each precision may change, unless the configuration says otherwise."""
+    """What a variant of each precision may change, unless the configuration says otherwise."""
     read_calibration: Callable[
         [RegisteredProgram, ConversionRows, ConversionConfig, ArtifactStore], Batches
     ]
@@ -87,9 +68,12 @@ class Family:
         [RegisteredProgram, ConversionRows, ConversionConfig, ArtifactStore], JudgedRows
     ]
     """Rows to judge on. Raises `DataContractError` where they cannot judge."""
-    front: Callable[
-        [RegisteredProgram, ConversionRows, TritonConfig, ArtifactStore], TritonModel | None
-    ] = no_front
+    front: (
+        Callable[
+            [RegisteredProgram, ConversionRows, TritonConfig, ArtifactStore], TritonModel | None
+        ]
+        | None
+    ) = None
     """Where Triton serves it: what makes the program's inputs of what clients have."""
     is_transformer: bool = False
     """Quantisers then keep what attention needs in floats."""

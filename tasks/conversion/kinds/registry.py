@@ -1,44 +1,44 @@
-"""All families of models that the conversion knows."""
+"""All kinds of models that the conversion knows."""
 
 from __future__ import annotations
 
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.kinds.interface import Family
+from tasks.conversion.kinds.interface import ModelKind
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.kinds.tensors import TENSORS
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
 from tasks.kernel.errors import ConfigurationError
 
-FAMILIES = {family.name: family for family in (TABULAR, TEXT_EMBEDDING, TENSORS)}
+KINDS = {kind.name: kind for kind in (TABULAR, TEXT_EMBEDDING, TENSORS)}
 
 
-def family_of(program: RegisteredProgram) -> Family:
-    """The family that a program says it is of.
+def kind_of(program: RegisteredProgram) -> ModelKind:
+    """The kind that a program is recorded with.
 
     Raises:
-        ConfigurationError: the conversion knows no such family.
+        ConfigurationError: the conversion knows no such kind.
     """
-    family = FAMILIES.get(program.family)
-    if family is None:
+    kind = KINDS.get(program.family)
+    if kind is None:
         raise ConfigurationError(
-            f"{program.version.name} version {program.version.version} is of the family "
-            f"{program.family!r}, conversion knows {', '.join(FAMILIES)}. Nothing was converted; "
-            "register the program with one of these, or add a family"
+            f"{program.version.name} version {program.version.version} is of the kind "
+            f"{program.family!r}, conversion knows {', '.join(KINDS)}. Nothing was converted; "
+            "register the program with one of these, or add a kind"
         )
-    return family
+    return kind
 
 
-def bound_of(family: Family, precision: str, config: ConversionConfig) -> QualityBound:
-    """What a form of this precision may change: the configuration's bound, else the family's.
+def bound_of(kind: ModelKind, precision: str, config: ConversionConfig) -> QualityBound:
+    """What a variant of this precision may change: the configured bound, else that of the kind.
 
     Raises:
         ConfigurationError: neither has one.
     """
-    bound = config.bounds.get(precision) or family.bounds.get(precision)
+    bound = config.bounds.get(precision) or kind.bounds.get(precision)
     if bound is None:
         raise ConfigurationError(
-            f"there is no bound for {precision} forms of the family {family.name!r}; set "
+            f"there is no bound for {precision} variants of the kind {kind.name!r}; set "
             f"conversion.bounds.{precision}"
         )
     return bound

@@ -11,8 +11,8 @@ from tasks.contracts.conversion import ConversionRows, SnapshotRows
 from tasks.contracts.data import AUC_NAME, R2_NAME, TaskKind
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Scores, Wording
+from tasks.conversion.inputs import Batches, ModelInputs, Scores
+from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording
 from tasks.conversion.kinds.tabular_metric import paired_quality
 from tasks.conversion.kinds.tabular_rows import (
     category_rows,
@@ -51,7 +51,7 @@ def score_distances(
 
     Args:
         reference: scores of the source.
-        converted: scores of the same rows by a form of it.
+        converted: scores of the same rows by a variant of it.
         unit: what a gap of 1 is.
         centre: where numbers usually lie; None for probabilities. Farther from it than `FAR` units
             a gap counts in parts of that distance: 32-bit floats hold no more than 7 digits.
@@ -124,11 +124,11 @@ def _snapshot(rows: ConversionRows) -> SnapshotRows:
         raise ConfigurationError(
             "a tabular program is converted with the rows of a validated snapshot, and got rows "
             f"that are {rows.kind}; hand it the snapshot it was trained on, or import a program "
-            "that comes with rows of its own as one of the family 'tensors'"
+            "that comes with rows of its own as one of the kind 'tensors'"
         )
     return rows
 
 
-TABULAR = Family(
+TABULAR = ModelKind(
     name="tabular", bounds=BOUNDS, read_calibration=_read_calibration, read_judged=_read_judged
 )

@@ -3,7 +3,7 @@
 What a program means nobody has to say. Answers are compared in units of their own spread, and their
 worth by labels, where the rows have a column `label`: accuracy of classes, AUC of a single score,
 R2 of numbers. Without labels the program itself is the label. So a model that nobody here knows is
-converted by a configuration alone; a family of its own can know more about it.
+converted by a configuration alone; a kind of its own can know more about it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,8 @@ from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.interface import (
-    Batches,
-    Distances,
-    Family,
-    FloatArray,
-    JudgedRows,
-    Scores,
-    Wording,
-)
+from tasks.conversion.inputs import Batches, Distances, FloatArray, ModelInputs, Scores
+from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording
 from tasks.conversion.kinds.tabular_metric import paired_quality
 from tasks.conversion.kinds.tabular_rows import LabelledRows
 from tasks.conversion.kinds.tensor_rows import edge_calls, most_rows_of, read_inputs
@@ -221,7 +213,7 @@ def _read(
     """Inputs of one part of the rows, and their labels where the file has them."""
     if not isinstance(rows, PreparedRows):
         raise ConfigurationError(
-            f"a program of the family {TENSORS.name!r} is converted with prepared rows, and got "
+            f"a program of the kind {TENSORS.name!r} is converted with prepared rows, and got "
             f"rows of a {rows.kind}; name a Parquet file with a column for each input"
         )
     table = pq.read_table(store.path(rows.data), filters=[("part", "==", part)])
@@ -237,6 +229,6 @@ def _read(
     return read_inputs(table, program.signature), found
 
 
-TENSORS = Family(
+TENSORS = ModelKind(
     name="tensors", bounds=BOUNDS, read_calibration=_read_calibration, read_judged=_read_judged
 )

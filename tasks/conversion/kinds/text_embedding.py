@@ -9,19 +9,21 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.conversion import BATCH_AXIS, ConversionRows, PreparedRows
+from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Scores, Wording
-from tasks.conversion.kinds.neighbours import OVERLAP_NAME, overlap_change
-from tasks.conversion.triton.config import TritonConfig
+from tasks.conversion.config import ConversionConfig, QualityBound, TritonConfig
+from tasks.conversion.inputs import Batches, FloatArray, ModelInputs, Scores
+from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording
 from tasks.conversion.triton.model import BACKENDS, TEXT_TYPE, Tensor, TritonModel, tensors_of
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
+OVERLAP_NAME = "neighbour overlap"
+NEIGHBOURS = 5
 IDS, MASK = "input_ids", "attention_mask"
 SEQUENCE_AXIS = "seq"
 SCORED_TEXTS = 32  # a call
+LENGTH_STEP = 16  # of padded texts: requests of one length are executed together in Triton
 CALIBRATION_TEXTS = 8  # a call, so that a range is not that of a single text
 REPEATS = 40
 EDGE_SHAPES = ((1, 1), (1, 2), (2, 7), (7, 33), (32, 16))
@@ -47,7 +49,7 @@ def embedding_distances(reference: Scores, converted: Scores) -> NDArray[np.floa
     """1 - cosine of two embeddings of a text, or the change of its length where that is more.
 
     Who multiplies embeddings takes them to be of length 1, and a cosine does not see that they are
-    not: a form that forgets to normalise has the direction of its source.
+    not: a variant that forgets to normalise has the direction of its source.
     """
     one, other = (np.linalg.norm(s.astype(np.float64), axis=1) for s in (reference, converted))
     lengths = np.abs(other - one) / np.where(one > 0, one, 1.0)
@@ -63,6 +65,48 @@ def cosine_distances(reference: Scores, converted: Scores) -> NDArray[np.float64
     cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
     distances: NDArray[np.float64] = np.maximum(1 - cosines, 0.0)
     return distances
+
+
+def overlap_change(
+    source: FloatArray, variant: FloatArray, replicates: int = 1000, seed: int = 0
+) -> Metric:
+    """Share of the five nearest other texts that stay the same, minus 1, with its 95 % interval.
+
+    Args:
+        source: embeddings of the texts, shape (texts, width).
+        variant: those of the converted program, same texts in the same order.
+        replicates: draws of texts, with replacement, for the interval.
+        seed: of the draws.
+
+    Returns:
+        0 where every text keeps its neighbours; the overlap is 1 more.
+
+    Raises:
+        DataContractError: there are too few texts to have neighbours.
+    """
+    overlaps = neighbour_overlaps(source, variant) - 1.0
+    drawn = np.random.default_rng(seed).integers(0, len(overlaps), (replicates, len(overlaps)))
+    low, high = np.quantile(overlaps[drawn].mean(axis=1), [0.025, 0.975])
+    return Metric(value=float(overlaps.mean()), low=float(low), high=float(high))
+
+
+def neighbour_overlaps(source: FloatArray, variant: FloatArray) -> NDArray[np.float64]:
+    """For each text the share of its nearest others that both models agree on."""
+    if len(source) <= NEIGHBOURS:
+        raise DataContractError(
+            f"{len(source)} texts have no {NEIGHBOURS} neighbours each; judge on more texts"
+        )
+    pairs = zip(_nearest(source), _nearest(variant), strict=True)
+    return np.array([len(np.intersect1d(a, b)) / NEIGHBOURS for a, b in pairs])
+
+
+def _nearest(embeddings: FloatArray) -> NDArray[np.int64]:
+    vectors = embeddings.astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    likeness = vectors @ vectors.T
+    np.fill_diagonal(likeness, -np.inf)
+    return np.argpartition(-likeness, NEIGHBOURS, axis=1)[:, :NEIGHBOURS]
 
 
 def padded(texts: Tokens, length: int | None = None) -> ModelInputs:
@@ -194,7 +238,7 @@ def _front(
             "model.py": BACKENDS / "tokenizer_model.py",
             "tokenizer.json": store.path(rows.tokenizer),
         },
-        parameters={"max_tokens": str(most), "length_step": str(config.length_step)},
+        parameters={"max_tokens": str(most), "length_step": str(LENGTH_STEP)},
     )
 
 
@@ -213,14 +257,14 @@ def _read(
     names = [spec.name for spec in program.signature.inputs]
     if names != [IDS, MASK]:
         raise DataContractError(
-            f"the program takes {names}, a program of the family text-embedding takes "
+            f"the program takes {names}, a program of the kind text-embedding takes "
             f"{[IDS, MASK]}; export it with these argument names"
         )
     path = store.path(rows.data)
     if IDS not in (columns := pq.read_schema(path).names):
         raise DataContractError(
             f"the prepared rows have the columns {', '.join(columns)}, expected {IDS!r} with the "
-            "token ids of each text; prepare them for this family"
+            "token ids of each text; prepare them for this kind"
         )
     table = pq.read_table(path, columns=[IDS], filters=[("part", "==", part)])
     listed = table[IDS].to_pylist()
@@ -240,7 +284,7 @@ def _read(
     return texts
 
 
-TEXT_EMBEDDING = Family(
+TEXT_EMBEDDING = ModelKind(
     name="text-embedding",
     bounds=BOUNDS,
     read_calibration=_read_calibration,

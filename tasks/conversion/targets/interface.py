@@ -1,42 +1,52 @@
-"""What a target is: a format and precision, how it is built, and how it is loaded.
-
-A target is one `Target` in a module of its format, entered in `targets/registry.py`. These modules
-are cheap to import, because a configuration is checked against them: the functions that they name
-import what they need when they are called.
-"""
+"""What the modules of the formats share: a build's inputs, a loaded model, provenance metadata."""
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from tasks.contracts.conversion import ConversionRows, Signature
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.contracts.conversion import BATCH_AXIS, ConversionRows, Signature
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.kernel.errors import ConversionError
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.inputs import Array, Batches
+from tasks.kernel.errors import ArtifactError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
-if TYPE_CHECKING:
-    from tasks.conversion.config import ConversionConfig
-    from tasks.conversion.kinds.interface import Batches
-    from tasks.conversion.targets.runtimes import LoadedModel
+PROVENANCE_PREFIX = "falaj"
+PROVENANCE_FILE = "stamp.json"
+"""Beside the files of a format that has no room for metadata."""
+# ONNX Runtime puts file, line and C++ signature before its reason, which would be cut off.
+_PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+:\d+ .*?\) (?=\w)")
+Float32Array = NDArray[np.float32]
+Score = Callable[[dict[str, Array]], Float32Array]
+Totals = dict[str, tuple[float, float]]
+"""Milliseconds and runs of each kind of operator, in one call."""
+Profiler = Callable[[Mapping[str, Array]], Totals]
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """Everything that a target may be built from."""
+    """Everything that a variant may be built from."""
 
     program: RegisteredProgram
     sources: Mapping[str, BuiltVariant]
-    """The forms that the target is made from, failed ones included, by name."""
+    """The variants that it is made from, failed ones included, by name."""
     rows: ConversionRows
     config: ConversionConfig
     store: ArtifactStore
-    stamp: Mapping[str, str]
+    provenance: Mapping[str, str]
     """To be written into the files, as the last step."""
-    sample: Batches | None = None
-    """Calibrating calls; None where the target takes none."""
+    sample: Batches = ()
+    """Calibrating calls; empty where the format needs none."""
 
     @property
     def program_path(self) -> Path:
@@ -48,10 +58,10 @@ class BuildRequest:
         return self.store.path(self.program.program)
 
     def source_folder(self, name: str) -> Path:
-        """Folder of a form that the target is made from, its content verified.
+        """Folder of a variant that this one is made from, its content verified.
 
         Raises:
-            ConversionError: that form itself could not be built.
+            ConversionError: that variant itself could not be built.
             ArtifactError: its files are gone or damaged.
         """
         source = self.sources[name]
@@ -59,70 +69,144 @@ class BuildRequest:
             raise ConversionError(f"it is made from {source.name}, which failed: {source.failure}")
         return self.store.path(source.files)
 
-    def calibration(self) -> Batches:
-        """Inputs that show a quantiser the ranges of values.
-
-        Raises:
-            ConversionError: there are none.
-        """
-        if self.sample is None:
-            raise ConversionError("no rows calibrate it; mark the target as one that needs them")
-        return self.sample
-
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a form is to be run; what a runtime really does is read back."""
+    """How a variant is to be run; what a runtime really does is read back."""
 
     threads: int = 1
     """Within one call."""
     hardware_class: str = "cpu"
     profiled: bool = False
-    """Loaded to tell which operators take the time; slower than without."""
-
-
-Build = Callable[[BuildRequest, Path], dict[str, str]]
-"""Writes the files into an empty folder; returns how they were made. `ConversionError` drops it."""
-Load = Callable[[Path, Signature, Runtime], "LoadedModel"]
-"""Loads the files of a folder. `ConversionError` where the runtime refuses, or runs otherwise."""
-ReadStamp = Callable[[Path], dict[str, str]]
-"""Reads the stamp out of the files; empty where there is none. `ArtifactError` if unreadable."""
-
-
-Equipment = Callable[[], Mapping[str, str]]
-"""What of a machine decides the result; `ConversionError` says what is missing to build there."""
-
-
-def no_equipment() -> Mapping[str, str]:
-    """Nothing beyond the packages: it is built everywhere, and the same everywhere."""
-    return {}
+    """Loaded to measure the time of each operator; slower than without."""
 
 
 @dataclass(frozen=True)
-class Target:
-    """One form that a program can be converted into."""
+class LoadedModel:
+    """A model in the runtime that serves it."""
 
-    name: str
-    format: str
-    precision: str
-    hardware: tuple[str, ...]
-    """Kinds of machine it is built for: it is timed, and may be kept, on these alone."""
-    build: Build
-    load: Load
-    read_stamp: ReadStamp | None = None
-    """None where the format has no room for a stamp: `stamp.json` then lies beside the files."""
-    made_from: tuple[str, ...] = ()
-    needs_calibration: bool = False
-    settings: tuple[str, ...] = ()
-    """Names of the settings in `ConversionConfig` that decide the result."""
-    packages: tuple[str, ...] = ()
-    """Packages whose version decides the result."""
-    equipment: Equipment = no_equipment
-    """Asked before each build; what cannot be built here is not a result that is kept."""
+    score: Score
+    signature: Signature
+    settings: dict[str, str]
+    load_ms: float
+    profiler: Profiler | None = None
+    """Measures each operator; None where it was not asked for, or the runtime cannot."""
+    refusals: tuple[type[Exception], ...] = (RuntimeError,)
+    """What the runtime raises where it cannot answer."""
 
-    def is_for(self, hardware_class: str) -> bool:
-        """Whether a machine of this class is what the target is built for.
+    def __call__(self, inputs: Mapping[str, Array]) -> Float32Array:
+        """Answers, float32, in the order of the rows; their shape is the signature's output.
 
-        A class may be told closer after a hyphen: `cpu-arm` is a `cpu`.
+        Args:
+            inputs: an array for each input of the signature, rows first; any layout and any type
+                of number.
+
+        Raises:
+            DataContractError: an array is absent, or does not have the model's shape.
+            ConversionError: the runtime cannot answer.
         """
-        return hardware_class.split("-")[0] in self.hardware
+        arrays: dict[str, Array] = {}
+        axes: dict[str, int] = {}
+        for name, dtype, shape in self._inputs:
+            array = inputs.get(name)
+            if array is None or not _fits(np.shape(array), shape, axes):
+                seen = {name: np.shape(array) for name, array in inputs.items()}
+                expected = {spec.name: spec.shape for spec in self.signature.inputs}
+                raise DataContractError(
+                    f"model inputs have shapes {seen}, expected {expected}; were they swapped?"
+                )
+            arrays[name] = np.ascontiguousarray(array, dtype)
+        if axes[BATCH_AXIS] == 0:
+            sizes = [
+                axes.get(a, 0) if isinstance(a, str) else a for a in self.signature.output.shape
+            ]
+            return np.empty(sizes, dtype=np.float32)
+        try:
+            return self.score(arrays)
+        except self.refusals as exc:
+            raise ConversionError(
+                f"{self.settings['runtime']} cannot answer a call of {axes[BATCH_AXIS]} rows: "
+                f"{first_line_of(exc)}"
+            ) from exc
+
+    @cached_property
+    def _inputs(self) -> tuple[tuple[str, np.dtype[Any], tuple[str | int, ...]], ...]:
+        """The signature's inputs as plain values: a call of one row takes microseconds."""
+        return tuple(
+            (spec.name, np.dtype(spec.dtype), spec.shape) for spec in self.signature.inputs
+        )
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[str | int, ...], axes: dict[str, int]) -> bool:
+    """Whether a shape is the expected one; an axis of any length is the same in all inputs."""
+    if len(shape) != len(expected):
+        return False
+    for length, axis in zip(shape, expected, strict=True):
+        if length != (axis if isinstance(axis, int) else axes.setdefault(str(axis), length)):
+            return False
+    return True
+
+
+def loaded(
+    start: float,
+    score: Score,
+    signature: Signature,
+    settings: dict[str, str],
+    wanted: Mapping[str, str],
+    profiler: Profiler | None = None,
+    refusals: tuple[type[Exception], ...] = (RuntimeError,),
+) -> LoadedModel:
+    """A model whose runtime took the wanted settings, as they were read back from it.
+
+    Raises:
+        ConversionError: it runs with another setting.
+    """
+    for name, value in wanted.items():
+        if settings[name] != value:
+            raise ConversionError(
+                f"{settings['runtime']} runs with {name} {settings[name]!r}, expected {value!r}; "
+                "figures taken so would not hold elsewhere. Look for environment variables or a "
+                "runtime version that override it"
+            )
+    load_ms = (time.perf_counter() - start) * 1e3
+    return LoadedModel(score, signature, settings, load_ms, profiler, refusals)
+
+
+def in_calls(score: Score, arrays: dict[str, Array], most_rows: int) -> Float32Array:
+    """Answers for any number of rows, in calls of at most `most_rows`."""
+    rows = len(next(iter(arrays.values())))
+    answers = [
+        score({name: array[start : start + most_rows] for name, array in arrays.items()})
+        for start in range(0, rows, most_rows)
+    ]
+    return answers[0] if len(answers) == 1 else np.concatenate(answers)
+
+
+def write_beside(folder: Path, provenance: Mapping[str, str]) -> None:
+    """Put the provenance beside the files of a format that has no room for it."""
+    (folder / PROVENANCE_FILE).write_text(json.dumps(dict(provenance), indent=1, sort_keys=True))
+
+
+def read_beside(folder: Path) -> dict[str, str]:
+    """The provenance beside the files of a folder; empty where there is none.
+
+    Raises:
+        ArtifactError: it cannot be read.
+    """
+    try:
+        values = json.loads((folder / PROVENANCE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as exc:
+        raise ArtifactError(
+            f"{PROVENANCE_FILE} cannot be read ({exc}); build the variant again"
+        ) from exc
+    return {str(name): str(value) for name, value in dict(values).items()}
+
+
+def first_line_of(error: BaseException) -> str:
+    """First line of the innermost cause: the libraries wrap the reason in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return _PLACE_IN_SOURCE.sub(" ", lines[0] if lines else type(error).__name__)[:400]

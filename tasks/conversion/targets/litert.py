@@ -13,25 +13,34 @@ from typing import Any
 import numpy as np
 
 from tasks.contracts.conversion import BATCH_AXIS, Signature
-from tasks.conversion.targets.interface import BuildRequest, Runtime
-from tasks.conversion.targets.program import check_program, load_program
-from tasks.conversion.targets.runtimes import Array, Float32Array, LoadedModel
+from tasks.conversion.inputs import Array
+from tasks.conversion.targets.catalog import Format
+from tasks.conversion.targets.interface import (
+    BuildRequest,
+    Float32Array,
+    LoadedModel,
+    Runtime,
+    in_calls,
+    loaded,
+    read_beside,
+    write_beside,
+)
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import PROJECT_ROOT, tool_python
 
 TOOL = "litert"
 RUNTIME_PACKAGE = "ai-edge-litert"
 MODEL_FILE = "model.tflite"
-STAMP_FILE = "stamp.json"
 CALLS = {"rows_1": 1, "rows_32": 32}
 """The file's signatures: it converts at fixed numbers of rows only, a larger call is cut up."""
 TIMEOUT_S = 800
 _VERSIONS = (
     "import importlib.metadata as m; print(m.version('litert-torch'), m.version('torch'), sep=',')"
 )
+read_provenance = read_beside
 
 
-def equipment() -> dict[str, str]:
+def equipment(made: Format | None = None) -> dict[str, str]:
     """Versions of converter and runtime.
 
     Raises:
@@ -64,18 +73,19 @@ def _runtime_version() -> str:
         return version(RUNTIME_PACKAGE)
     except PackageNotFoundError as exc:
         raise ConversionError(
-            "the runtime of LiteRT is not installed here, so no such form could be judged; "
-            f"install {RUNTIME_PACKAGE}. The other forms serve meanwhile"
+            f"the runtime of LiteRT is not installed here; install {RUNTIME_PACKAGE}"
         ) from exc
 
 
-def write_litert(request: BuildRequest, folder: Path) -> dict[str, str]:
+def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
     """Convert the program, in the converter's own environment, as a process of its own.
 
     Raises:
         ConversionError: an axis other than the rows has any length, or the converter refuses.
         ArtifactError: the program is absent or damaged.
     """
+    from tasks.conversion.targets.pytorch import check_program, load_program
+
     signature = request.program.signature
     refuse_other_axes(signature)
     path = request.program_path
@@ -91,7 +101,7 @@ def write_litert(request: BuildRequest, folder: Path) -> dict[str, str]:
         ],
     }
     _run_converter(order)
-    (folder / STAMP_FILE).write_text(json.dumps(dict(request.stamp), indent=1, sort_keys=True))
+    write_beside(folder, request.provenance)
     return {"rows_of_calls": ", ".join(map(str, CALLS.values()))}
 
 
@@ -105,13 +115,13 @@ def refuse_other_axes(signature: Signature) -> None:
     if free:
         raise ConversionError(
             f"the axes {', '.join(sorted(free))} take any length, and LiteRT's file has fixed "
-            f"shapes; only the rows ({BATCH_AXIS}) are cut up and filled. The ONNX form serves"
+            f"shapes; only the rows ({BATCH_AXIS}) are cut up and filled"
         )
 
 
 def _run_converter(order: dict[str, Any]) -> None:
     python = tool_python(TOOL)
-    assert python is not None  # the equipment of the target
+    assert python is not None  # `equipment` was asked first
     try:
         done = subprocess.run(
             [python, "-m", "tasks.conversion.targets.litert_convert"],
@@ -127,16 +137,16 @@ def _run_converter(order: dict[str, Any]) -> None:
     if done.returncode or not Path(order["written"]).is_file():
         raise ConversionError(
             f"LiteRT cannot take the program: {_last_line(done.stderr)}. Replace that operator in "
-            "the network; the ONNX form serves meanwhile"
+            "the network"
         )
 
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:400] if lines else "it says nothing"
+    return lines[-1][:400] if lines else "no reason given"
 
 
-def load_litert(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
     """Load a file into LiteRT's interpreter, on the processor.
 
     Raises:
@@ -159,16 +169,15 @@ def load_litert(folder: Path, signature: Signature, runtime: Runtime) -> LoadedM
         "rows_of_calls": ", ".join(map(str, runners)),
         "provider": "XNNPACK",
     }
-    score = _Calls(model, runners)
-    return LoadedModel(score, signature, settings, (time.perf_counter() - start) * 1e3)
+    return loaded(start, _Calls(model, runners), signature, settings, {})
 
 
 def _check_tensors(runner: Any, rows: int, signature: Signature) -> None:
     """Read back from the file what a call takes."""
     expected = {spec.name: (spec.dtype, (rows, *spec.shape[1:])) for spec in signature.inputs}
     seen = {
-        name: (str(np.dtype(told["dtype"])), tuple(int(n) for n in told["shape"]))
-        for name, told in runner.get_input_details().items()
+        name: (str(np.dtype(has["dtype"])), tuple(int(n) for n in has["shape"]))
+        for name, has in runner.get_input_details().items()
     }
     if seen != expected:
         raise ConversionError(
@@ -183,22 +192,14 @@ class _Calls:
         self._model, self._runners = model, runners  # a runner needs its interpreter
 
     def __call__(self, arrays: dict[str, Array]) -> Float32Array:
-        rows, largest = len(next(iter(arrays.values()))), max(self._runners)
-        parts = []
-        for start in range(0, rows, largest):
-            block = {name: array[start : start + largest] for name, array in arrays.items()}
-            parts.append(self._run(block, min(largest, rows - start)))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return in_calls(self._run, arrays, max(self._runners))
 
-    def _run(self, arrays: dict[str, Array], rows: int) -> Float32Array:
-        taken = min(size for size in self._runners if size >= rows)
-        filled = {name: _filled(array, taken) for name, array in arrays.items()}
-        (answers,) = self._runners[taken](**filled).values()
+    def _run(self, arrays: dict[str, Array]) -> Float32Array:
+        """The last row is repeated up to a fixed number; no row depends on another one."""
+        rows = len(next(iter(arrays.values())))
+        fixed = min(size for size in self._runners if size >= rows)
+        places = np.minimum(np.arange(fixed), rows - 1)
+        filled = {name: np.ascontiguousarray(array[places]) for name, array in arrays.items()}
+        (answers,) = self._runners[fixed](**filled).values()
         scores: Float32Array = np.array(answers[:rows])  # the interpreter's memory is used again
         return scores
-
-
-def _filled(array: Array, rows: int) -> Array:
-    """The array with its last row over again, up to so many rows; no row looks at another one."""
-    missing = rows - len(array)
-    return array if not missing else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])

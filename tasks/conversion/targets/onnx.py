@@ -1,8 +1,9 @@
-"""PyTorch program to ONNX: one file, opset pinned, any number of rows, the same bytes each time."""
+"""ONNX: one file, any number of rows, the same bytes each time; run by ONNX Runtime."""
 
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,38 +11,95 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
+import onnxruntime as ort
 from google.protobuf.message import DecodeError
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.conversion.provenance import STAMP_PREFIX
-from tasks.conversion.targets.interface import BuildRequest
-from tasks.conversion.variants import sentence_of
+from tasks.conversion.inputs import Array, Batches
+from tasks.conversion.processor import processor_equipment, this_processor
+from tasks.conversion.targets.catalog import Format
+from tasks.conversion.targets.interface import (
+    PROVENANCE_PREFIX,
+    BuildRequest,
+    Float32Array,
+    LoadedModel,
+    Runtime,
+    first_line_of,
+    loaded,
+)
+from tasks.conversion.targets.onnx_halving import MATRIX_PRODUCTS, halve, with_overflows
+from tasks.conversion.targets.profiles import profile_onnx
 from tasks.kernel.errors import ArtifactError, ConversionError
+from tasks.kernel.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import torch
 
 MODEL_FILE = "model.onnx"
+CPU_PROVIDER = "CPUExecutionProvider"
+GPU_PROVIDER = "CUDAExecutionProvider"
+# With these TensorRT takes the file too: it knows no quantised bias, and no zero point but 0. The
+# outputs of products are quantised as well: else ONNX Runtime multiplies in floats on processors.
+_QUANTIZED = {
+    "ActivationSymmetric": True,
+    "WeightSymmetric": True,
+    "AddQDQPairToWeight": True,
+    "QuantizeBias": False,
+}
+_REFUSALS = (
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NoSuchFile,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+)
 
 
-def write_onnx(request: BuildRequest, folder: Path) -> dict[str, str]:
-    """Convert the program to ONNX.
+def equipment(made: Format) -> dict[str, str]:
+    """What of the processor decides an 8-bit file."""
+    return processor_equipment(made.precision)
+
+
+def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
+    """Export the program, or make the 32-bit file narrower.
 
     Raises:
-        ConversionError: the program has an operator that ONNX lacks, takes other inputs than its
-            signature says, or the exported file does not pass the ONNX checker.
-        ArtifactError: the program file is absent or damaged.
+        ConversionError: ONNX lacks an operator, the source was not built, it has branches, the
+            quantiser refuses it, or the file is not a valid one with the promised inputs.
+        ArtifactError: the program or the source is absent or damaged.
     """
-    from tasks.conversion.targets.program import check_program, load_program
+    if made.precision == "fp32":
+        model, how = _exported(request), {"opset": str(request.config.opset)}
+    else:
+        (source,) = made.made_from
+        path = request.source_folder(source) / MODEL_FILE
+        if made.precision == "fp16":
+            model, how = halve(onnx.load(path)), {"kept_in_fp32": "encoding of raw values"}
+        else:
+            model = quantize_onnx(path, request.sample, this_processor().weight_bits)
+            rows = sum(batch.num_rows for batch in request.sample)
+            how = {"calibration_rows": str(rows), "quantized_layers": ", ".join(MATRIX_PRODUCTS)}
+        how = {"made_from": source, **how}
+    write_provenance(model, request.provenance)
+    check_onnx(model, request.program.signature)
+    (folder / MODEL_FILE).write_bytes(model.SerializeToString(deterministic=True))
+    return how
+
+
+def _exported(request: BuildRequest) -> onnx.ModelProto:
+    from tasks.conversion.targets.pytorch import check_program, load_program
 
     signature, opset = request.program.signature, request.config.opset
-    loaded = load_program(request.program_path)
-    check_program(loaded, signature)
-    model = export_onnx(loaded, opset, signature)
+    program = load_program(request.program_path)
+    check_program(program, signature)
+    model = export_onnx(program, opset, signature)
     check_opset(model, opset)
     tidy(model, signature)
-    finish_onnx(model, request, folder)
-    return {"opset": str(opset)}
+    return model
 
 
 def check_opset(model: onnx.ModelProto, opset: int) -> None:
@@ -52,23 +110,12 @@ def check_opset(model: onnx.ModelProto, opset: int) -> None:
     """
     seen = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     if seen != {"ai.onnx": opset}:
-        told = ", ".join(f"{domain} {number}" for domain, number in sorted(seen.items()))
+        sets = ", ".join(f"{domain} {number}" for domain, number in sorted(seen.items()))
         raise ConversionError(
-            f"the program was written with the ONNX operator sets {told}, asked for was ai.onnx "
-            f"{opset} alone; an operator of the program has no form in it. Set conversion.opset to "
-            "a version that has one, or replace the operator in the network"
+            f"the program was written with the ONNX operator sets {sets}, expected ai.onnx {opset} "
+            "alone: it lacks an operator of the program. Set conversion.opset to a version that "
+            "has it, or replace the operator in the network"
         )
-
-
-def finish_onnx(model: onnx.ModelProto, request: BuildRequest, folder: Path) -> None:
-    """Stamp, check and write a model: the last steps of every ONNX form.
-
-    Raises:
-        ConversionError: the ONNX checker refuses it, or names and axes are not the promised ones.
-    """
-    write_stamp(model, request.stamp)
-    check_onnx(model, request.program.signature)
-    (folder / MODEL_FILE).write_bytes(model.SerializeToString(deterministic=True))
 
 
 def export_onnx(
@@ -77,7 +124,7 @@ def export_onnx(
     """The program as an ONNX model whose inputs and output are named as the signature says.
 
     Raises:
-        ConversionError: ONNX has no form of an operator of the program.
+        ConversionError: ONNX lacks an operator of the program.
     """
     import torch
 
@@ -93,8 +140,8 @@ def export_onnx(
             )
     except torch.onnx.OnnxExporterError as exc:
         raise ConversionError(
-            f"the program cannot be written as ONNX opset {opset}: {sentence_of(exc)}. Replace "
-            "that operator in the network; the PyTorch program serves meanwhile"
+            f"the program cannot be written as ONNX opset {opset}: {first_line_of(exc)}. Replace "
+            "that operator in the network"
         ) from exc
     assert exported is not None  # only without dynamo
     _keep_names_apart(exported.model.graph)
@@ -118,8 +165,8 @@ def _quiet_exporter() -> Iterator[None]:
 def _keep_names_apart(graph: Any) -> None:
     """Rename inner values that share a name with an input or output of the graph.
 
-    The exporter lets a parameter called `score` and the output `score` stand side by side, and says
-    nothing (pytorch#158094, pytorch#168211); runtimes refuse such a file or compute nonsense.
+    The exporter lets a parameter and the output share the name `score` (pytorch#158094,
+    pytorch#168211); runtimes refuse such a file or compute nonsense.
     """
     edges = [*graph.inputs, *graph.outputs]
     taken = {value.name for value in edges}
@@ -147,14 +194,14 @@ def tidy(model: onnx.ModelProto, signature: Signature) -> None:
                 axis.dim_param = name
 
 
-def write_stamp(model: onnx.ModelProto, values: Mapping[str, str]) -> None:
+def write_provenance(model: onnx.ModelProto, values: Mapping[str, str]) -> None:
     """Record where the model comes from; every ONNX runtime can read it back."""
-    prefixed = {f"{STAMP_PREFIX}.{name}": value for name, value in sorted(values.items())}
+    prefixed = {f"{PROVENANCE_PREFIX}.{name}": value for name, value in sorted(values.items())}
     onnx.helper.set_model_props(model, prefixed)
 
 
-def read_stamp(folder: Path) -> dict[str, str]:
-    """The stamp of the model in a folder; empty where it has none.
+def read_provenance(folder: Path) -> dict[str, str]:
+    """The provenance of the model in a folder; empty where it has none.
 
     Raises:
         ArtifactError: there is no readable model.
@@ -163,10 +210,10 @@ def read_stamp(folder: Path) -> dict[str, str]:
         model = onnx.load(folder / MODEL_FILE, load_external_data=False)
     except (OSError, DecodeError) as exc:
         raise ArtifactError(
-            f"{MODEL_FILE} cannot be read as an ONNX model ({sentence_of(exc)}); build the variant "
-            "again"
+            f"{MODEL_FILE} cannot be read as an ONNX model ({first_line_of(exc)}); build the "
+            "variant again"
         ) from exc
-    prefix = f"{STAMP_PREFIX}."
+    prefix = f"{PROVENANCE_PREFIX}."
     return {
         entry.key.removeprefix(prefix): entry.value
         for entry in model.metadata_props
@@ -184,9 +231,9 @@ def check_onnx(model: onnx.ModelProto, signature: Signature) -> None:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as exc:
         raise ConversionError(
-            f"the exported ONNX model is not valid: {sentence_of(exc)}. Nothing was kept of it"
+            f"the exported ONNX model is not valid: {first_line_of(exc)}. Nothing was kept of it"
         ) from exc
-    seen = [_told(value) for value in (*model.graph.input, *model.graph.output)]
+    seen = [_tensor(value) for value in (*model.graph.input, *model.graph.output)]
     expected = [(spec.name, spec.dtype, list(spec.shape)) for spec in _specs(signature)]
     if seen != expected:
         raise ConversionError(
@@ -199,7 +246,105 @@ def _specs(signature: Signature) -> tuple[TensorSpec, ...]:
     return (*signature.inputs, signature.output)
 
 
-def _told(value: onnx.ValueInfoProto) -> tuple[str, str, list[object]]:
+def _tensor(value: onnx.ValueInfoProto) -> tuple[str, str, list[object]]:
     tensor = value.type.tensor_type
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     return value.name, dtype, [d.dim_param or d.dim_value for d in tensor.shape.dim]
+
+
+def quantize_onnx(path: Path, sample: Batches, weight_bits: int = 8) -> onnx.ModelProto:
+    """The model of a file with its matrix products in 8 bits, a scale for each column of weights.
+
+    With `weight_bits` 7 the weights take half of their range, so that no sum of products saturates.
+
+    Raises:
+        ConversionError: the sample is empty, the model has no matrix product, or ONNX Runtime
+            refuses it.
+    """
+    from onnxruntime.quantization import QuantType, quantize_static
+
+    model = onnx.load(path)
+    present = {node.op_type for node in model.graph.node}
+    if not present.intersection(MATRIX_PRODUCTS):
+        raise ConversionError(
+            f"the model has no {' or '.join(MATRIX_PRODUCTS)} to quantise, only "
+            f"{', '.join(sorted(present))}"
+        )
+    if not sample:
+        raise ConversionError("the calibration sample is empty; give INT8 at least one row")
+    # The exporter has folded constants already. Without this mark the quantiser would advise it,
+    # on the root logger, and give that a handler.
+    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
+    with scratch_folder("falaj-quantization") as scratch:
+        written = scratch / MODEL_FILE
+        try:
+            quantize_static(
+                model,
+                written,
+                _Reader(sample),
+                op_types_to_quantize=list(MATRIX_PRODUCTS),
+                per_channel=True,
+                reduce_range=weight_bits == 7,
+                activation_type=QuantType.QInt8,
+                weight_type=QuantType.QInt8,
+                extra_options=dict(_QUANTIZED),
+            )
+        except (RuntimeError, ValueError) as exc:
+            raise ConversionError(
+                f"ONNX Runtime cannot quantise the model: {first_line_of(exc)}"
+            ) from exc
+        quantized = onnx.load(written)
+    del quantized.graph.value_info[:]
+    return quantized
+
+
+class _Reader:
+    """Calibrating calls as ONNX Runtime asks for them."""
+
+    def __init__(self, sample: Batches) -> None:
+        self._batches = iter(sample)
+
+    def get_next(self) -> dict[str, Any] | None:
+        batch = next(self._batches, None)
+        return None if batch is None else dict(batch)
+
+
+def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+    """Load a file into ONNX Runtime, on the hardware it is asked for and no other.
+
+    A file of 16 bits is computed in 32 on processors, and overflows there as it does elsewhere: see
+    `with_overflows`.
+
+    Raises:
+        ConversionError: ONNX Runtime refuses the file, or runs with other settings.
+    """
+    start = time.perf_counter()
+    is_gpu = runtime.hardware_class.startswith("gpu")
+    provider = GPU_PROVIDER if is_gpu else CPU_PROVIDER
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = runtime.threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    model: Path | bytes = folder / MODEL_FILE
+    try:
+        if made.precision == "fp16" and not is_gpu:
+            model = with_overflows(onnx.load(model)).SerializeToString()
+        session = ort.InferenceSession(model, options, providers=[provider])
+    except _REFUSALS as exc:
+        raise ConversionError(f"ONNX Runtime cannot load the model: {first_line_of(exc)}") from exc
+    outputs = [signature.output.name]
+
+    def score(arrays: dict[str, Array]) -> Float32Array:
+        scores: Float32Array = session.run(outputs, arrays)[0]
+        return scores
+
+    used = session.get_session_options()
+    settings = {
+        "runtime": f"onnxruntime {ort.__version__}",
+        "threads": str(used.intra_op_num_threads),
+        "spinning": used.get_session_config_entry("session.intra_op.allow_spinning"),
+        "provider": session.get_providers()[0],  # without a GPU it silently falls back
+    }
+    wanted = {"threads": str(runtime.threads), "spinning": "0", "provider": provider}
+    profiled = profile_onnx(folder / MODEL_FILE, options, [provider]) if runtime.profiled else None
+    return loaded(start, score, signature, settings, wanted, profiled, _REFUSALS)

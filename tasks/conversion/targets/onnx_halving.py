@@ -6,35 +6,19 @@ in 32 bits, and leaves nodes out of order, so that the checker refuses the file.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.conversion.targets.interface import BuildRequest
-from tasks.conversion.targets.onnx import MODEL_FILE, finish_onnx
-from tasks.conversion.targets.onnx_graphs import encoding_nodes
 from tasks.kernel.errors import ConversionError
 
+MATRIX_PRODUCTS = ("MatMul", "Gemm")
 LARGEST = 65504.0  # that 16 bits hold
 SMALLEST_INFINITY = 65520.0  # is rounded to infinity
 _BEYOND, _INFINITY = "falaj_beyond_half", "falaj_infinity"
 # Operators that ONNX or its runtimes do not have for 16-bit floats.
 IN_32_BITS = ("CumSum", "NonMaxSuppression", "Range", "Resize", "TopK", "Upsample")
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
-
-
-def write_fp16(request: BuildRequest, folder: Path, source: str) -> dict[str, str]:
-    """Halve the weights and the arithmetic of the ONNX form `source`; inputs and output stay.
-
-    Raises:
-        ConversionError: the source was not built, has branches, or the halved file is not valid.
-        ArtifactError: the source is absent or damaged.
-    """
-    model = halve(onnx.load(request.source_folder(source) / MODEL_FILE))
-    finish_onnx(model, request, folder)
-    return {"made_from": source, "kept_in_fp32": "encoding of raw values"}
 
 
 def halve(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -45,8 +29,7 @@ def halve(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if any(a.type == onnx.AttributeProto.GRAPH for n in model.graph.node for a in n.attribute):
         raise ConversionError(
-            "the model has a branch or a loop, and 16-bit floats are set up for plain graphs only. "
-            "Write the network without it; the 32-bit form serves meanwhile"
+            "the model has a branch or a loop, and 16-bit floats are set up for plain graphs only"
         )
     halved = onnx.ModelProto()
     halved.CopyFrom(model)
@@ -163,3 +146,20 @@ class _Halving:
         kept = [tensor for tensor in self._graph.initializer if tensor.name in read]
         del self._graph.initializer[:]
         self._graph.initializer.extend(kept)
+
+
+def encoding_nodes(model: onnx.ModelProto) -> list[str]:
+    """Names of the nodes that no matrix product comes before: the encoding of raw values.
+
+    Raw numbers have heavy tails and large ranges, and lose too much in few bits. What leaves the
+    first matrix product is the network's own. Tables that integers look up are no encoding.
+    """
+    tables = {tensor.name for tensor in model.graph.initializer}
+    reached: set[str] = set()
+    encoding = []
+    for node in model.graph.node:  # an ONNX graph lists its nodes in an order of computation
+        if node.op_type in MATRIX_PRODUCTS or reached.intersection(node.input):
+            reached.update(node.output)
+        elif not (node.op_type == "Gather" and node.input[0] in tables):
+            encoding.append(node.name)
+    return encoding

@@ -1,53 +1,67 @@
-"""All targets of the conversion, from simple to complex, and what a choice of them takes."""
+"""How each file format is built, loaded, and asked where its files come from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
-from tasks.conversion.targets.interface import Target
-from tasks.conversion.targets.litert_targets import LITERT_FP32
-from tasks.conversion.targets.onnx_targets import ONNX_FP16, ONNX_FP32, ONNX_INT8
-from tasks.conversion.targets.openvino_targets import (
-    OPENVINO_BF16,
-    OPENVINO_FP32,
-    OPENVINO_INT8,
-    OPENVINO_WEIGHTS_INT8,
-)
-from tasks.conversion.targets.tensorrt_targets import TENSORRT_FP16, TENSORRT_INT8
-from tasks.kernel.errors import ConfigurationError
-
-# A later target is judged against the earlier ones, and is made from earlier ones only.
-TARGETS = (
-    ONNX_FP32,
-    OPENVINO_FP32,
-    LITERT_FP32,
-    OPENVINO_BF16,
-    OPENVINO_WEIGHTS_INT8,
-    ONNX_INT8,
-    OPENVINO_INT8,
-    ONNX_FP16,
-    TENSORRT_FP16,
-    TENSORRT_INT8,
-)
-TARGET = {target.name: target for target in TARGETS}
-PRECISIONS = tuple(dict.fromkeys(target.precision for target in TARGETS))
+from tasks.contracts.conversion import Signature
+from tasks.conversion.targets import litert, openvino, tensorrt
+from tasks.conversion.targets import onnx as onnx_files
+from tasks.conversion.targets.catalog import Format, format_of
+from tasks.conversion.targets.interface import BuildRequest, LoadedModel, Runtime
 
 
-def target_of(name: str) -> Target:
-    """The target of a name.
+class Converter(Protocol):
+    """What the module of a file format gives."""
+
+    def build(self, made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
+        """Write the files, provenance included, into an empty folder; returns how.
+
+        Raises `ConversionError` where the variant cannot be built.
+        """
+
+    def load(
+        self, made: Format, folder: Path, signature: Signature, runtime: Runtime
+    ) -> LoadedModel:
+        """Load the files of a folder.
+
+        Raises `ConversionError` where the runtime refuses them, or runs otherwise.
+        """
+
+    def read_provenance(self, folder: Path) -> dict[str, str]:
+        """The provenance of the files; empty where they have none.
+
+        Raises `ArtifactError` where the files cannot be read.
+        """
+
+    def equipment(self, made: Format) -> dict[str, str]:
+        """What of this machine decides the files, packages apart.
+
+        Raises `ConversionError` where something is missing to build here.
+        """
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "onnx": onnx_files,
+    "openvino": openvino,
+    "litert": litert,
+    "tensorrt": tensorrt,
+}
+
+
+def converter_of(made: Format) -> Converter:
+    """What builds and loads a format."""
+    return CONVERTERS[made.file_format]
+
+
+def load_files(name: str, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+    """Load the files of a format without a look at where they come from.
 
     Raises:
-        ConfigurationError: there is none.
+        ConversionError: the runtime refuses them, or runs otherwise.
+        ConfigurationError: there is no such format.
     """
-    if name not in TARGET:
-        raise ConfigurationError(f"there is no target {name!r}; there are {', '.join(TARGET)}")
-    return TARGET[name]
-
-
-def with_sources(names: Iterable[str]) -> tuple[Target, ...]:
-    """These targets and all that they are made from, each after what it is made from."""
-    needed = set(names)
-    for target in reversed(TARGETS):
-        if target.name in needed:
-            needed.update(target.made_from)
-    return tuple(target for target in TARGETS if target.name in needed)
+    made = format_of(name)
+    return converter_of(made).load(made, folder, signature, runtime)

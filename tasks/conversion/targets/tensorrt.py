@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from tasks.contracts.conversion import Signature
-from tasks.conversion.targets.interface import BuildRequest, Runtime
+from tasks.conversion.inputs import Array
+from tasks.conversion.targets.catalog import Format
+from tasks.conversion.targets.interface import (
+    BuildRequest,
+    Float32Array,
+    LoadedModel,
+    Runtime,
+    in_calls,
+    loaded,
+    read_beside,
+    write_beside,
+)
 from tasks.conversion.targets.onnx import MODEL_FILE
-from tasks.conversion.targets.runtimes import Array, Float32Array, LoadedModel
 from tasks.conversion.targets.tensorrt_engine import build_plan, shape_ranges
 from tasks.kernel.errors import ConversionError
 
@@ -22,19 +31,22 @@ ENGINE_FILE = "model.plan"
 FACTS_FILE = "engine.json"
 BOUND_TO = ("tensorrt", "compute_capability")
 """An engine runs on no other version and no other kind of device."""
+read_provenance = read_beside
 
 
-def equipment() -> dict[str, str]:
+def equipment(made: Format | None = None) -> dict[str, str]:
     """What engines built here are bound to.
 
     Raises:
         ConversionError: TensorRT or a device is missing, with what to do.
     """
+    import torch
+
     trt = _tensorrt()
     if not torch.cuda.is_available():
         raise ConversionError(
             "this machine shows no CUDA device, and an engine is built on the kind of device that "
-            "runs it. Convert on the `gpu` work pool; the ONNX forms serve meanwhile"
+            "runs it. Convert on the `gpu` work pool"
         )
     major, minor = torch.cuda.get_device_capability()
     return {
@@ -50,39 +62,36 @@ def _tensorrt() -> Any:
     except (ImportError, OSError) as exc:  # its libraries are opened while it is imported
         raise ConversionError(
             f"TensorRT cannot be imported here ({exc}), so no engine is built. Convert on the "
-            "`gpu` work pool, in NVIDIA's image of the Triton that is to serve it; the ONNX forms "
-            "serve meanwhile"
+            "`gpu` work pool, in NVIDIA's image of the Triton that is to serve it"
         ) from exc
 
 
-def write_engine(request: BuildRequest, folder: Path, source: str) -> dict[str, str]:
-    """Build the engine of the ONNX form `source`, in the precision that the form has.
+def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
+    """Build the engine of the ONNX variant, in the precision that its file has.
 
     Raises:
         ConversionError: the source was not built, TensorRT or a device is missing, or TensorRT
             refuses the model.
         ArtifactError: the source is absent or damaged.
     """
-    config, signature = request.config, request.program.signature
+    config, (source,) = request.config, made.made_from
     content = (request.source_folder(source) / MODEL_FILE).read_bytes()
     typical = sorted(config.batch_sizes)[len(config.batch_sizes) // 2]
-    ranges = shape_ranges(signature, typical, config.engine_rows)
+    ranges = shape_ranges(request.program.signature, typical, config.engine_rows)
     plan = build_plan(_tensorrt(), content, ranges)
     most = next(iter(ranges.values())).most[0]
-    facts = {**request.stamp, **equipment(), "engine_rows": str(most)}
+    facts = {**request.provenance, **equipment(), "engine_rows": str(most)}
     (folder / ENGINE_FILE).write_bytes(plan)
     (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True))
-    return {"made_from": source, "engine_rows": str(most), "shapes": _told(ranges)}
-
-
-def _told(ranges: Any) -> str:
-    return "; ".join(
-        f"{name} {list(shapes.least)} to {list(shapes.most)}, tuned for {list(shapes.typical)}"
-        for name, shapes in ranges.items()
+    write_beside(folder, request.provenance)
+    shapes = "; ".join(
+        f"{name} {list(of.least)} to {list(of.most)}, tuned for {list(of.typical)}"
+        for name, of in ranges.items()
     )
+    return {"made_from": source, "engine_rows": str(most), "shapes": shapes}
 
 
-def load_engine(folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
     """Load an engine onto the device.
 
     Raises:
@@ -92,7 +101,7 @@ def load_engine(folder: Path, signature: Signature, runtime: Runtime) -> LoadedM
     if not runtime.hardware_class.startswith("gpu"):
         raise ConversionError(
             f"an engine runs on graphics processors, and it was asked for on "
-            f"{runtime.hardware_class!r}; load its ONNX form there"
+            f"{runtime.hardware_class!r}; load its ONNX variant there"
         )
     here = equipment()
     facts = json.loads((folder / FACTS_FILE).read_text())
@@ -100,27 +109,31 @@ def load_engine(folder: Path, signature: Signature, runtime: Runtime) -> LoadedM
         if facts[name] != here[name]:
             raise ConversionError(
                 f"the engine was built for {name} {facts[name]}, here it is {here[name]}, and an "
-                "engine runs nowhere else. Build it anew on such a machine, from its ONNX form"
+                "engine runs nowhere else. Build it again on such a machine, from its ONNX variant"
             )
     trt = _tensorrt()
     host = trt.Runtime(trt.Logger(trt.Logger.ERROR))
     engine = host.deserialize_cuda_engine((folder / ENGINE_FILE).read_bytes())
     if engine is None:
-        raise ConversionError("TensorRT cannot read the engine; build it anew from its ONNX form")
+        raise ConversionError("TensorRT cannot read the engine; build it again from its ONNX file")
     check_tensors(trt, engine, signature)
     score = _Execution(host, engine, signature, int(facts["engine_rows"]))
     settings = {"runtime": f"tensorrt {here['tensorrt']}", "provider": "TensorRT", **here}
-    return LoadedModel(score, signature, settings, (time.perf_counter() - start) * 1e3)
+    return loaded(start, score, signature, settings, {})
 
 
 def check_tensors(trt: Any, engine: Any, signature: Signature) -> None:
     """Read back from the engine what it takes and gives.
 
     Raises:
-        ConversionError: it is not what the signature says.
+        ConversionError: it is not that of the signature.
     """
     expected = {
-        spec.name: (spec is not signature.output, spec.dtype, _lengths(spec.shape))
+        spec.name: (
+            spec is not signature.output,
+            spec.dtype,
+            tuple(axis if isinstance(axis, int) else -1 for axis in spec.shape),
+        )
         for spec in (*signature.inputs, signature.output)
     }
     seen = {}
@@ -135,26 +148,23 @@ def check_tensors(trt: Any, engine: Any, signature: Signature) -> None:
         )
 
 
-def _lengths(shape: tuple[str | int, ...]) -> tuple[int, ...]:
-    return tuple(axis if isinstance(axis, int) else -1 for axis in shape)
-
-
 class _Execution:
     """Answers of one engine; calls of more rows than it takes are cut into several."""
 
     def __init__(self, host: Any, engine: Any, signature: Signature, most_rows: int) -> None:
+        import torch
+
         self._host, self._engine = host, engine  # an engine needs the runtime that it came from
         self._context = engine.create_execution_context()
         self._output, self._most_rows = signature.output, most_rows
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, arrays: dict[str, Array]) -> Float32Array:
-        rows = len(next(iter(arrays.values())))
-        calls = [slice(start, start + self._most_rows) for start in range(0, rows, self._most_rows)]
-        parts = [self._run({name: a[call] for name, a in arrays.items()}) for call in calls]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return in_calls(self._run, arrays, self._most_rows)
 
     def _run(self, arrays: dict[str, Array]) -> Float32Array:
+        import torch
+
         with torch.cuda.stream(self._stream):
             given = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
             for name, tensor in given.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,6 @@ from tasks.kernel.settings import tool_python
 ONNX_FILE = "model.onnx"
 SCHEMA_FILE = "tritonclient/grpc/model_config_pb2.py"
 SCHEMA_PACKAGE = "tritonclient"
-_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "float32": 4}
-BYTES = {TYPES[name]: size for name, size in _BYTES.items()}
 
 
 def check_repository(models: tuple[TritonModel, ...], version: int, folder: Path) -> None:
@@ -62,13 +59,13 @@ def _onnx_problems(model: TritonModel) -> list[str]:
     """Where the configuration says something else than the ONNX file."""
     graph = onnx.load(model.files[ONNX_FILE], load_external_data=False).graph
     problems = []
-    for told, values in ((model.inputs, graph.input), (model.outputs, graph.output)):
+    for declared, values in ((model.inputs, graph.input), (model.outputs, graph.output)):
         seen = {value.name: _seen(value) for value in values}
-        if sorted(seen) != sorted(tensor.name for tensor in told):
-            names = [tensor.name for tensor in told]
+        if sorted(seen) != sorted(tensor.name for tensor in declared):
+            names = [tensor.name for tensor in declared]
             problems.append(f"it names {names}, the ONNX file {sorted(seen)}")
             continue
-        for tensor in told:
+        for tensor in declared:
             dtype, first, dims = seen[tensor.name]
             if (tensor.dtype, tensor.dims) != (dtype, dims):
                 problems.append(
@@ -92,13 +89,13 @@ def _warmup_problems(model: TritonModel) -> list[str]:
         return []
     problems = []
     for tensor in model.inputs:
-        dims = model.warmup_dims.get(tensor.name)
-        if dims is None or not _fit(dims, tensor.dims):
-            problems.append(f"no warm-up row fits {tensor.name} {list(tensor.dims)}: {dims}")
-        elif len(model.warmup[tensor.name]) != prod(dims) * BYTES.get(tensor.dtype, 0):
+        row = model.warmup.get(tensor.name)
+        if row is None or len(row) != 1 or not _fit(row.shape[1:], tensor.dims):
+            seen = None if row is None else list(row.shape)
+            problems.append(f"no warm-up row fits {tensor.name} {list(tensor.dims)}: {seen}")
+        elif TYPES.get(str(row.dtype)) != tensor.dtype:
             problems.append(
-                f"the warm-up row of {tensor.name} has {len(model.warmup[tensor.name])} bytes, "
-                f"expected those of {list(dims)} {tensor.dtype}"
+                f"the warm-up row of {tensor.name} is {row.dtype}, expected {tensor.dtype}"
             )
     return problems
 
@@ -122,13 +119,13 @@ def _step_problems(model: TritonModel, models: tuple[TritonModel, ...], version:
         if step.model.max_batch_rows < model.max_batch_rows:
             problems.append(f"{step.model.name} takes {step.model.max_batch_rows} rows, it more")
         problems += [
-            f"{step.model.name} takes {_told(tensor)}, there is {_told(there.get(tensor.name))}"
+            f"{step.model.name} takes {_described(tensor)}, there is {_described(given)}"
             for tensor in step.model.inputs
-            if not _joins(there.get(tensor.name), tensor)
+            if not _joins(given := there.get(tensor.name), tensor)
         ]
         there |= {tensor.name: tensor for tensor in step.model.outputs}
     problems += [
-        f"it gives {_told(tensor)}, its steps {_told(there.get(tensor.name))}"
+        f"it gives {_described(tensor)}, its steps {_described(there.get(tensor.name))}"
         for tensor in model.outputs
         if not _joins(there.get(tensor.name), tensor)
     ]
@@ -139,7 +136,7 @@ def _joins(given: Tensor | None, taken: Tensor) -> bool:
     return given is not None and given.dtype == taken.dtype and _fit(given.dims, taken.dims)
 
 
-def _told(tensor: Tensor | None) -> str:
+def _described(tensor: Tensor | None) -> str:
     return f"{tensor.name} {tensor.dtype} {list(tensor.dims)}" if tensor else "no such tensor"
 
 
@@ -161,14 +158,14 @@ def check_schema(text: str, name: str) -> str:
         return ""
     from google.protobuf import text_format
 
-    message, told = found
+    message, schema = found
     try:
         text_format.Parse(text, message())
     except text_format.ParseError as exc:
         raise ConversionError(
             f"the configuration of {name} is not one of Triton's: {exc}. Nothing was kept of it"
         ) from exc
-    return told
+    return schema
 
 
 @cache

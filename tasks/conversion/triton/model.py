@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.conversion.triton.config import TritonConfig
+from tasks.conversion.config import TritonConfig
+from tasks.conversion.inputs import Array
 
 CONFIG_FILE = "config.pbtxt"
 WARMUP_FOLDER = "warmup"
@@ -28,6 +29,8 @@ TYPES = {
 }
 TEXT_TYPE = "TYPE_STRING"
 ANY_LENGTH = -1
+WARMUP_ROWS = (1, 32)
+"""Of the executions before a model is ready: a single request and a dynamic batch."""
 
 
 class Word(str):
@@ -52,12 +55,12 @@ class Tensor:
     def described(self) -> dict[str, Any]:
         """For the configuration. Triton has no tensor without an axis beside the rows.
 
-        One number a row is told, and sent, as an axis of length 1, which the model does not see.
+        One number a row is declared, and sent, as an axis of length 1 that the model does not see.
         """
-        told: dict[str, Any] = {"name": self.name, "data_type": Word(self.dtype)}
+        named: dict[str, Any] = {"name": self.name, "data_type": Word(self.dtype)}
         if self.dims:
-            return {**told, "dims": list(self.dims)}
-        return {**told, "dims": [1], "reshape": {"shape": []}}
+            return {**named, "dims": list(self.dims)}
+        return {**named, "dims": [1], "reshape": {"shape": []}}
 
 
 @dataclass(frozen=True)
@@ -80,21 +83,20 @@ class TritonModel:
     files: Mapping[str, Path] = field(default_factory=dict)
     """By the name that they get in the folder of the version."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    warmup: Mapping[str, bytes] = field(default_factory=dict)
-    """One row of each input, in a row's order."""
-    warmup_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    warmup: Mapping[str, Array] = field(default_factory=dict)
+    """One row of each input."""
     steps: tuple[Step, ...] = ()
     """Of an ensemble, in their order; empty for any other model."""
 
     def config(self, version: int, kind: str, config: TritonConfig) -> dict[str, Any]:
-        """Everything that Triton is told about the model.
+        """The configuration of the model.
 
         Args:
             version: the one that is served.
             kind: of the devices it runs on: `KIND_CPU` or `KIND_GPU`.
             config: how it is served.
         """
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "name": self.name,
             "max_batch_size": self.max_batch_rows,
             "input": [tensor.described for tensor in self.inputs],
@@ -106,15 +108,15 @@ class TritonModel:
             ],
         }
         if self.steps:
-            plain = {side: _without_reshape(told[side]) for side in ("input", "output")}
+            plain = {side: _without_reshape(fields[side]) for side in ("input", "output")}
             scheduling = {"ensemble_scheduling": self._scheduling()}
-            return {**told, **plain, "platform": "ensemble", **scheduling}
+            return {**fields, **plain, "platform": "ensemble", **scheduling}
         return {
-            **told,
+            **fields,
             "backend": self.backend,
             "instance_group": [{"count": config.instances, "kind": Word(kind)}],
             "dynamic_batching": _batching(config),
-            "model_warmup": self._warmups(config),
+            "model_warmup": self._warmups(),
         }
 
     def _scheduling(self) -> dict[str, Any]:
@@ -130,8 +132,7 @@ class TritonModel:
             ]
         }
 
-    def _warmups(self, config: TritonConfig) -> list[dict[str, Any]]:
-        types = {tensor.name: tensor.dtype for tensor in self.inputs}
+    def _warmups(self) -> list[dict[str, Any]]:
         return [
             {
                 "name": f"rows_{rows}",
@@ -140,15 +141,15 @@ class TritonModel:
                     {
                         "key": name,
                         "value": {
-                            "data_type": Word(types[name]),
-                            "dims": list(self.warmup_dims[name]),
+                            "data_type": Word(TYPES[str(row.dtype)]),
+                            "dims": list(row.shape[1:]),
                             "input_data_file": name,
                         },
                     }
-                    for name in sorted(self.warmup)
+                    for name, row in sorted(self.warmup.items())
                 ],
             }
-            for rows in config.warmup_rows
+            for rows in WARMUP_ROWS
             if self.warmup and rows <= self.max_batch_rows
         ]
 
@@ -163,7 +164,7 @@ def _without_reshape(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _batching(config: TritonConfig) -> dict[str, Any]:
-    """Who waits in vain is told so: a queue without a bound goes on with work nobody awaits."""
+    """Late requests are rejected: a queue without a bound computes what nobody awaits any more."""
     return {
         "max_queue_delay_microseconds": config.max_wait_us,
         "default_queue_policy": {

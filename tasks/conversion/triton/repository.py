@@ -10,12 +10,11 @@ import numpy as np
 
 from tasks.contracts.conversion import BATCH_AXIS, ConversionRows
 from tasks.contracts.release import ModelVariant, RegisteredProgram, TritonRepository
-from tasks.conversion.config import ConversionConfig
+from tasks.conversion.config import TRITON_FILES, ConversionConfig, TritonConfig
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.registry import family_of
+from tasks.conversion.kinds.registry import kind_of
 from tasks.conversion.loading import check_files
 from tasks.conversion.triton.checks import check_repository, check_schema
-from tasks.conversion.triton.config import TRITON_FORMATS, TritonConfig
 from tasks.conversion.triton.model import (
     BACKEND_MODULES,
     BACKENDS,
@@ -43,17 +42,17 @@ def with_repository(
 ) -> ModelVariant:
     """The variant with its repository, or with the reason why none could be written.
 
-    A form is not worse for that: it was kept by what was measured of it.
+    A variant is not worse for that: it was accepted for what was measured of it.
 
     Raises:
-        ArtifactError: the form or the rows are absent or damaged.
+        ArtifactError: the variant or the rows are absent or damaged.
         StorageError: the disk refused a write.
     """
     try:
         written = write_repository(program, variant, rows, config, store)
     except ConversionError as exc:
-        told = {**variant.settings, "triton": f"no model repository: {exc}"}
-        return variant.model_copy(update={"settings": told})
+        settings = {**variant.settings, "triton": f"no model repository: {exc}"}
+        return variant.model_copy(update={"settings": settings})
     return variant.model_copy(update={"triton": written})
 
 
@@ -64,21 +63,21 @@ def write_repository(
     config: ConversionConfig,
     store: ArtifactStore,
 ) -> TritonRepository:
-    """Write the repository that serves a form, or return the one that was written from the same.
+    """Write the repository that serves a variant, or return the one that was written from the same.
 
-    A program that takes what clients have is one model. Where its family puts something before it,
+    A program that takes what clients have is one model. Where its kind puts something before it,
     such as a tokenizer, its name is that of an ensemble, and the program is the model behind.
 
     Args:
-        program: the version that the form is of; its number names the folder of the version.
-        variant: a form that was kept, of a format that Triton serves.
+        program: the version that the variant is of; its number names the folder of the version.
+        variant: an accepted one, of a format that Triton serves.
         rows: a typical one of them warms the model up.
         config: its `triton` says how it is served.
-        store: holds the form, receives the repository.
+        store: holds the variant, receives the repository.
 
     Raises:
         ConversionError: Triton could not serve it so.
-        ArtifactError: the form or the rows are absent or damaged.
+        ArtifactError: the variant or the rows are absent or damaged.
         StorageError: the disk refused a write.
     """
     assert config.triton is not None
@@ -121,10 +120,10 @@ def _models(
 ) -> tuple[TritonModel, ...]:
     """All models of a repository; the last one is what clients ask."""
     assert config.triton is not None
-    family = family_of(program)
-    typical = family.read_judged(program, rows, config, store).timing_batch(1)
+    kind = kind_of(program)
+    typical = kind.read_judged(program, rows, config, store).timing_batch(1)
     name, version = program.version.name, program.version.version
-    front = family.front(program, rows, config.triton, store)
+    front = kind.front(program, rows, config.triton, store) if kind.front else None
     if front is None:
         return (_served(name, program, variant, typical, config, store),)
     behind = _served(f"{name}-model", program, variant, typical, config, store)
@@ -148,12 +147,12 @@ def _served(
     config: ConversionConfig,
     store: ArtifactStore,
 ) -> TritonModel:
-    """The model that runs the form's file."""
+    """The model that runs the variant's file."""
     assert variant.files is not None
     assert config.triton is not None
     folder = store.path(variant.files, verify=False)
     check_files(folder, variant, program)
-    file = TRITON_FORMATS[variant.format]
+    file = TRITON_FILES[variant.format]
     backend, files = variant.format, {file: folder / file}
     threads = {}
     if variant.format == "onnx":
@@ -161,7 +160,7 @@ def _served(
     if backend == "python":
         if variant.hardware_class.startswith("gpu"):
             raise ConversionError(
-                "ONNX in Triton's Python backend runs on processors alone, and the form is for "
+                "ONNX in Triton's Python backend runs on processors alone, and the variant is for "
                 f"{variant.hardware_class}; set conversion.triton.onnx_backend to onnxruntime"
             )
         files["model.py"] = BACKENDS / "onnx_model.py"
@@ -178,15 +177,15 @@ def _served(
         max_batch_rows=most_rows(program, variant, config.triton),
         files=files,
         parameters={**threads, **_origin(program, variant)},
-        warmup={name: array.tobytes() for name, array in rows.items()},
-        warmup_dims={name: array.shape[1:] for name, array in rows.items()},
+        warmup=rows,
     )
 
 
 def most_rows(program: RegisteredProgram, variant: ModelVariant, config: TritonConfig) -> int:
     """Rows of one execution: what is asked for, as far as program and engine take so many."""
     limits = [config.max_batch_rows, program.signature.largest.get(BATCH_AXIS)]
-    limits.append(int(told) if (told := variant.settings.get("engine_rows")) else None)
+    if engine_rows := variant.settings.get("engine_rows"):
+        limits.append(int(engine_rows))
     return min(limit for limit in limits if limit is not None)
 
 
@@ -220,6 +219,6 @@ def _write(
         shutil.copyfile(source, versioned / name)
     if model.warmup:
         (home / WARMUP_FOLDER).mkdir()
-    for name, content in model.warmup.items():
-        (home / WARMUP_FOLDER / name).write_bytes(content)
+    for name, row in model.warmup.items():
+        (home / WARMUP_FOLDER / name).write_bytes(row.tobytes())
     return schema

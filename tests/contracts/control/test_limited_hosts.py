@@ -25,7 +25,7 @@ def test_every_target_is_kept_or_dropped_with_a_reason_on_a_lesser_processor(
     variants = judged_by_a_process(model, tmp_path / "limited", limited)
     assert tuple(variants) == FOR_PROCESSORS
     for variant in variants.values():
-        assert variant.reason.startswith("Kept for" if variant.kept else "Dropped: ")
+        assert variant.reason.startswith("Accepted for" if variant.accepted else "Dropped: ")
     assert "not built: this processor computes no bfloat16" in variants["openvino-bf16"].reason
     assert variants["onnx-fp32"].latencies  # its runtime does not heed the limit
     assert variants["onnx-int8"].settings["weight_bits"] == "7"

@@ -19,9 +19,8 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig
+from tasks.conversion.config import ConversionConfig, TritonConfig
 from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
-from tasks.conversion.triton.config import TritonConfig
 from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.conversion.programs import SmallNetwork, exported, kept, registered
@@ -83,7 +82,9 @@ def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
     assert [variant.name for variant in first] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
     assert all(settings.store.holds(v.files) for v in first if v.files)
     table = _table("model-variants")
-    assert [row["verdict"] for row in table] == ["kept" if v.kept else "dropped" for v in first]
+    assert [row["decision"] for row in table] == [
+        "accepted" if v.accepted else "dropped" for v in first
+    ]
     assert {"ms at batch 1 (of PyTorch's), core", "memory, MB", "serves"} <= set(table[0])
     assert all(variant.memory_bytes is not None for variant in first)
 
@@ -144,7 +145,7 @@ def test_a_kept_form_that_triton_serves_gets_a_repository_and_no_other_one(
     rows = dataset(settings.store)
     program = registered(settings.store, rows, exported(SmallNetwork()))
     onnx, openvino, _ = (kept(one, program) for one in build(program, rows, splits()))
-    dropped = onnx.model_copy(update={"kept": False})
+    dropped = onnx.model_copy(update={"accepted": False})
     source = SnapshotRows(dataset=rows, splits=splits())
     served, *others = serve(program, (onnx, openvino, dropped), source)
     assert served.triton is not None

@@ -20,7 +20,7 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema, category_code
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.onnx import MODEL_FILE, export_onnx
-from tasks.conversion.targets.program import load_program
+from tasks.conversion.targets.pytorch import load_program
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.config import TrainingConfig

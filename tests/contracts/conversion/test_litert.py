@@ -17,6 +17,7 @@ from tasks.contracts.release import BuiltVariant
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
+from tasks.conversion.targets.catalog import format_of
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.litert import (
     MODEL_FILE,
@@ -24,7 +25,6 @@ from tasks.conversion.targets.litert import (
     load_litert,
     refuse_other_axes,
 )
-from tasks.conversion.targets.registry import target_of
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore, tool_python
 from tests.support.conversion.cases import Case, case, edges, quick, typical
@@ -32,7 +32,7 @@ from tests.support.conversion.programs import Elementwise, build_one, exported, 
 from tests.support.data import encoders
 
 __all__ = ["case", "edges", "quick", "typical"]  # fixtures
-LITERT = target_of("litert-fp32")
+LITERT = format_of("litert-fp32")
 HAS_RUNTIME = importlib.util.find_spec("ai_edge_litert") is not None
 needs_litert = pytest.mark.skipif(
     tool_python("litert") is None or not HAS_RUNTIME,
@@ -64,7 +64,7 @@ def test_it_answers_like_pytorch_in_calls_of_any_size(
 
 @needs_litert
 def test_the_judge_takes_it_like_any_other_form(case: Case, litert: BuiltVariant) -> None:
-    config = case.config.model_copy(update={"targets": ("onnx-fp32", "litert-fp32")})
+    config = case.config.model_copy(update={"formats": ("onnx-fp32", "litert-fp32")})
     forms = (case.onnx, litert)
     variant = judge_variants(case.program, forms, case.rows, config, case.store)[-1]
     assert variant.name == "litert-fp32"

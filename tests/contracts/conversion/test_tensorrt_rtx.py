@@ -31,8 +31,8 @@ PYTHON = tool_python(NAME)
 needs_tensorrt_rtx = pytest.mark.skipif(
     PYTHON is None, reason="TensorRT-RTX has an environment of its own: `make test-tensorrt-rtx`"
 )
-TARGETS = ("onnx-fp32", "onnx-fp16", "onnx-int8")
-CONFIG = ConversionConfig(targets=TARGETS)
+FORMATS = ("onnx-fp32", "onnx-fp16", "onnx-int8")
+CONFIG = ConversionConfig(formats=FORMATS)
 
 
 def opinions(program: RegisteredProgram, paths: list[Path]) -> tuple[Opinion, ...]:
@@ -52,10 +52,10 @@ def test_an_engine_is_built_of_every_onnx_form(tmp_path: Path, family: str) -> N
     else:
         program = encoders.registered(store, "encoder")
         forms = built(program, encoders.prepared(store), CONFIG, store)
-    assert sorted(form.name for form in forms) == sorted(TARGETS)
+    assert sorted(form.name for form in forms) == sorted(FORMATS)
     paths = [store.path(form.files) / MODEL_FILE for form in forms if form.files]
     answers = opinions(program, paths)
-    assert [(a.supported, a.refusal) for a in answers] == [(True, None)] * len(TARGETS)
+    assert [(a.supported, a.refusal) for a in answers] == [(True, None)] * len(FORMATS)
     assert all(answer.engine_bytes > 100_000 for answer in answers)
 
 

@@ -12,12 +12,11 @@ import pytest
 
 from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import RegisteredProgram, TritonRepository
-from tasks.conversion.config import ConversionConfig
+from tasks.conversion.config import ConversionConfig, TritonConfig
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.kinds.text_embedding import padded
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
-from tasks.conversion.triton.config import TritonConfig
+from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.triton.repository import write_repository
 from tasks.imports.config import CorpusConfig
 from tasks.imports.corpus import prepare_corpus, tokenize

@@ -116,7 +116,7 @@ def test_a_classifier_of_pictures_goes_through_by_configuration_alone(
             "largest": {"batch": 512},
         },
         conversion={
-            "targets": ["onnx-fp32", "openvino-fp32", "openvino-int8", "onnx-int8"],
+            "formats": ["onnx-fp32", "openvino-fp32", "openvino-int8", "onnx-int8"],
             "quantized_layers": ["MatMul", "Convolution"],
         },
     )
@@ -146,7 +146,7 @@ def test_a_tree_of_two_inputs_is_judged_by_its_labels_or_by_itself(
         "output": {"name": "price", "dtype": "float32", "shape": ["batch"]},
         "largest": {"batch": 512},
     }
-    conversion = {"targets": ["onnx-fp32", "openvino-int8"]}
+    conversion = {"formats": ["onnx-fp32", "openvino-int8"]}
     columns = dict(zip(names, measures.T, strict=True)) | {"shop": shop}
     for labels, metric in (({}, "agreement"), ({"label": rng.normal(size=ROWS)}, "R²")):
         result = run(

@@ -32,7 +32,7 @@ from tests.support.data import encoders
 pytestmark = pytest.mark.slow
 
 QUICK = {
-    "targets": ["onnx-fp32", "openvino-int8"],
+    "formats": ["onnx-fp32", "openvino-int8"],
     "batch_sizes": [1, 8],
     "timing_rounds": 6,
     "round_ms": 0.5,
@@ -83,7 +83,7 @@ def test_an_encoder_becomes_a_version_with_variants_that_any_runtime_loads(
     }
     assert record.variants is not None
     filed = [entry.folder for entry in record.variants.variants if entry.folder]
-    assert len(filed) == sum(variant.kept for variant in first.variants)
+    assert len(filed) == sum(variant.accepted for variant in first.variants)
 
     chain = trace(
         f"models/small-encoder/{first.version.version}", Journal(settings.home / "lineage")

@@ -19,7 +19,7 @@ from serving.errors import NotComputedError, NotReadyError, ServingError, Unknow
 from tasks.contracts.base import ModelVersionRef
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.text_embedding import padded
-from tasks.conversion.targets.runtimes import torch_threads_restored
+from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.registry.mlflow_registry import Registry
 from tests.support.conversion.forging import passed_off
 from tests.support.serving.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows
@@ -31,7 +31,7 @@ BOTH = (
     HardwareConfig(name="gpu", variants=("openvino-fp32",)),
 )
 
-ONNX = QUICK.model_copy(update={"targets": ("onnx-fp32",)})
+ONNX = QUICK.model_copy(update={"formats": ("onnx-fp32",)})
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import edge_rows, tabular_inputs
-from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import TARGET
-from tasks.conversion.targets.runtimes import LoadedModel, load_pytorch
+from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.pytorch import load_pytorch
+from tasks.conversion.targets.registry import load_files
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
@@ -43,7 +43,7 @@ class Case:
     def load(self, variant: BuiltVariant) -> LoadedModel:
         assert variant.files is not None
         folder = self.store.path(variant.files)
-        return TARGET[variant.name].load(folder, self.program.signature, Runtime())
+        return load_files(variant.name, folder, self.program.signature, Runtime())
 
     def load_source(self) -> LoadedModel:
         path = self.store.path(self.program.program)

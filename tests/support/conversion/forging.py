@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.targets.onnx import MODEL_FILE, write_stamp
+from tasks.conversion.targets.onnx import MODEL_FILE, write_provenance
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 Change = Callable[[Path], None]
@@ -37,7 +37,7 @@ def passed_off(store: ArtifactStore, forged: BuiltVariant, as_if: BuiltVariant) 
     def restamp(folder: Path) -> None:
         model = onnx.load(folder / MODEL_FILE)
         del model.metadata_props[:]
-        write_stamp(model, as_if.stamp)
+        write_provenance(model, as_if.provenance)
         onnx.save(model, folder / MODEL_FILE)
 
     other = changed(store, forged, restamp)

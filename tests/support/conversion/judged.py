@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from tasks.contracts.conversion import ConversionRows, SnapshotRows
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.convert import judge_variants
-from tasks.conversion.targets.registry import TARGETS
+from tasks.conversion.targets.catalog import FORMATS
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import QUICK
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
@@ -27,8 +27,8 @@ from tests.support.data.builders import dataset, splits
 
 FOR_PROCESSORS = tuple(
     target.name
-    for target in TARGETS
-    if target.format in ("onnx", "openvino") and target.is_for("cpu")
+    for target in FORMATS
+    if target.file_format in ("onnx", "openvino") and target.is_for("cpu")
 )
 Variants = TypeAdapter(tuple[ModelVariant, ...])
 
@@ -76,7 +76,7 @@ def main(model: str, folder: str) -> None:
     """Build and judge all targets of one model."""
     store = ArtifactStore(Path(folder) / "artifacts")
     program, rows = MODELS[model](store)
-    config = QUICK.model_copy(update={"targets": FOR_PROCESSORS})
+    config = QUICK.model_copy(update={"formats": FOR_PROCESSORS})
     variants = judge_variants(program, built(program, rows, config, store), rows, config, store)
     (Path(folder) / "variants.json").write_bytes(Variants.dump_json(variants))
 

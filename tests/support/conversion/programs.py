@@ -14,7 +14,7 @@ from tasks.contracts.conversion import ConversionRows, SnapshotRows
 from tasks.contracts.data import DatasetSchema, ValidatedDataset, category_code
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.targets.registry import with_sources
+from tasks.conversion.targets.catalog import with_sources
 from tasks.conversion.variants import build_variant
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
@@ -185,7 +185,7 @@ def built(
     if isinstance(rows, ValidatedDataset):
         rows = SnapshotRows(dataset=rows, splits=splits())
     made = {one.name: one for one in given}
-    for target in with_sources(config.targets):
+    for target in with_sources(config.formats):
         if target.name not in made:
             sources = tuple(made[name] for name in target.made_from)
             made[target.name] = build_variant(target, program, sources, rows, config, store)
@@ -201,7 +201,7 @@ def build_one(
     *given: BuiltVariant,
 ) -> BuiltVariant:
     """One target; what it is made from is built too where it is not given."""
-    only = config.model_copy(update={"targets": (name,)})
+    only = config.model_copy(update={"formats": (name,)})
     return built(program, rows, only, store, given=given)[-1]
 
 
@@ -209,7 +209,9 @@ def kept(one: BuiltVariant, program: RegisteredProgram, hardware: str = "cpu") -
     """A built form as the judge would hand it on, had it won."""
     assert one.files is not None, one.failure
     return ModelVariant(
-        **one.model_dump(include={"name", "format", "precision", "files", "settings", "stamp"}),
+        **one.model_dump(
+            include={"name", "format", "precision", "files", "settings", "provenance"}
+        ),
         hardware_class=hardware,
         source_sha256=program.program.sha256,
         parity_max=0.0,
@@ -217,6 +219,6 @@ def kept(one: BuiltVariant, program: RegisteredProgram, hardware: str = "cpu") -
         latencies=(),
         num_bytes=one.files.num_bytes,
         load_ms=1.0,
-        kept=True,
+        accepted=True,
         reason="Kept.",
     )

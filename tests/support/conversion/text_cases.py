@@ -10,17 +10,18 @@ from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.processor import this_processor
+from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.registry import TARGET, TARGETS
-from tasks.conversion.targets.runtimes import load_pytorch
+from tasks.conversion.targets.pytorch import load_pytorch
+from tasks.conversion.targets.registry import load_files
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import built
 from tests.support.data import encoders
 
 NAMES = tuple(
     target.name
-    for target in TARGETS
-    if target.format in ("onnx", "openvino")
+    for target in FORMATS
+    if target.file_format in ("onnx", "openvino")
     and (target.precision != "bf16" or this_processor().computes_bf16)
 )
 """Targets that need no more than the project's own packages and this processor."""
@@ -40,7 +41,7 @@ class TextCase:
         files = self.built[name].files
         assert files is not None, self.built[name].failure
         folder = self.store.path(files)
-        return TARGET[name].load(folder, self.program.signature, Runtime())(inputs)
+        return load_files(name, folder, self.program.signature, Runtime())(inputs)
 
     def expected(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         path = self.store.path(self.program.program)
@@ -50,6 +51,6 @@ class TextCase:
 def text_case(store: ArtifactStore, quick: ConversionConfig) -> TextCase:
     """All forms of a small encoder, built in this store."""
     program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
-    config = quick.model_copy(update={"targets": NAMES})
+    config = quick.model_copy(update={"formats": NAMES})
     made = {one.name: one for one in built(program, rows, config, store)}
     return TextCase(store, program, rows, config, made)

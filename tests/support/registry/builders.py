@@ -153,7 +153,7 @@ def variants(
             latencies=(),
             num_bytes=artifact.num_bytes,
             load_ms=12.5,
-            kept=True,
+            accepted=True,
             reason="three times as fast as PyTorch eager",
             settings={"opset": "18"},
         )

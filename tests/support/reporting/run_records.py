@@ -362,7 +362,7 @@ def variants(files: dict[str, Artifact]) -> tuple[ModelVariant, ...]:
             auc_change=Metric(value=0.0, low=-1e-6, high=1e-6),
             latencies=(latency(1, 0.0412, 0.083), latency(32, 0.131, 0.21),
                        latency(1024, 2.71, 0.62)),
-            num_bytes=291_400, load_ms=18.2, kept=True,
+            num_bytes=291_400, load_ms=18.2, accepted=True,
             reason="12 times faster than PyTorch eager at batch 1; the largest gap 4.8e-07 is "
             "within 1e-04.", **measured(240_000, ("one-row",)), **common),
         ModelVariant(name="openvino-fp32", format="openvino", precision="fp32",
@@ -370,7 +370,7 @@ def variants(files: dict[str, Artifact]) -> tuple[ModelVariant, ...]:
             auc_change=Metric(value=0.0, low=-1e-6, high=1e-6),
             latencies=(latency(1, 0.0655, 0.13), latency(32, 0.118, 0.19),
                        latency(1024, 2.2, 0.5)),
-            num_bytes=402_118, load_ms=141.0, kept=True,
+            num_bytes=402_118, load_ms=141.0, accepted=True,
             reason="1.23 times faster than onnx-fp32 at 1024 rows.",
             **measured(290_000, ("bulk",)), **common),
         ModelVariant(name="openvino-int8", format="openvino", precision="int8",
@@ -378,11 +378,11 @@ def variants(files: dict[str, Artifact]) -> tuple[ModelVariant, ...]:
             auc_change=Metric(value=-0.0006, low=-0.0011, high=-0.0001),
             latencies=(latency(1, 0.0702, 0.14), latency(32, 0.109, 0.18),
                        latency(1024, 2.05, 0.47)),
-            num_bytes=188_240, load_ms=166.0, kept=False,
+            num_bytes=188_240, load_ms=166.0, accepted=False,
             reason="Dropped: the largest gap 0.071 is beyond its bound of 0.05.", **common),
         ModelVariant(name="tensorrt-fp16", format="tensorrt", precision="fp16", files=None,
             parity_max=None, parity_mean=None, auc_change=None, latencies=(), num_bytes=0,
-            load_ms=None, kept=False,
+            load_ms=None, accepted=False,
             reason="Dropped: could not be built, no NVIDIA device was found.", **common),
     )  # fmt: skip
 

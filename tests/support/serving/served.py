@@ -16,7 +16,7 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.runtimes import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
@@ -30,7 +30,7 @@ from tests.support.data.builders import COLUMNS, frame
 
 FLIGHTS, ENCODER = "flight-delay", "encoder"
 QUICK = ConversionConfig(
-    targets=("onnx-fp32", "openvino-fp32"), batch_sizes=(1,), timing_rounds=6, measure_memory=False
+    formats=("onnx-fp32", "openvino-fp32"), batch_sizes=(1,), timing_rounds=6, measure_memory=False
 )
 
 
@@ -94,7 +94,7 @@ class ServedHome:
         program = self.program(ref)
         rows: ConversionRows = encoders.prepared(self.store)
         forms = built(program, rows, config, self.store)
-        made = tuple(kept(one, program) for one in forms if one.name in config.targets)
+        made = tuple(kept(one, program) for one in forms if one.name in config.formats)
         self.attach(ref, made)
         return made
 

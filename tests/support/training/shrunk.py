@@ -42,7 +42,7 @@ def check_smaller_version(parent: RunRecord, home: Path) -> int:
     assert record.variants is not None
     variants = [entry.variant for entry in record.variants.variants]
     assert {v.name for v in variants} == {v.name for v in parent.variants}
-    assert any(variant.kept for variant in variants)
+    assert any(variant.accepted for variant in variants)
 
     chain = trace(f"models/{name}/{made.number}", Journal(home / "lineage"))
     assert f"models/{name}/{version.version}" in {origin.data.name for origin in chain}

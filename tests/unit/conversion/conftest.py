@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.targets.runtimes import torch_threads_restored
+from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import case, edges, quick, typical
 from tests.support.conversion.text_cases import TextCase, text_case

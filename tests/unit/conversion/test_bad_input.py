@@ -18,9 +18,9 @@ from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
+from tasks.conversion.targets.catalog import with_sources
 from tasks.conversion.targets.onnx import MODEL_FILE, check_opset, export_onnx
-from tasks.conversion.targets.program import load_program
-from tasks.conversion.targets.registry import with_sources
+from tasks.conversion.targets.pytorch import load_program
 from tasks.conversion.variants import build_variant
 from tasks.kernel.errors import ConversionError, DataContractError, StorageError
 from tasks.kernel.files import LEAST_FREE_BYTES
@@ -47,7 +47,7 @@ def rows(store: ArtifactStore) -> ValidatedDataset:
 
 @pytest.fixture
 def everything(quick: ConversionConfig) -> ConversionConfig:
-    return quick.model_copy(update={"targets": NAMES})
+    return quick.model_copy(update={"formats": NAMES})
 
 
 def _half_written(store: ArtifactStore) -> list[str]:
@@ -108,20 +108,20 @@ def test_an_answer_of_another_type_is_dropped(case: Case) -> None:
         output.type.tensor_type.elem_type = double
         onnx.save(model, folder / MODEL_FILE)
 
-    config = case.config.model_copy(update={"targets": ("onnx-fp32",)})
+    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
     form = changed(case.store, case.onnx, widened)
     (variant,) = judge_variants(case.program, (form,), case.rows, config, case.store)
-    assert "it answers with float64, its signature says float32" in variant.reason
+    assert "it answers with float64, its signature promises float32" in variant.reason
 
 
 def test_an_opset_that_was_not_reached_is_refused(case: Case) -> None:
     program = load_program(case.store.path(case.program.program))
     model = export_onnx(program, 20, case.program.signature)
     check_opset(model, 20)
-    with pytest.raises(ConversionError, match=r"sets ai.onnx 20, asked for was ai.onnx 21 alone"):
+    with pytest.raises(ConversionError, match=r"sets ai.onnx 20, expected ai.onnx 21 alone"):
         check_opset(model, 21)
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    with pytest.raises(ConversionError, match=r"ai.onnx 20, com.microsoft 1, asked"):
+    with pytest.raises(ConversionError, match=r"ai.onnx 20, com.microsoft 1, expected"):
         check_opset(model, 20)
 
 
@@ -130,7 +130,7 @@ def test_an_opset_that_was_not_reached_is_refused(case: Case) -> None:
 def test_every_opset_that_can_be_asked_for_gives_forms_or_sentences(
     store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig, opset: int
 ) -> None:
-    config = quick.model_copy(update={"opset": opset, "targets": ("onnx-fp32", "openvino-fp32")})
+    config = quick.model_copy(update={"opset": opset, "formats": ("onnx-fp32", "openvino-fp32")})
     program = registered(store, rows, exported(SmallNetwork()))
     forms = built(program, rows, config, store)
     for form in forms:
@@ -159,7 +159,7 @@ def test_a_program_that_lets_missing_numbers_through_is_told_so_and_nothing_is_k
     case = Case(store, rows, program, quick, *forms)
     variants = judge_variants(program, forms, case.rows, quick, store)
     for variant in variants:
-        assert not variant.kept
+        assert not variant.accepted
         assert "the PyTorch program gives NaN or Inf" in variant.reason
 
 
@@ -198,7 +198,7 @@ def test_a_single_calibrating_text_is_refused_and_forms_without_calibration_stan
     texts: TextCase, tmp_path: Path
 ) -> None:
     one = _texts(texts.store, [[2, 5, 3]])
-    config = texts.config.model_copy(update={"targets": ("openvino-weights-int8", "openvino-int8")})
+    config = texts.config.model_copy(update={"formats": ("openvino-weights-int8", "openvino-int8")})
     forms = {form.name: form for form in built(texts.program, one, config, texts.store)}
     assert forms["openvino-weights-int8"].failure is None
     failure = forms["openvino-int8"].failure
@@ -219,7 +219,7 @@ def _build_all(
 ) -> dict[str, BuiltVariant | StorageError]:
     """Every target by itself; what the disk refuses is kept as the error."""
     done: dict[str, BuiltVariant | StorageError] = {}
-    for target in with_sources(config.targets):
+    for target in with_sources(config.formats):
         sources = [done[name] for name in target.made_from]
         if any(isinstance(source, StorageError) for source in sources):
             continue
@@ -238,7 +238,7 @@ def test_a_disk_that_is_full_refuses_each_target_in_a_sentence_and_all_are_built
     store = ArtifactStore(disk.folder / "artifacts")
     rows = dataset(store)
     program = registered(store, rows, exported(SmallNetwork()))
-    first = built(program, rows, everything.model_copy(update={"targets": ("onnx-fp32",)}), store)
+    first = built(program, rows, everything.model_copy(update={"formats": ("onnx-fp32",)}), store)
     case = Case(store, rows, program, everything, *first * 3)
     with disk.filled():
         refused = _build_all(program, case, everything, store)

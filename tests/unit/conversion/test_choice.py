@@ -18,7 +18,7 @@ def _variant(
     *,
     rows_per_s: float | None = None,
     cpu_s: float = 1.0,
-    kept: bool = True,
+    accepted: bool = True,
     hardware_class: str = "cpu",
     change: float = 0.0,
 ) -> ModelVariant:
@@ -48,7 +48,7 @@ def _variant(
         throughput=measured,
         num_bytes=0,
         load_ms=1.0,
-        kept=kept,
+        accepted=accepted,
         reason="",
         settings={},
     )
@@ -70,7 +70,7 @@ def test_the_fastest_variant_depends_on_the_batch(batch_rows: int, best: str) ->
     variants = (
         _variant("small", {1: (0.05, 0.3), 32: (0.5, 0.9)}),
         _variant("large", {1: (0.1, 0.6), 32: (0.2, 0.4)}),
-        _variant("dropped", {1: (0.01, 0.1), 32: (0.01, 0.1)}, kept=False),
+        _variant("dropped", {1: (0.01, 0.1), 32: (0.01, 0.1)}, accepted=False),
     )
     assert _chosen(Goal(best="latency", batch_rows=batch_rows), *variants) == [best]
 
@@ -84,9 +84,9 @@ def test_below_the_smallest_measured_batch_the_smallest_counts() -> None:
 
 def test_nothing_is_chosen_where_pytorch_is_faster() -> None:
     variant = _variant("a", {1: (0.1, 0.5), 1024: (15.0, 1.3)})
-    told = _standing(Goal(best="latency", batch_rows=2000), variant)["a"]
-    assert not told.chosen
-    assert told.reason == "PyTorch eager is faster at batch 1024"
+    standing = _standing(Goal(best="latency", batch_rows=2000), variant)["a"]
+    assert not standing.chosen
+    assert standing.reason == "PyTorch eager is faster at batch 1024"
     assert choose((), ConversionConfig()) == ()
 
 
@@ -105,8 +105,8 @@ def test_a_bound_on_slow_calls_rules_a_variant_out_for_every_kind_of_goal() -> N
     for kind in ("throughput", "cost"):
         bounded = Goal.model_validate({"best": kind, "batch_rows": 32, "p95_ms": 5})
         assert _chosen(bounded, quick, cheap) == ["quick"]
-        told = _standing(bounded, quick, cheap)["cheap"].reason
-        assert told == "95 % of calls of 32 rows take up to 8 ms, allowed are 5 ms"
+        standing = _standing(bounded, quick, cheap)["cheap"].reason
+        assert standing == "95 % of calls of 32 rows take up to 8 ms, allowed are 5 ms"
 
 
 def test_a_goal_may_allow_less_loss_than_the_gate() -> None:
@@ -140,7 +140,7 @@ def test_every_variant_says_why_it_was_not_chosen() -> None:
         (
             _variant("a", {1: (0.1, 0.5)}, rows_per_s=1000),
             _variant("b", {1: (0.2, 0.6)}, rows_per_s=900),
-            _variant("c", {}, kept=False),
+            _variant("c", {}, accepted=False),
         ),
         ConversionConfig(),
     )
@@ -154,10 +154,10 @@ def test_every_variant_says_why_it_was_not_chosen() -> None:
 
 
 def test_what_was_not_measured_is_not_chosen() -> None:
-    told = _standing(Goal(best="throughput"), _variant("a", {1: (0.1, 0.5)}))["a"]
-    assert not told.chosen
-    assert told.figure is None
-    assert told.reason == "it was not measured"
+    standing = _standing(Goal(best="throughput"), _variant("a", {1: (0.1, 0.5)}))["a"]
+    assert not standing.chosen
+    assert standing.figure is None
+    assert standing.reason == "it was not measured"
 
 
 @pytest.mark.parametrize(

@@ -1,67 +1,129 @@
+"""The configuration, the formats and the kinds of models: what holds for every one ever added."""
+
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
+from tasks.contracts.conversion import PreparedRows, SnapshotRows
+from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig, HardwareConversion, QualityBound
-from tasks.conversion.kinds.interface import Family
-from tasks.conversion.kinds.registry import FAMILIES, bound_of
+from tasks.conversion.kinds.interface import ModelKind
+from tasks.conversion.kinds.registry import KINDS, bound_of, kind_of
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.targets.registry import PRECISIONS, TARGETS, target_of
+from tasks.conversion.provenance import library_versions
+from tasks.conversion.targets.catalog import (
+    FORMAT,
+    FORMATS,
+    PRECISIONS,
+    Format,
+    format_of,
+    with_sources,
+)
+from tasks.conversion.targets.registry import CONVERTERS
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.conversion.cases import Case
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_each_precision_has_its_own_bound(family: Family) -> None:
-    bounds = [bound_of(family, precision, ConversionConfig()) for precision in PRECISIONS]
-    assert bounds == [family.bounds[precision] for precision in PRECISIONS]
-    assert family.bounds["int8"].max_gap > family.bounds["fp32"].max_gap
+@pytest.mark.parametrize("made", FORMATS, ids=lambda made: made.name)
+def test_a_format_names_sources_settings_and_packages_that_exist(made: Format) -> None:
+    assert FORMAT[made.name] is made
+    assert set(made.made_from) <= {other.name for other in FORMATS[: FORMATS.index(made)]}
+    assert set(made.settings) <= set(ConversionConfig.model_fields)
+    assert set(library_versions(made)) == set(made.packages)
+    assert set(made.hardware) <= {"cpu", "gpu"}
+    assert made.file_format in CONVERTERS
+    assert not made.needs_calibration or {"calibration_rows", "seed"} <= set(made.settings)
 
 
-def test_a_bound_of_the_configuration_goes_before_that_of_the_family() -> None:
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_each_precision_has_its_own_bound(kind: ModelKind) -> None:
+    bounds = [bound_of(kind, precision, ConversionConfig()) for precision in PRECISIONS]
+    assert bounds == [kind.bounds[precision] for precision in PRECISIONS]
+    assert kind.bounds["int8"].max_gap > kind.bounds["fp32"].max_gap
+
+
+def test_a_configured_bound_goes_before_that_of_the_kind() -> None:
     config = ConversionConfig.model_validate(
         {"bounds": {"int8": {"max_gap": 0.3, "mean_gap": 0.1, "quality_drop": 0.2}}}
     )
     assert bound_of(TABULAR, "int8", config).max_gap == 0.3
     assert bound_of(TABULAR, "fp32", config) == TABULAR.bounds["fp32"]
-
-
-def test_a_precision_without_any_bound_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match=r"set conversion\.bounds\.int4"):
+    with pytest.raises(ConfigurationError, match=r"conversion\.bounds\.int4"):
         bound_of(TABULAR, "int4", ConversionConfig())
 
 
-def test_a_form_offers_the_targets_as_choices() -> None:
-    schema = ConversionConfig.model_json_schema()["properties"]["targets"]
-    assert schema["items"]["enum"] == [target.name for target in TARGETS]
+def test_what_a_format_is_made_from_comes_before_it_however_deep() -> None:
+    names = [made.name for made in with_sources(["openvino-int8", "onnx-fp16"])]
+    assert names == ["onnx-fp32", "openvino-fp32", "openvino-int8", "onnx-fp16"]
 
 
-def test_a_mean_bound_above_the_maximum_bound_is_refused() -> None:
-    with pytest.raises(ValidationError, match="bounds nothing; set it to at most max_gap"):
-        QualityBound(max_gap=0.01, mean_gap=0.02, quality_drop=0.0)
+@pytest.mark.parametrize(
+    ("hardware_class", "fits"), [("gpu", True), ("gpu-h200", True), ("cpu", False)]
+)
+def test_a_hardware_class_may_be_more_specific(hardware_class: str, fits: bool) -> None:
+    assert format_of("onnx-fp16").is_for(hardware_class) is fits
+
+
+def test_unknown_formats_and_kinds_are_refused(case: Case) -> None:
+    with pytest.raises(ConfigurationError, match="onnx-fp8"):
+        format_of("onnx-fp8")
+    with pytest.raises(ConfigurationError, match="speech"):
+        kind_of(case.program.model_copy(update={"family": "speech"}))
+
+
+def test_rows_of_another_kind_are_refused(case: Case) -> None:
+    assert case.onnx.files is not None
+    prepared = PreparedRows(data=case.onnx.files, num_calibration=1, num_judged=1, made_from={})
+    for kind, rows in (("tabular", prepared), ("text-embedding", case.rows)):
+        assert isinstance(rows, PreparedRows | SnapshotRows)
+        with pytest.raises(ConfigurationError, match="got rows"):
+            KINDS[kind].read_judged(case.program, rows, case.config, case.store)
+
+
+def test_a_program_of_a_table_needs_no_signature_and_another_one_does(case: Case) -> None:
+    values = case.program.model_dump(exclude={"signature"})
+    assert RegisteredProgram.model_validate(values) == case.program
+    with pytest.raises(ValueError, match="needs its signature, or the columns"):
+        RegisteredProgram.model_validate(values | {"columns": None})
+
+
+def test_a_configuration_is_checked_without_any_runtime() -> None:
+    program = """if True:
+        import sys, tasks.conversion.config
+        heavy = {"torch", "onnx", "onnxruntime", "openvino", "nncf"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)
+
+
+def test_a_form_offers_the_formats_as_choices() -> None:
+    schema = ConversionConfig.model_json_schema()["properties"]["formats"]
+    assert schema["items"]["enum"] == [made.name for made in FORMATS]
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"targets": ("onnx-fp32", "onnx-fp32")}, "names something twice"),
+        ({"formats": ("onnx-fp32", "onnx-fp32")}, "names something twice"),
         ({"batch_sizes": (1, 32, 1)}, "names something twice"),
-        (
-            {"targets": ("tensorrt-fp64",)},
-            "there is no target 'tensorrt-fp64'; there are onnx-fp32",
-        ),
+        ({"formats": ("tensorrt-fp64",)}, "tensorrt-fp64"),
         (
             {"bounds": {"int3": {"max_gap": 0.1, "mean_gap": 0.1, "quality_drop": 0}}},
-            "bounds name int3, which no target has",
+            "bounds name int3",
         ),
         ({"hardware_class": "toaster"}, "should match pattern"),
-        ({"targets": ()}, "at least 1 item"),
+        ({"formats": ()}, "at least 1 item"),
         ({"timing_rounds": 5}, "greater than or equal to 6"),
         ({"minimum_gain": 0.9}, "greater than or equal to 1"),
         ({"calibration_rows": 0}, "greater than 0"),
         ({"batchsizes": (1,)}, "Extra inputs are not permitted"),
+        ({"targets": ("onnx-fp32",), "formats": ("onnx-fp32",)}, "Extra inputs"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_a_reason(values: dict[str, object], message: str) -> None:
@@ -69,23 +131,33 @@ def test_a_wrong_setting_is_refused_with_a_reason(values: dict[str, object], mes
         ConversionConfig.model_validate(values)
 
 
-def test_another_kind_of_machine_has_its_own_targets_and_the_rest_stays() -> None:
+def test_a_mean_bound_above_the_maximum_bound_is_refused() -> None:
+    with pytest.raises(ValidationError, match="bounds nothing"):
+        QualityBound(max_gap=0.01, mean_gap=0.02, quality_drop=0.0)
+
+
+def test_names_of_earlier_versions_are_read(case: Case) -> None:
+    assert ConversionConfig.model_validate({"targets": ["onnx-fp32"]}).formats == ("onnx-fp32",)
+    stored = case.onnx.model_dump(mode="json")
+    assert stored["stamp"] == case.onnx.provenance
+    assert BuiltVariant.model_validate(stored) == case.onnx
+
+
+def test_another_kind_of_machine_has_its_own_formats_and_the_rest_stays() -> None:
     config = ConversionConfig(threads=3, seed=7)
-    hardware = HardwareConversion(hardware_class="gpu", targets=("onnx-fp16",))
-    there = config.on(hardware)
-    assert (there.hardware_class, there.targets) == ("gpu", ("onnx-fp16",))
+    there = config.on(HardwareConversion(hardware_class="gpu", formats=("onnx-fp16",)))
+    assert (there.hardware_class, there.formats) == ("gpu", ("onnx-fp16",))
     assert (there.threads, there.seed) == (3, 7)
     assert config.on(None) == config
 
 
-def test_the_deployment_on_the_gpu_pool_names_targets_that_are_for_it() -> None:
+def test_the_deployment_on_the_gpu_pool_names_the_formats_that_are_for_it() -> None:
     deployed = yaml.safe_load((PROJECT_ROOT / "prefect.yaml").read_text())["deployments"]
-    (told,) = [
+    (hardware,) = [
         one["parameters"]["hardware"]
         for one in deployed
         if one["entrypoint"].endswith("conversion_flow") and one["name"] == "gpu"
     ]
-    there = ConversionConfig().on(HardwareConversion.model_validate(told))
-    assert all(target_of(name).is_for(there.hardware_class) for name in there.targets)
-    assert set(there.targets) == {t.name for t in TARGETS if t.is_for("gpu")}
+    there = ConversionConfig().on(HardwareConversion.model_validate(hardware))
+    assert set(there.formats) == {made.name for made in FORMATS if made.is_for("gpu")}
     assert there.triton is not None

@@ -12,10 +12,10 @@ from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.gates.comparison import EAGER, NOTHING, Measurements, decide
 from tasks.conversion.gates.examination import Examined, quality_failure
-from tasks.conversion.gates.latency import Timing
 from tasks.conversion.gates.parity import ScoreGap
+from tasks.conversion.gates.timing import Timing
 from tasks.conversion.kinds.tabular import TABULAR, WORDING
-from tasks.conversion.targets.registry import TARGET
+from tasks.conversion.targets.catalog import FORMAT
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import passed_off
@@ -43,9 +43,9 @@ def _timing(ms: float, spread: float = 0.0) -> Timing:
 
 
 def _examined(name: str, failure: str | None = None) -> Examined:
-    form = TARGET[name]
+    form = FORMAT[name]
     built = BuiltVariant(
-        name=name, format=form.format, precision=form.precision, files=None, settings={}
+        name=name, format=form.file_format, precision=form.precision, files=None, settings={}
     )
     gap = ScoreGap(largest=1e-7, mean=1e-8, num_rows=100)
     return Examined(built, failure, rows=gap, edges=gap, change=NO_CHANGE)
@@ -64,8 +64,8 @@ def _decided(case: Case, times_ms: dict[str, tuple[float, float]]) -> dict[str, 
 
 def test_a_form_that_is_faster_at_one_batch_size_is_kept_for_it(case: Case) -> None:
     kept = _decided(case, {EAGER: (0.2, 10.0), "onnx-fp32": (0.05, 15.0)})["onnx-fp32"]
-    assert kept.kept
-    assert kept.reason.startswith("Kept for batches of 1. Speed as a multiple")
+    assert kept.accepted
+    assert kept.reason.startswith("Accepted for batches of 1. Speed as a multiple")
     assert "batch 1: 4.00 x PyTorch eager (4.00 to 4.00)" in kept.reason
     assert "batch 1024: 0.67 x PyTorch eager" in kept.reason
     assert [at.ratio_to_eager for at in kept.latencies] == [0.25, 1.5]
@@ -75,9 +75,9 @@ def test_a_form_that_is_faster_at_one_batch_size_is_kept_for_it(case: Case) -> N
 def test_a_slower_form_is_dropped_with_its_figures(case: Case) -> None:
     times = {EAGER: (0.2, 10.0), "onnx-fp32": (0.05, 5.0), "openvino-fp32": (0.1, 5.0)}
     dropped = _decided(case, times)["openvino-fp32"]
-    assert not dropped.kept
+    assert not dropped.accepted
     assert dropped.reason.startswith(
-        "Dropped: at no batch size 1.05 times as fast as simpler forms. "
+        "Dropped: at no batch size 1.05 times as fast as simpler variants. "
     )
     assert "batch 1: 0.50 x onnx-fp32 (0.50 to 0.50); batch 1024: 1.00 x" in dropped.reason
     assert [at.ratio_to_replaced for at in dropped.latencies] == [2.0, 1.0]
@@ -99,7 +99,7 @@ def test_a_dropped_form_is_nobodys_rival(case: Case) -> None:
         "openvino-int8": (0.08, 4.0),
     }
     decided = _decided(case, times)
-    assert [v.kept for v in decided.values()] == [True, False, True]
+    assert [v.accepted for v in decided.values()] == [True, False, True]
     assert "x openvino-fp32" not in decided["openvino-int8"].reason
 
 
@@ -115,14 +115,14 @@ def test_a_gain_that_is_not_certain_does_not_count(case: Case) -> None:
         CONFIG,
         TOLD,
     )
-    assert not variant.kept
+    assert not variant.accepted
     assert "1.18 x PyTorch eager (1.0" in variant.reason
 
 
 def test_a_form_that_failed_keeps_its_sentence(case: Case) -> None:
     failed = [_examined("onnx-fp32", "the disk ate it")]
     (variant,) = decide(case.program, failed, NOTHING, CONFIG, TOLD)
-    assert not variant.kept
+    assert not variant.accepted
     assert variant.reason == "Dropped: the disk ate it."
     assert variant.latencies == ()
 
@@ -149,9 +149,9 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
         assert variant.num_bytes > 0
         assert variant.load_ms is not None
         assert [at.batch_rows for at in variant.latencies] == [1, 8]
-        assert variant.reason.startswith("Kept" if variant.kept else "Dropped")
+        assert variant.reason.startswith("Accepted" if variant.accepted else "Dropped")
         assert variant.settings["threads"] == "1"
-        assert variant.stamp == built.stamp
+        assert variant.provenance == built.provenance
         assert all(at.cpu_ms is not None and at.cpu_ms >= 0 for at in variant.latencies)
         assert variant.throughput is not None
         assert variant.throughput.batch_rows == 32
@@ -167,7 +167,7 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
 
 def test_judging_leaves_the_threads_of_pytorch_as_they_were(case: Case) -> None:
     torch.set_num_threads(2)
-    config = case.config.model_copy(update={"targets": ("onnx-fp32",)})
+    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
     judge_variants(case.program, case.built, case.rows, config, case.store)
     assert torch.get_num_threads() == 2
 
@@ -199,7 +199,7 @@ def test_a_form_of_another_model_is_caught_and_the_others_survive(
         forged = passed_off(case.store, forged, case.onnx)
     built = (forged, case.openvino, case.int8)
     variants = judge_variants(case.program, built, case.rows, case.config, case.store)
-    assert not variants[0].kept
+    assert not variants[0].accepted
     assert sentence in variants[0].reason
     assert variants[0].latencies == ()
     assert variants[1].parity_max is not None
@@ -208,7 +208,7 @@ def test_a_form_of_another_model_is_caught_and_the_others_survive(
 
 def test_a_form_that_could_not_be_built_is_dropped_with_that_reason(case: Case) -> None:
     failed = case.openvino.model_copy(update={"files": None, "failure": "no rule for Det-20"})
-    config = case.config.model_copy(update={"targets": ("openvino-fp32",)})
+    config = case.config.model_copy(update={"formats": ("openvino-fp32",)})
     (variant,) = judge_variants(case.program, (case.onnx, failed), case.rows, config, case.store)
     assert variant.reason == "Dropped: not built: no rule for Det-20."
     assert variant.files is None
@@ -216,15 +216,15 @@ def test_a_form_that_could_not_be_built_is_dropped_with_that_reason(case: Case) 
     assert variant.num_bytes == 0
 
 
-def test_a_target_that_nobody_built_is_an_error(case: Case) -> None:
-    with pytest.raises(ConfigurationError, match="targets openvino-fp32, openvino-int8 were not"):
+def test_a_format_that_nobody_built_is_an_error(case: Case) -> None:
+    with pytest.raises(ConfigurationError, match="openvino-fp32, openvino-int8"):
         judge_variants(case.program, (case.onnx,), case.rows, case.config, case.store)
 
 
 def test_a_damaged_file_is_dropped_before_it_is_loaded(case: Case) -> None:
     rows = dataset(case.store, frame(900, seed=3))
     program = registered(case.store, rows, exported(SmallNetwork(seed=4)))
-    config = case.config.model_copy(update={"targets": ("onnx-fp32",)})
+    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
     onnx = build_one("onnx-fp32", program, rows, config, case.store)
     assert onnx.files is not None
     file = case.store.path(onnx.files) / "model.onnx"
@@ -232,7 +232,7 @@ def test_a_damaged_file_is_dropped_before_it_is_loaded(case: Case) -> None:
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     (variant,) = judge_variants(program, (onnx,), _of(rows), config, case.store)
-    assert not variant.kept
+    assert not variant.accepted
     assert "they were changed or damaged, and are not loaded" in variant.reason
 
 
@@ -249,10 +249,10 @@ def _of(rows: ValidatedDataset) -> SnapshotRows:
 
 
 def test_a_form_for_other_hardware_is_compared_and_neither_timed_nor_kept(case: Case) -> None:
-    config = case.config.model_copy(update={"targets": ("onnx-fp16",)})
+    config = case.config.model_copy(update={"formats": ("onnx-fp16",)})
     fp16 = build_one("onnx-fp16", case.program, case.rows, config, case.store, case.onnx)
     (variant,) = judge_variants(case.program, (fp16,), case.rows, config, case.store)
-    assert not variant.kept
+    assert not variant.accepted
     assert variant.parity_max is not None
     assert variant.latencies == ()
     assert variant.reason.startswith("Dropped: it agrees with PyTorch, and is for gpu: its speed")

@@ -70,7 +70,7 @@ def test_the_file_says_where_it_comes_from(case: Case) -> None:
         "falaj.schema_digest": schema_digest(case.program),
         "falaj.precision": "fp32",
         "falaj.target": "onnx-fp32",
-        "falaj.versions": case.onnx.stamp["versions"],
+        "falaj.versions": case.onnx.provenance["versions"],
     }
 
 
@@ -127,7 +127,7 @@ def test_a_program_for_a_fixed_number_of_rows_is_a_failure(
 def test_a_form_that_no_target_needs_is_not_built(
     store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
 ) -> None:
-    config = quick.model_copy(update={"targets": ("onnx-fp32",)})
+    config = quick.model_copy(update={"formats": ("onnx-fp32",)})
     program = registered(store, rows, exported(SmallNetwork()))
     assert [one.name for one in built(program, rows, config, store)] == ["onnx-fp32"]
     assert len(list((store.root / "variants").iterdir())) == 1

@@ -15,10 +15,8 @@ from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.targets.onnx import MODEL_FILE
-from tasks.conversion.targets.onnx_graphs import encoding_nodes
-from tasks.conversion.targets.onnx_halving import halve, with_overflows
-from tasks.conversion.targets.onnx_quantization import quantize_onnx
+from tasks.conversion.targets.onnx import MODEL_FILE, quantize_onnx
+from tasks.conversion.targets.onnx_halving import encoding_nodes, halve, with_overflows
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case

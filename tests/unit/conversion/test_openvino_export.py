@@ -39,7 +39,7 @@ def test_the_files_say_where_they_come_from(case: Case, name: str) -> None:
     one = next(variant for variant in case.built if variant.name == name)
     assert one.files is not None
     model = read_ir(case.store.path(one.files))
-    expected = one.stamp
+    expected = one.provenance
     assert {key: model.get_rt_info(["falaj", key]).astype(str) for key in expected} == expected
     assert expected["precision"] == one.precision
     assert expected["program_sha256"] == case.program.program.sha256
@@ -64,7 +64,7 @@ def test_an_operator_that_openvino_lacks_leaves_the_onnx_form_standing(
     onnx, openvino, int8 = built(program, rows, quick, store)
     assert onnx.failure is None
     assert openvino.failure is not None
-    assert "OpenVINO cannot convert the ONNX form" in openvino.failure
+    assert "OpenVINO cannot convert the ONNX file" in openvino.failure
     assert "Det-20" in openvino.failure
     assert int8.failure == f"it is made from openvino-fp32, which failed: {openvino.failure}"
 

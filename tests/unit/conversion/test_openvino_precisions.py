@@ -9,9 +9,10 @@ from tasks.contracts.release import BuiltVariant
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.processor import this_processor
+from tasks.conversion.targets.catalog import FORMAT
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.openvino import read_ir
-from tasks.conversion.targets.registry import TARGET
+from tasks.conversion.targets.registry import load_files
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one
 
@@ -62,12 +63,12 @@ def test_the_files_say_their_precision(case: Case, name: str) -> None:
     one = _built(case, name)
     assert one.files is not None
     model = read_ir(case.store.path(one.files))
-    assert model.get_rt_info(["falaj", "precision"]).astype(str) == TARGET[name].precision
+    assert model.get_rt_info(["falaj", "precision"]).astype(str) == FORMAT[name].precision
 
 
 def test_a_target_loads_with_the_threads_it_is_told(case: Case) -> None:
     one = _built(case, "openvino-weights-int8")
     assert one.files is not None
     folder = case.store.path(one.files)
-    model = TARGET[one.name].load(folder, case.program.signature, Runtime(threads=2))
+    model = load_files(one.name, folder, case.program.signature, Runtime(threads=2))
     assert model.settings["threads"] == "2"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,13 +9,16 @@ from hypothesis import strategies as st
 
 from tasks.conversion.config import QualityBound
 from tasks.conversion.gates.parity import (
+    CALL_SIZES,
     ScoreGap,
-    answered_gap,
+    batch_invariance_failure,
     parity_failure,
+    rearrange,
     score_batches,
     score_gap,
 )
-from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.inputs import ModelInputs, Scorer
+from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.kinds.tabular import WORDING, edge_batches, score_distances
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.kernel.errors import ConversionParityError
@@ -147,13 +152,11 @@ def test_edge_rows_may_have_a_bound_of_their_own() -> None:
 
 def test_rows_that_the_source_itself_has_no_answer_for_are_left_out() -> None:
     reference = np.array([0.1, np.nan, np.inf, 0.4])
-    gap = answered_gap(reference, np.array([0.1, 0.7, np.nan, 0.5]), score_distances)
+    gap = score_gap(reference, np.array([0.1, 0.7, np.nan, 0.5]), score_distances, answered=True)
     assert gap.num_rows == 2
     assert gap.largest == pytest.approx(0.1)
     with pytest.raises(ConversionParityError, match="converted model gives NaN or Inf for 1 of 2"):
-        answered_gap(reference, np.array([np.nan, 0.7, 0.2, 0.5]), score_distances)
-    with pytest.raises(ConversionParityError, match="returned shape"):
-        answered_gap(reference, np.zeros(3), score_distances)
+        score_gap(reference, np.array([np.nan, 0.7, 0.2, 0.5]), score_distances, answered=True)
 
 
 def test_far_from_the_labels_a_gap_of_a_number_counts_in_parts_of_its_distance() -> None:
@@ -163,3 +166,47 @@ def test_far_from_the_labels_a_gap_of_a_number_counts_in_parts_of_its_distance()
     assert far == pytest.approx(1e-6)
     assert same == 0
     assert score_distances(reference, other)[1] == pytest.approx(100)
+
+
+BATCHES = tuple(ModelInputs({"x": np.arange(s, s + 100.0)}) for s in range(0, 2000, 100))
+LOOSE = QualityBound(max_gap=0.04, mean_gap=0.004, quality_drop=0.1)
+
+
+def _dependence(model: Scorer) -> str | None:
+    scores = np.concatenate([model(batch) for batch in BATCHES])
+    judged = JudgedRows(
+        batches=BATCHES,
+        edges=(),
+        distances=score_distances,
+        change=lambda *_: pytest.fail("not asked for"),
+        timing_batch=BATCHES[0].repeated,
+        wording=WORDING["classification"],
+    )
+    return batch_invariance_failure(model, judged, scores, LOOSE, seed=0)
+
+
+def test_rows_are_taken_from_all_over_and_each_place_is_known() -> None:
+    calls, places = rearrange(BATCHES, seed=0)
+    np.testing.assert_array_equal(np.concatenate([call["x"] for call in calls]), places)
+    assert len(set(places.tolist())) == len(places) == 8 * 64
+    assert places.min() < 100
+    assert places.max() >= 1900
+    assert [call.num_rows for call in calls[: len(CALL_SIZES)]] == list(CALL_SIZES)
+    assert np.any(np.diff(places[:64]) < 0)
+
+
+def test_an_answer_for_the_row_alone_is_batch_invariant() -> None:
+    assert _dependence(lambda batch: (np.sin(batch["x"]) / 2).astype(np.float32)) is None
+
+
+def test_an_answer_that_depends_on_the_call_or_changes_each_time_is_not() -> None:
+    count = itertools.count()
+
+    def by_size(batch: ModelInputs) -> np.ndarray:
+        return (0.0001 * len(batch["x"]) + np.sin(batch["x"]) / 2).astype(np.float32)
+
+    def by_time(batch: ModelInputs) -> np.ndarray:
+        return (np.sin(batch["x"]) / 2 + 1e-5 * next(count)).astype(np.float32)
+
+    assert "depends on the other rows of its call" in (_dependence(by_size) or "")
+    assert "when the same rows are asked for again" in (_dependence(by_time) or "")

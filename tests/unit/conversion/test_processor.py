@@ -111,10 +111,10 @@ def test_bfloat16_is_dropped_with_the_reason_where_the_processor_lacks_it(
     host: Host, case: Case
 ) -> None:
     host("avx512_vnni")
-    config = case.config.model_copy(update={"targets": ("openvino-bf16",)})
+    config = case.config.model_copy(update={"formats": ("openvino-bf16",)})
     one = build_one("openvino-bf16", case.program, case.rows, config, case.store, case.onnx)
     (variant,) = judge_variants(case.program, (one,), case.rows, config, case.store)
-    assert not variant.kept
+    assert not variant.accepted
     assert variant.reason.startswith("Dropped: not built: this processor computes no bfloat16")
 
 

@@ -1,4 +1,4 @@
-"""What a form says of itself: written last, read back, and checked by everyone who loads it."""
+"""Provenance metadata: written last, read back, and checked by everyone who loads a variant."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ from tasks.conversion.convert import judge_variants
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.loading import load_variant, open_variant
-from tasks.conversion.provenance import (
-    check_sample,
-    check_stamp,
-    digest_of_inputs,
-    read_stamp,
-    write_beside,
-)
-from tasks.conversion.targets.interface import Runtime, Target
+from tasks.conversion.provenance import check_provenance, check_sample, digest_of_inputs
+from tasks.conversion.targets.catalog import FORMAT, FORMATS, Format
+from tasks.conversion.targets.interface import Runtime, read_beside, write_beside
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, without_reporting
-from tasks.conversion.targets.registry import TARGET, TARGETS
+from tasks.conversion.targets.registry import converter_of
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
 from tests.support.conversion.cases import Case
@@ -33,36 +28,32 @@ from tests.support.conversion.programs import SmallNetwork, build_one, exported,
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.suite.promises import Promise, proves
 
-PLAIN = Target("plain-fp32", "plain", "fp32", ("cpu",), lambda *_: {}, lambda *_: None)  # type: ignore[arg-type, return-value]
-
 
 @pytest.mark.parametrize("name", ["onnx-fp32", "openvino-fp32", "openvino-int8"])
 def test_files_carry_all_that_is_known_of_them(case: Case, name: str) -> None:
     one = next(variant for variant in case.built if variant.name == name)
     assert one.files is not None
-    seen = read_stamp(TARGET[name], case.store.path(one.files))
-    assert seen == one.stamp
+    seen = converter_of(FORMAT[name]).read_provenance(case.store.path(one.files))
+    assert seen == one.provenance
     assert seen["target"] == name
     assert seen["precision"] == one.precision
     assert seen["program_sha256"] == case.program.program.sha256
     assert seen["snapshot_sha256"] == case.dataset.snapshot.data.sha256
-    for package in TARGET[name].packages:
+    for package in FORMAT[name].packages:
         assert f"{package} " in seen["versions"]
-    calibrated = TARGET[name].needs_calibration
+    calibrated = FORMAT[name].needs_calibration
     assert ({"calibration_rows", "calibration_sha256"} <= set(seen)) == calibrated
     if calibrated:
         assert seen["calibration_rows"] == one.settings["calibration_rows"]
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_folder_without_a_model_is_no_stamp_and_a_sentence(
-    target: Target, tmp_path: Path
-) -> None:
-    with pytest.raises(ArtifactError, match=r"cannot be read as|carry no stamp"):
-        check_stamp(target, tmp_path, {})
+@pytest.mark.parametrize("made", FORMATS, ids=lambda made: made.name)
+def test_a_folder_without_a_model_has_no_provenance(made: Format, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"cannot be read as|carry no provenance"):
+        check_provenance(made, tmp_path, {})
 
 
-def _onnx_stamp(values: dict[str, str]) -> Change:
+def _onnx_provenance(values: dict[str, str]) -> Change:
     def change(folder: Path) -> None:
         model = onnx.load(folder / MODEL_FILE)
         del model.metadata_props[:]
@@ -72,11 +63,11 @@ def _onnx_stamp(values: dict[str, str]) -> Change:
     return change
 
 
-def _no_onnx_stamp(folder: Path) -> None:
-    _onnx_stamp({"author": "somebody"})(folder)
+def _no_onnx_provenance(folder: Path) -> None:
+    _onnx_provenance({"author": "somebody"})(folder)
 
 
-def _no_openvino_stamp(folder: Path) -> None:
+def _no_openvino_provenance(folder: Path) -> None:
     ov = without_reporting("openvino")
     model = read_ir(folder)
     bare = ov.Model(model.get_results(), model.get_parameters(), "bare")
@@ -89,26 +80,31 @@ def _no_openvino_stamp(folder: Path) -> None:
 
 @proves(Promise.CONVERSION, "a file that does not say what it is made from is not loaded")
 @pytest.mark.parametrize(
-    ("name", "change"), [("onnx-fp32", _no_onnx_stamp), ("openvino-fp32", _no_openvino_stamp)]
+    ("name", "change"),
+    [("onnx-fp32", _no_onnx_provenance), ("openvino-fp32", _no_openvino_provenance)],
 )
-def test_a_form_that_lost_its_stamp_is_refused(case: Case, name: str, change: Change) -> None:
+def test_a_variant_that_lost_its_provenance_is_refused(
+    case: Case, name: str, change: Change
+) -> None:
     built = next(variant for variant in case.built if variant.name == name)
     bare = changed(case.store, built, change)
-    with pytest.raises(ArtifactError, match=f"the files of {name} carry no stamp"):
+    with pytest.raises(ArtifactError, match=f"the files of {name} carry no provenance"):
         load_variant(bare, case.program, Runtime(), case.store)
-    config = case.config.model_copy(update={"targets": (name,)})
+    config = case.config.model_copy(update={"formats": (name,)})
     (variant,) = judge_variants(case.program, (bare,), case.rows, config, case.store)
-    assert not variant.kept
-    assert "carry no stamp" in variant.reason
+    assert not variant.accepted
+    assert "carry no provenance" in variant.reason
 
 
 @pytest.mark.parametrize("field", ["program_sha256", "snapshot_sha256", "schema_digest", "target"])
-def test_a_stamp_of_something_else_is_refused(case: Case, field: str) -> None:
-    other = changed(case.store, case.onnx, _onnx_stamp(_prefixed({**case.onnx.stamp, field: "x"})))
-    with pytest.raises(ArtifactError, match=f"say 'x' for {field}, expected"):
+def test_provenance_of_something_else_is_refused(case: Case, field: str) -> None:
+    other = changed(
+        case.store, case.onnx, _onnx_provenance(_prefixed({**case.onnx.provenance, field: "x"}))
+    )
+    with pytest.raises(ArtifactError, match=f"have the {field} 'x', expected"):
         load_variant(other, case.program, Runtime(), case.store)
-    told = other.model_copy(update={"stamp": {**case.onnx.stamp, field: "x"}})
-    with pytest.raises(ArtifactError, match=rf"for {field}, expected"):
+    told = other.model_copy(update={"provenance": {**case.onnx.provenance, field: "x"}})
+    with pytest.raises(ArtifactError, match=f"have the {field} .*, expected"):
         open_variant(
             _folder(case, case.onnx), _with_files(told, case.onnx), case.program, Runtime()
         )
@@ -127,16 +123,16 @@ def _with_files(variant: BuiltVariant, other: BuiltVariant) -> BuiltVariant:
     return variant.model_copy(update={"files": other.files})
 
 
-def test_a_form_of_another_program_is_refused_by_its_stamp(case: Case) -> None:
+def test_a_variant_of_another_program_is_refused(case: Case) -> None:
     other = registered(case.store, case.dataset, exported(SmallNetwork(seed=11)))
     form = build_one("onnx-fp32", other, case.rows, case.config, case.store)
-    with pytest.raises(ArtifactError, match="for program_sha256, expected"):
+    with pytest.raises(ArtifactError, match="have the program_sha256"):
         load_variant(form, case.program, Runtime(), case.store)
 
 
-def test_a_record_without_a_stamp_is_refused(case: Case) -> None:
-    old = case.onnx.model_copy(update={"stamp": {}})
-    with pytest.raises(ArtifactError, match="recorded without a stamp, by an earlier release"):
+def test_a_record_without_provenance_is_refused(case: Case) -> None:
+    old = case.onnx.model_copy(update={"provenance": {}})
+    with pytest.raises(ArtifactError, match="recorded without provenance"):
         load_variant(old, case.program, Runtime(), case.store)
 
 
@@ -158,7 +154,7 @@ def test_a_variant_that_could_not_be_built_is_not_loaded(case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def judged(case: Case) -> ModelVariant:
-    config = case.config.model_copy(update={"targets": ("onnx-fp32",)})
+    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
     (variant,) = judge_variants(case.program, case.built, case.rows, config, case.store)
     return variant
 
@@ -182,15 +178,14 @@ def test_a_variant_is_not_served_by_what_it_was_not_judged_with(
         load_variant(elsewhere, case.program, Runtime(), case.store)
 
 
-def test_a_format_without_room_has_its_stamp_beside_it(tmp_path: Path, case: Case) -> None:
-    expected = case.onnx.stamp
-    assert read_stamp(PLAIN, tmp_path) == {}
+def test_a_format_without_room_has_its_provenance_beside_it(tmp_path: Path, case: Case) -> None:
+    expected = case.onnx.provenance
+    assert read_beside(tmp_path) == {}
     write_beside(tmp_path, expected)
-    assert read_stamp(PLAIN, tmp_path) == expected
-    check_stamp(PLAIN, tmp_path, expected)
+    assert read_beside(tmp_path) == expected
     (tmp_path / "stamp.json").write_text("{")
     with pytest.raises(ArtifactError, match="cannot be read"):
-        read_stamp(PLAIN, tmp_path)
+        read_beside(tmp_path)
 
 
 def test_every_value_and_the_order_of_calibrating_rows_count() -> None:

@@ -9,15 +9,9 @@ import torch
 from tasks.contracts.conversion import tabular_signature
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
-from tasks.conversion.targets import runtimes
-from tasks.conversion.targets.interface import Load, Runtime
-from tasks.conversion.targets.runtimes import (
-    LoadedModel,
-    load_onnx,
-    load_openvino,
-    load_pytorch,
-    torch_threads_restored,
-)
+from tasks.conversion.targets.interface import LoadedModel, Runtime, loaded
+from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.registry import load_files
 from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
 from tests.support.data.builders import COLUMNS
@@ -44,16 +38,16 @@ def test_each_runtime_says_what_it_really_runs_with(case: Case) -> None:
 
 def test_two_threads_are_read_back_as_two(case: Case) -> None:
     assert case.openvino.files is not None
-    model = load_openvino(
-        case.store.path(case.openvino.files), case.program.signature, Runtime(threads=2)
-    )
+    folder = case.store.path(case.openvino.files)
+    model = load_files("openvino-fp32", folder, case.program.signature, Runtime(threads=2))
     assert model.settings["threads"] == "2"
 
 
 def test_a_setting_that_did_not_take_is_an_error() -> None:
     settings = {"runtime": "openvino 2026", "precision": "bf16"}
-    with pytest.raises(ConversionError, match="runs with precision 'bf16', it was told 'f32'"):
-        runtimes._read_back(settings, {"precision": "f32"})
+    signature = tabular_signature(COLUMNS)
+    with pytest.raises(ConversionError, match="runs with precision 'bf16', expected 'f32'"):
+        loaded(0.0, lambda _: np.zeros(1, np.float32), signature, settings, {"precision": "f32"})
 
 
 def test_other_layouts_and_number_types_give_the_same_scores(
@@ -112,26 +106,26 @@ def test_a_provider_that_is_not_there_is_an_error_and_no_silent_fall_back(case: 
     folder, gpu = case.store.path(case.onnx.files), Runtime(hardware_class="gpu")
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
-        pytest.raises(ConversionError, match="provider 'CPUExecutionProvider', it was told 'CUDA"),
+        pytest.raises(ConversionError, match="provider 'CPUExecutionProvider', expected 'CUDA"),
     ):
-        load_onnx(folder, case.program.signature, gpu)
+        load_files("onnx-fp32", folder, case.program.signature, gpu)
 
 
 @pytest.mark.parametrize(
-    ("load", "file", "message"),
+    ("name", "file", "message"),
     [
-        (load_onnx, "model.onnx", "ONNX Runtime cannot load the model"),
-        (load_openvino, "model.xml", "OpenVINO cannot load the model"),
+        ("onnx-fp32", "model.onnx", "ONNX Runtime cannot load the model"),
+        ("openvino-fp32", "model.xml", "OpenVINO cannot load the model"),
     ],
 )
 @pytest.mark.parametrize("content", [None, b"", b"not a model"])
 def test_files_that_are_no_model_are_refused_with_a_sentence(
-    tmp_path: Path, load: Load, file: str, message: str, content: bytes | None
+    tmp_path: Path, name: str, file: str, message: str, content: bytes | None
 ) -> None:
     if content is not None:
         (tmp_path / file).write_bytes(content)
     with pytest.raises(ConversionError, match=message):
-        load(tmp_path, tabular_signature(COLUMNS), Runtime())
+        load_files(name, tmp_path, tabular_signature(COLUMNS), Runtime())
 
 
 def test_the_thread_count_of_pytorch_is_put_back(case: Case) -> None:

@@ -20,8 +20,7 @@ from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import edge_rows, read_rows
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.onnx import MODEL_FILE
-from tasks.conversion.targets.program import load_program
-from tasks.conversion.targets.runtimes import load_pytorch
+from tasks.conversion.targets.pytorch import load_program, load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError, ConversionParityError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore
@@ -78,7 +77,7 @@ def test_the_program_gives_the_mapped_logit_and_keeps_the_order_in_every_runtime
 
     store = ArtifactStore(tmp_path / "artifacts")
     made = registered(store, dataset(store), after.read_bytes())
-    config = ConversionConfig(targets=("onnx-fp32",))
+    config = ConversionConfig(formats=("onnx-fp32",))
     (onnx,) = built(made, dataset(store), config, store)
     assert onnx.files is not None
     session = ort.InferenceSession(

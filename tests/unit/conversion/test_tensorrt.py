@@ -11,8 +11,8 @@ import torch
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.runtimes import TENSORRT_PROVIDER, load_onnx, tensorrt_options
-from tasks.conversion.targets.tensorrt import FACTS_FILE, equipment, load_engine
+from tasks.conversion.targets.registry import load_files
+from tasks.conversion.targets.tensorrt import FACTS_FILE, equipment
 from tasks.conversion.targets.tensorrt_engine import ShapeRange, shape_ranges
 from tasks.kernel.errors import ConversionError
 from tests.support.conversion.cases import Case
@@ -38,12 +38,6 @@ def test_an_axis_without_a_largest_length_is_refused() -> None:
         shape_ranges(endless, 32, 1024)
 
 
-def test_onnx_runtimes_provider_gets_the_same_ranges(case: Case) -> None:
-    options = tensorrt_options(case.program.signature, "fp16", typical_rows=8, most_rows=64)
-    assert options["trt_profile_max_shapes"] == "categorical:64x3,numeric:64x5"
-    assert (options["trt_fp16_enable"], options["trt_int8_enable"]) == ("1", "0")
-
-
 @without_gpu
 def test_without_a_device_or_tensorrt_a_sentence_says_where_to_convert() -> None:
     with pytest.raises(ConversionError, match="Convert on the `gpu` work pool"):
@@ -52,7 +46,7 @@ def test_without_a_device_or_tensorrt_a_sentence_says_where_to_convert() -> None
 
 @without_gpu
 def test_an_engine_that_cannot_be_built_spoils_no_other_form_and_is_tried_anew(case: Case) -> None:
-    config = case.config.model_copy(update={"targets": ("onnx-fp32", "tensorrt-fp16")})
+    config = case.config.model_copy(update={"formats": ("onnx-fp32", "tensorrt-fp16")})
     forms = built(case.program, case.rows, config, case.store, given=(case.onnx,))
     assert [form.name for form in forms] == ["onnx-fp32", "onnx-fp16", "tensorrt-fp16"]
     assert [form.failure is None for form in forms] == [True, True, False]
@@ -61,22 +55,11 @@ def test_an_engine_that_cannot_be_built_spoils_no_other_form_and_is_tried_anew(c
     assert case.store.num_builds == builds  # what a machine lacks is not remembered as a result
     onnx, engine = judge_variants(case.program, forms, case.rows, config, case.store)
     assert onnx.latencies
-    assert not engine.kept
+    assert not engine.accepted
     assert engine.reason.startswith("Dropped: not built: ")
 
 
 def test_an_engine_is_not_loaded_on_a_processor(tmp_path: Path) -> None:
     (tmp_path / FACTS_FILE).write_text(json.dumps({}))
     with pytest.raises(ConversionError, match="an engine runs on graphics processors"):
-        load_engine(tmp_path, TEXTS, Runtime())
-
-
-@without_gpu
-def test_tensorrts_provider_that_is_not_there_is_an_error_too(case: Case) -> None:
-    assert case.onnx.files is not None
-    folder, gpu = case.store.path(case.onnx.files), Runtime(hardware_class="gpu")
-    with (
-        pytest.warns(UserWarning, match="TensorrtExecutionProvider"),
-        pytest.raises(ConversionError, match="'CPUExecutionProvider', it was told 'Tensorrt"),
-    ):
-        load_onnx(folder, case.program.signature, gpu, TENSORRT_PROVIDER)
+        load_files("tensorrt-fp16", tmp_path, TEXTS, Runtime())

@@ -12,7 +12,6 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import PreparedRows
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.gates.parity import score_batches
-from tasks.conversion.kinds.neighbours import neighbour_overlaps, overlap_change
 from tasks.conversion.kinds.registry import bound_of
 from tasks.conversion.kinds.text_embedding import (
     IDS,
@@ -21,11 +20,13 @@ from tasks.conversion.kinds.text_embedding import (
     cosine_distances,
     edge_texts,
     embedding_distances,
+    neighbour_overlaps,
+    overlap_change,
     padded,
     timing_texts,
 )
+from tasks.conversion.targets.catalog import FORMAT
 from tasks.conversion.targets.onnx import MODEL_FILE
-from tasks.conversion.targets.registry import TARGET
 from tasks.kernel.errors import ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.forging import passed_off
@@ -59,8 +60,8 @@ def test_every_target_is_built_and_near_enough(texts: TextCase, name: str) -> No
     judged = TEXT_EMBEDDING.read_judged(texts.program, texts.rows, texts.config, texts.store)
     expected = np.concatenate([texts.expected(dict(batch)) for batch in judged.batches])
     got = np.concatenate([texts.answers(name, dict(batch)) for batch in judged.batches])
-    bound = bound_of(TEXT_EMBEDDING, TARGET[name].precision, texts.config)
-    slack = 10 if TARGET[name].precision in ("int8", "weights-int8") else 1  # 32 wide and random
+    bound = bound_of(TEXT_EMBEDDING, FORMAT[name].precision, texts.config)
+    slack = 10 if FORMAT[name].precision in ("int8", "weights-int8") else 1  # 32 wide and random
     assert judged.distances(expected, got).max() < bound.max_gap * slack
 
 
@@ -115,9 +116,9 @@ def test_a_form_of_another_encoder_is_caught(texts: TextCase) -> None:
     other = encoders.registered(texts.store, "other", seed=1)
     forged = build_one("onnx-fp32", other, texts.rows, texts.config, texts.store)
     forged = passed_off(texts.store, forged, texts.built["onnx-fp32"])
-    config = texts.config.model_copy(update={"targets": ("onnx-fp32",)})
+    config = texts.config.model_copy(update={"formats": ("onnx-fp32",)})
     (variant,) = judge_variants(texts.program, (forged,), texts.rows, config, texts.store)
-    assert not variant.kept
+    assert not variant.accepted
     assert "an embedding differs by" in variant.reason
 
 

@@ -1,4 +1,4 @@
-"""A family that the project does not know: one `Family`, rows and a configuration suffice."""
+"""A family that the project does not know: one `ModelKind`, rows and a configuration suffice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.interface import Batches, Family, JudgedRows, Wording
-from tasks.conversion.kinds.registry import FAMILIES
+from tasks.conversion.kinds.interface import Batches, JudgedRows, ModelKind, Wording
+from tasks.conversion.kinds.registry import KINDS
 from tasks.conversion.kinds.tabular import BOUNDS
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder
@@ -78,7 +78,7 @@ def _judged(
     )
 
 
-PICTURES = Family("pictures", BOUNDS, _calibration, _judged)
+PICTURES = ModelKind("pictures", BOUNDS, _calibration, _judged)
 
 
 def _program(store: ArtifactStore) -> RegisteredProgram:
@@ -135,11 +135,11 @@ def _rows(store: ArtifactStore) -> PreparedRows:
 def test_pictures_go_through_the_same_targets_and_the_same_judge(
     tmp_path: Path, quick: ConversionConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FAMILIES, PICTURES.name, PICTURES)
+    monkeypatch.setitem(KINDS, PICTURES.name, PICTURES)
     store = ArtifactStore(tmp_path / "artifacts")
     targets = ("onnx-fp32", "openvino-fp32", "openvino-int8", "onnx-int8", "onnx-fp16")
     layers = ("MatMul", "Convolution")
-    config = quick.model_copy(update={"targets": targets, "quantized_layers": layers})
+    config = quick.model_copy(update={"formats": targets, "quantized_layers": layers})
     program, rows = _program(store), _rows(store)
     forms = built(program, rows, config, store)
     assert [one.failure for one in forms] == [None] * 5

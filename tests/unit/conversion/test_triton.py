@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import PreparedRows, TensorSpec
 from tasks.contracts.release import ModelVariant
-from tasks.conversion.config import ConversionConfig
+from tasks.conversion.config import ConversionConfig, TritonConfig
 from tasks.conversion.triton import repository
 from tasks.conversion.triton.checks import _schema, check_repository, check_schema
-from tasks.conversion.triton.config import TritonConfig
 from tasks.conversion.triton.model import Step, Tensor, TritonModel, as_text
 from tasks.conversion.triton.repository import most_rows, with_repository, write_repository
 from tasks.kernel.errors import ArtifactError, ConversionError
@@ -26,6 +26,7 @@ VERSION = 3
 NUMBERS = Tensor("numeric", "TYPE_FP32", (5,))
 CODES = Tensor("categorical", "TYPE_INT32", (3,))
 SCORE = Tensor("score", "TYPE_FP32", ())
+WARMUP = {"categorical": np.zeros((1, 3), np.int32), "numeric": np.zeros((1, 5), np.float32)}
 
 
 def serving(case: Case, **settings: object) -> ConversionConfig:
@@ -51,7 +52,7 @@ def test_a_repository_holds_the_form_its_version_and_a_row_to_warm_it_up(case: C
 
 def test_a_form_that_says_it_is_of_another_snapshot_gets_no_repository(case: Case) -> None:
     form = kept(case.onnx, case.program)
-    other = form.model_copy(update={"stamp": {**form.stamp, "snapshot_sha256": "f" * 64}})
+    other = form.model_copy(update={"provenance": {**form.provenance, "snapshot_sha256": "f" * 64}})
     with pytest.raises(ArtifactError, match="belong to another model, snapshot or build"):
         write_repository(case.program, other, case.rows, serving(case, instances=4), case.store)
 
@@ -114,8 +115,7 @@ def _model(case: Case, **changes: object) -> TritonModel:
         outputs=(SCORE,),
         max_batch_rows=64,
         files={"model.onnx": case.store.path(case.onnx.files) / "model.onnx"},
-        warmup={"categorical": bytes(12), "numeric": bytes(20)},
-        warmup_dims={"categorical": (3,), "numeric": (5,)},
+        warmup=WARMUP,
     )
     return replace(model, **changes)  # type: ignore[arg-type]
 
@@ -143,8 +143,8 @@ def _written(model: TritonModel, folder: Path) -> None:
             "score is TYPE_FP32 .1., in the ONNX file TYPE",
         ),
         ({"outputs": (replace(SCORE, name="scores"),)}, "it names .'scores'., the ONNX file"),
-        ({"warmup": {"categorical": b"", "numeric": bytes(20)}}, "has 0 bytes, expected those of"),
-        ({"warmup_dims": {"categorical": (3,)}}, "no warm-up row fits numeric"),
+        ({"warmup": WARMUP | {"numeric": np.zeros((1, 5))}}, "numeric is float64, expected TYPE"),
+        ({"warmup": {"categorical": WARMUP["categorical"]}}, "no warm-up row fits numeric"),
     ],
 )
 def test_a_configuration_that_says_something_else_than_the_file_is_refused(
@@ -207,7 +207,7 @@ def test_a_form_that_cannot_be_served_so_stays_and_says_why(case: Case) -> None:
         "no model repository: ONNX in Triton's Python backend runs on proc"
         in same.settings["triton"]
     )
-    assert same.kept
+    assert same.accepted
 
 
 def test_what_fails_its_check_leaves_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_the_form_of_an_import_says_what_each_field_is_for(
 def test_a_click_converts_the_champion_again(items: tuple[DeploymentItem, ...]) -> None:
     [item] = [item for item in items if item.full_name == "reconversion/cpu"]
     assert item.parameters["version"] is None
-    assert item.parameters["config"]["conversion"]["targets"]
+    assert item.parameters["config"]["conversion"]["formats"]
 
 
 def test_every_pool_and_queue_of_the_file_is_made() -> None:

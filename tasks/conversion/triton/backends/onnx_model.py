@@ -22,15 +22,15 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model file beside this one."""
-        told = json.loads(args["model_config"])
+        config = json.loads(args["model_config"])
         options = ort.SessionOptions()
-        options.intra_op_num_threads = int(told["parameters"]["threads"]["string_value"])
+        options.intra_op_num_threads = int(config["parameters"]["threads"]["string_value"])
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         folder = Path(args["model_repository"]) / args["model_version"]
         self._session = ort.InferenceSession(folder / "model.onnx", options, providers=[PROVIDER])
-        self._inputs = [tensor["name"] for tensor in told["input"]]
-        self._outputs = [tensor["name"] for tensor in told["output"]]
+        self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._outputs = [tensor["name"] for tensor in config["output"]]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer all requests with one call of the model."""

@@ -20,8 +20,8 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer file beside this one."""
-        told = json.loads(args["model_config"])
-        number = {name: value["string_value"] for name, value in told["parameters"].items()}
+        config = json.loads(args["model_config"])
+        number = {name: value["string_value"] for name, value in config["parameters"].items()}
         self._most, self._step = int(number["max_tokens"]), int(number["length_step"])
         folder = Path(args["model_repository"]) / args["model_version"]
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

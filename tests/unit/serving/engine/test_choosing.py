@@ -29,7 +29,7 @@ def entry(
         name=name, format="onnx", precision="fp32", hardware_class="cpu",
         files=Artifact(uri="artifact:x", sha256="0" * 64, num_bytes=1), source_sha256="0" * 64,
         parity_max=0.0, parity_mean=0.0, latencies=tuple(latency), num_bytes=1, load_ms=1.0,
-        kept=True, reason="", settings={}, standings=(standing,),
+        accepted=True, reason="", settings={}, standings=(standing,),
     )  # fmt: skip
     folder = changes.pop("folder", f"variants/{name}")
     return RegisteredVariant(variant=variant.model_copy(update=changes), folder=folder)

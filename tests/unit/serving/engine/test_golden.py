@@ -18,7 +18,7 @@ from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.runtimes import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
 

@@ -1,18 +1,24 @@
-"""Opening a `torch.export` program file without letting it run code."""
+"""A `torch.export` program: opened without letting it run code, checked, and run in PyTorch."""
 
 from __future__ import annotations
 
 import io
 import json
 import pickle
+import time
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch.export import ExportedProgram
 
 from tasks.contracts.conversion import Signature, TensorSpec
+from tasks.conversion.inputs import Array
+from tasks.conversion.targets.interface import Float32Array, LoadedModel, Runtime, loaded
+from tasks.conversion.targets.profiles import profile_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError
 
 
@@ -100,3 +106,47 @@ def _check_input(value: torch.Tensor, spec: TensorSpec) -> None:
                 f"the program's input {spec.name!r} has {axis} fixed where any number is promised "
                 f"({name}); export the program with a dynamic {name} axis"
             )
+
+
+def load_pytorch(path: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+    """Load a program as it was exported, on the CPU.
+
+    The number of threads is a setting of the whole process; see `torch_threads_restored`.
+
+    Raises:
+        ConversionError: PyTorch runs with other settings.
+        ArtifactError: the file is damaged.
+    """
+    start = time.perf_counter()
+    torch.set_num_threads(runtime.threads)
+    module = load_program(path).module(check_guards=False)
+    # Range checks of the export would double the time of a small batch; plain eager has none.
+    module._forward_pre_hooks.clear()
+
+    def score(arrays: dict[str, Array]) -> Float32Array:
+        with torch.inference_mode():
+            tensors = [
+                torch.from_numpy(values if values.flags.writeable else values.copy())
+                for values in arrays.values()
+            ]
+            scores: Float32Array = module(*tensors).numpy()
+        return scores
+
+    settings = {
+        "runtime": f"pytorch {torch.__version__}",
+        "threads": str(torch.get_num_threads()),
+        "precision": torch.get_float32_matmul_precision(),
+    }
+    wanted = {"threads": str(runtime.threads), "precision": "highest"}
+    profiler = profile_pytorch(lambda inputs: score(dict(inputs))) if runtime.profiled else None
+    return loaded(start, score, signature, settings, wanted, profiler)
+
+
+@contextmanager
+def torch_threads_restored() -> Iterator[None]:
+    """Put back PyTorch's thread count, which `load_pytorch` sets for the whole process."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Latency of several runtimes beside each other, in interleaved rounds, and ratios between them.
+"""Latency of several runtimes in interleaved rounds, and the throughput of all cores.
 
 Other work on the machine slows all runtimes of a round alike. So runtimes take turns (A B C, B C A,
 C A B ...), and what is compared is not their times but the ratio within each round.
@@ -7,20 +7,27 @@ C A B ...), and what is compared is not their times but the ratio within each ro
 from __future__ import annotations
 
 import math
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.contracts.evaluation import Metric
+from tasks.contracts.measurement import VariantThroughput
+from tasks.conversion.inputs import FloatArray, ModelInputs, Scorer
 
 WARM_UP_CALLS = 3
 LEAST_CALLS = 3
 SLOW_CALL_MS = 200.0  # a slower call is a turn by itself
-FloatArray = NDArray[np.floating[Any]]
+THROUGHPUT_ROUNDS = 7
+ROUND_LENGTHS = 10  # of a latency turn: a round holds many calls of each caller
+MILLION = 1e6
 
 
 @dataclass(frozen=True)
@@ -143,3 +150,61 @@ def median_interval(values: FloatArray) -> Metric:
         low=float(ordered[rank - 1]),
         high=float(ordered[count - rank]),
     )
+
+
+def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores that this process may use: its affinity, or less where its control group says so."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cpu_max.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+
+
+def measure_throughput(
+    open_stream: Callable[[], Scorer], batch: ModelInputs, streams: int, round_ms: float
+) -> VariantThroughput:
+    """Let `streams` callers ask at the same time, each a copy of the variant of its own.
+
+    Args:
+        open_stream: loads a copy.
+        batch: what every call asks.
+        streams: callers.
+        round_ms: length of a turn when latency is taken; a round here is ten times as long.
+    """
+    models = [open_stream() for _ in range(streams)]
+    seconds = ROUND_LENGTHS * round_ms / 1e3
+    rates, costs = [], []
+    with ThreadPoolExecutor(streams) as pool:
+        _round(pool, models, batch, seconds / ROUND_LENGTHS)  # warms up
+        for _ in range(THROUGHPUT_ROUNDS):
+            rate, cost = _round(pool, models, batch, seconds)
+            rates.append(rate)
+            costs.append(cost)
+    return VariantThroughput(
+        batch_rows=batch.num_rows,
+        streams=streams,
+        rows_per_s=median_interval(np.array(rates)),
+        cpu_s_per_million=float(np.median(costs)) * MILLION,
+    )
+
+
+def _round(
+    pool: ThreadPoolExecutor, models: Sequence[Scorer], batch: ModelInputs, seconds: float
+) -> tuple[float, float]:
+    """Rows a second of all callers together, and processor seconds a row."""
+    together = threading.Barrier(len(models))
+
+    def ask(model: Scorer) -> tuple[int, float]:
+        together.wait()
+        start, calls = time.perf_counter(), 0
+        while (passed := time.perf_counter() - start) < seconds or not calls:
+            model(batch)
+            calls += 1
+        return calls * batch.num_rows, passed
+
+    cpu = time.process_time()
+    answered = list(pool.map(ask, models))
+    cpu = time.process_time() - cpu
+    return sum(rows / passed for rows, passed in answered), cpu / sum(rows for rows, _ in answered)

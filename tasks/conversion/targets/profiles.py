@@ -1,7 +1,6 @@
-"""Which operators take the time of a call, as each runtime itself tells it.
+"""Which operators take the time of a call, as each runtime itself measures it.
 
-A runtime that notes what it does is slower, so what is profiled is a copy that is loaded for this
-alone; shares hold, and times of latency are taken elsewhere.
+Profiling slows a runtime, so a copy is loaded for it alone; latency is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -15,21 +14,18 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from tasks.contracts.measurement import OperatorProfile, OperatorTime
-from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.inputs import Array, ModelInputs
+from tasks.conversion.targets.interface import Profiler, Totals
 from tasks.kernel.scratch import scratch_folder
 
 WARM_UP_CALLS = 3
 CALLS = 10
 MOST_OPERATORS = 6
 KINETO_LOG_LEVEL, SILENT = "KINETO_LOG_LEVEL", "99"
-"""Read by PyTorch's profiler when it starts: below this it tells that it starts and stops."""
-Arrays = Mapping[str, NDArray[Any]]
-Totals = dict[str, tuple[float, float]]
-"""Milliseconds and runs of each kind of operator, in one call."""
-Profiler = Callable[[Arrays], Totals]
+"""Read by PyTorch's profiler when it starts: below this it logs its start and stop."""
+Arrays = Mapping[str, Array]
 
 
 def top_operators(profiler: Profiler, batch: ModelInputs) -> OperatorProfile:
@@ -73,10 +69,10 @@ def profile_pytorch(call: Callable[[Arrays], object]) -> Profiler:
             call(inputs)
         # Not `torch.profiler`, which writes to standard error whenever it starts; nor may this.
         os.environ.setdefault(KINETO_LOG_LEVEL, SILENT)
-        with torch.autograd.profiler.profile(use_kineto=False) as told:
+        with torch.autograd.profiler.profile(use_kineto=False) as recorded:
             for _ in range(CALLS):
                 call(inputs)
-        events = sorted(told.function_events or [], key=lambda event: event.time_range.start)
+        events = sorted(recorded.function_events or [], key=lambda event: event.time_range.start)
         return _summed(
             (event.name.removeprefix("aten::"), event.self_cpu_time_total / 1e3)
             for event in events
@@ -107,7 +103,7 @@ def profile_onnx(model: Path, options: ort.SessionOptions, providers: list[Any])
 
 
 def profile_openvino(request: Any) -> Profiler:
-    """Operators of a compiled OpenVINO model that was told to count."""
+    """Operators of a compiled OpenVINO model that counts."""
 
     def profile(inputs: Arrays) -> Totals:
         for _ in range(WARM_UP_CALLS):
@@ -116,9 +112,9 @@ def profile_openvino(request: Any) -> Profiler:
         for _ in range(CALLS):
             request.infer(dict(inputs))
             events += [
-                (told.node_type, told.real_time.total_seconds() * 1e3)
-                for told in request.profiling_info
-                if told.status == told.Status.EXECUTED
+                (node.node_type, node.real_time.total_seconds() * 1e3)
+                for node in request.profiling_info
+                if node.status == node.Status.EXECUTED
             ]
         return _summed(events)
 
