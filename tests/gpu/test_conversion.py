@@ -19,12 +19,7 @@ from tasks.conversion.gates.parity import score_batches, score_gap
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.registry import bound_of, kind_of
 from tasks.conversion.targets.interface import LoadedModel, Runtime
-from tasks.conversion.targets.onnx import (
-    GPU_PROVIDER,
-    TENSORRT_PROVIDER,
-    load_onnx,
-    tensorrt_options,
-)
+from tasks.conversion.targets.onnx import GPU_PROVIDER
 from tasks.conversion.targets.registry import load_files
 from tasks.conversion.targets.tensorrt import FACTS_FILE
 from tasks.kernel.errors import ConversionError
@@ -62,20 +57,13 @@ def agrees(case: Case, model: LoadedModel, precision: str, *batches: ModelInputs
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("provider", [GPU_PROVIDER, TENSORRT_PROVIDER])
-def test_an_onnx_form_runs_on_the_provider_that_it_was_given(
-    case: Case, typical: ModelInputs, provider: str, name: str
-) -> None:
-    needs_provider(provider)
-    form = build_one(name, case.program, case.rows, case.config, case.store, case.onnx)
-    assert form.files is not None
-    signature = case.program.signature
-    options = None
-    if provider == TENSORRT_PROVIDER:
-        options = tensorrt_options(signature, form.precision, typical_rows=32, most_rows=2048)
-    model = load_onnx(case.store.path(form.files), signature, GPU, provider, options)
-    assert model.settings["provider"] == provider  # read back from the session
-    agrees(case, model, form.precision, typical)
+def test_an_onnx_variant_runs_on_the_device(case: Case, typical: ModelInputs, name: str) -> None:
+    needs_provider(GPU_PROVIDER)
+    one = build_one(name, case.program, case.rows, case.config, case.store, case.onnx)
+    assert one.files is not None
+    model = load_files(name, case.store.path(one.files), case.program.signature, GPU)
+    assert model.settings["provider"] == GPU_PROVIDER  # read back from the session
+    agrees(case, model, one.precision, typical)
 
 
 @pytest.fixture(scope="module")

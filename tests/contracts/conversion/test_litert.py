@@ -19,12 +19,8 @@ from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.targets.catalog import format_of
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.litert import (
-    MODEL_FILE,
-    equipment,
-    load_litert,
-    refuse_other_axes,
-)
+from tasks.conversion.targets.litert import MODEL_FILE, equipment, refuse_other_axes
+from tasks.conversion.targets.registry import load_files
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore, tool_python
 from tests.support.conversion.cases import Case, case, edges, quick, typical
@@ -90,7 +86,7 @@ def test_a_damaged_file_is_refused_with_a_sentence(
     assert litert.files is not None, litert.failure
     (tmp_path / MODEL_FILE).write_bytes(b"no model")
     with pytest.raises(ConversionError, match="LiteRT cannot load the model"):
-        load_litert(tmp_path, case.program.signature, Runtime())
+        load_files("litert-fp32", tmp_path, case.program.signature, Runtime())
 
 
 def test_rows_of_any_length_are_refused_with_a_sentence(tmp_path: Path) -> None:
