@@ -48,16 +48,12 @@ class ExaminedColumn:
 def examine_numbers(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
     """Count a numeric column; look for another unit and for a value that never changes."""
     before, now = (rows.numbers(name) for rows in (windows.reference, windows.current))
-    lead_in = [(rows, rows.numbers(name)) for rows in (windows.lead_in,) if rows is not None]
-    histogram = count_numbers(
-        (windows.reference, before), (windows.current, now), config.num_bins, config.psi_bins
-    )
+    lead_in = [rows.numbers(name) for rows in (windows.lead_in,) if rows is not None]
+    histogram = count_numbers(before, now, config.num_bins, config.psi_bins)
     converted = find_unit_change(
-        largest_day_step((windows.reference, before)),
-        largest_day_step(*lead_in, (windows.current, now)),
-        config.unit_changes,
+        largest_day_step(before), largest_day_step(*lead_in, now), config.unit_changes
     )
-    frozen = _frozen(windows, before, now, config)
+    frozen = _frozen(windows, before.values, now.values, config)
     examined = _examined(name, histogram, frozen, find_missing(histogram, config))
     return replace(examined, guess=converted)
 
@@ -78,6 +74,8 @@ def _frozen(
     windows: Windows, before: Float64Array, now: Float64Array, config: DriftConfig
 ) -> str | None:
     run = longest_frozen_run(windows.current, now)
+    if run.num_days < config.min_frozen_days:
+        return None
     usual = longest_frozen_run(windows.reference, before)
     known = before[~np.isnan(before)]
     share = float(np.mean(known == run.value)) if len(known) else 0.0

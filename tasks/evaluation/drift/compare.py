@@ -208,10 +208,7 @@ def _prediction(
     )
     _check_days(before, scored_reference.window, "performance reference", config)
     histogram = count_numbers(
-        (before, before.numbers(SCORE)),
-        (now, now.numbers(SCORE)),
-        config.num_bins,
-        config.psi_bins,
+        before.numbers(SCORE), now.numbers(SCORE), config.num_bins, config.psi_bins
     )
     draws = _draws(before, now, config)
     change = measure_changes([histogram], *draws, config.confidence)[0]

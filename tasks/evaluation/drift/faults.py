@@ -11,7 +11,7 @@ from scipy.special import bdtrc
 
 from tasks.evaluation.drift.config import DriftConfig, UnitChange
 from tasks.evaluation.drift.histograms import MISSING_BIN, Histogram
-from tasks.evaluation.drift.window import SECONDS_PER_DAY, Float64Array, WindowColumns
+from tasks.evaluation.drift.window import SECONDS_PER_DAY, Float64Array, Numbers, WindowColumns
 
 LEVELS = np.linspace(0.05, 0.95, 19)
 ALL_MISSING = 0.999
@@ -166,13 +166,13 @@ def find_frozen(
     )
 
 
-def largest_day_step(*parts: tuple[WindowColumns, Float64Array]) -> DayStep | None:
+def largest_day_step(*parts: Numbers) -> DayStep | None:
     """The largest change of the median from one day to the next, of days with enough known rows.
 
     Args:
-        parts: windows, one after the other, and the column's values in them.
+        parts: the column in windows, one after the other.
     """
-    every = [day for window, values in parts for day in window.known_by_day(values)]
+    every = [day for numbers in parts for day in numbers.by_day()]
     if not every:
         return None
     # A window's first and last day may hold a few hours, whose rows are of another kind.
@@ -180,7 +180,7 @@ def largest_day_step(*parts: tuple[WindowColumns, Float64Array]) -> DayStep | No
     days = [(date, known) for date, known in every if len(known) >= enough]
     if len(days) < MIN_STEP_DAYS:
         return None
-    steps = np.abs(np.diff([np.median(known) for _, known in days]))
+    steps = np.abs(np.diff([_middle(known) for _, known in days]))
     first_after = int(np.argmax(steps)) + 1
     return DayStep(
         size=float(steps.max()),
@@ -188,6 +188,12 @@ def largest_day_step(*parts: tuple[WindowColumns, Float64Array]) -> DayStep | No
         before=np.concatenate([known for _, known in days[:first_after][-SIDE_DAYS:]]),
         after=np.concatenate([known for _, known in days[first_after:][:SIDE_DAYS]]),
     )
+
+
+def _middle(ranked: Float64Array) -> float:
+    """Median of sorted values."""
+    rows = len(ranked)
+    return float(ranked[(rows - 1) // 2] + ranked[rows // 2]) / 2
 
 
 def find_unit_change(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.evaluation.drift.window import Categories, Float64Array, WindowColumns
+from tasks.evaluation.drift.window import Categories, Float64Array, Numbers, WindowColumns
 
 MISSING_BIN = 0
 
@@ -35,43 +35,46 @@ class Histogram:
     unseen: float = 0.0
 
 
-def quantile_cuts(values: Float64Array, num_bins: int) -> Float64Array:
-    """Left edges of the quantile bins of `values`, all but the first, which is open.
+def quantile_cuts(ranked: Float64Array, num_bins: int) -> Float64Array:
+    """Left edges of the quantile bins of sorted values, all but the first, which is open.
 
     A value that fills a bin or more, such as the zero of rain, gets a bin to itself: otherwise its
     edges collapse and rows that leave it are not seen. Values must not be NaN.
     """
-    if not len(values):
+    if not len(ranked):
         return np.empty(0)
-    ranked = np.sort(values)
     quantiles = ranked[np.arange(1, num_bins) * len(ranked) // num_bins]
     spikes = quantiles[1:][np.diff(quantiles) == 0]
     return np.unique(np.concatenate([quantiles, np.nextafter(spikes, np.inf)]))
 
 
-def count_numbers(
-    reference: tuple[WindowColumns, Float64Array],
-    current: tuple[WindowColumns, Float64Array],
-    num_bins: int,
-    psi_bins: int,
-) -> Histogram:
+def count_numbers(reference: Numbers, current: Numbers, num_bins: int, psi_bins: int) -> Histogram:
     """Count a numeric column of both windows in quantile bins of the reference.
 
     Args:
-        reference: the window, and the column's values in it.
+        reference: the column's values there.
         current: the same.
         num_bins: fine bins, a multiple of `psi_bins`.
         psi_bins: bins of the PSI.
     """
-    known = reference[1][~np.isnan(reference[1])]
-    cuts, coarse = quantile_cuts(known, num_bins), quantile_cuts(known, psi_bins)
-
-    def count(window: WindowColumns, values: Float64Array) -> Float64Array:
-        bins = np.where(np.isnan(values), MISSING_BIN, 1 + np.searchsorted(cuts, values, "right"))
-        return _count_by_day(window, bins, len(cuts) + 2)
-
+    cuts, coarse = (quantile_cuts(reference.ranked, number) for number in (num_bins, psi_bins))
     starts = np.concatenate([[MISSING_BIN, 1], 2 + np.searchsorted(cuts, coarse)])
-    return Histogram(count(*reference), count(*current), True, starts.astype(np.intp))
+    before, now = (_count_ranked(numbers, cuts) for numbers in (reference, current))
+    return Histogram(before, now, True, starts.astype(np.intp))
+
+
+def _count_ranked(numbers: Numbers, cuts: Float64Array) -> Float64Array:
+    """Rows by day and bin: a bin is a stretch of the sorted values."""
+    window, num_bins = numbers.window, len(cuts) + 2
+    edges = np.searchsorted(numbers.ranked, cuts, side="left")
+    sizes = np.diff(edges, prepend=0, append=len(numbers.ranked))
+    bins = np.repeat(np.arange(1, num_bins), sizes)
+    cells = numbers.ranked_days * num_bins + bins
+    counts = np.bincount(cells, minlength=window.num_days * num_bins).astype(np.float64)
+    by_day = counts.reshape(window.num_days, num_bins)
+    rows = np.bincount(window.days, minlength=window.num_days)
+    by_day[:, MISSING_BIN] = rows - by_day.sum(axis=1)
+    return by_day
 
 
 def count_categories(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
@@ -45,7 +45,7 @@ class Categories:
 
 
 class WindowColumns:
-    """The rows of a Parquet file in a time window, by column.
+    """The rows of a Parquet file in a time window, by column; only their row groups are read.
 
     Args:
         path: Parquet file.
@@ -57,23 +57,39 @@ class WindowColumns:
     """
 
     def __init__(self, path: Path, event_time: str, window: TimeWindow) -> None:
-        self._data = ds.dataset(path, format="parquet")
+        self._file = pq.ParquetFile(path)
         self._window = window
-        if event_time not in self._data.schema.names:
+        if event_time not in self._file.schema_arrow.names:
             raise DataContractError(
                 f"{path.name} lacks the event time {event_time!r}; it has the columns "
-                f"{', '.join(self._data.schema.names[:10])}"
+                f"{', '.join(self._file.schema_arrow.names[:10])}"
             )
-        time = ds.field(event_time)
-        self._filter = (time >= window.start) & (time < window.end)
-        times = self._read(event_time).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        dates = np.asarray(times) // (SECONDS_PER_DAY * 1_000_000)
-        self._order = np.argsort(dates, kind="stable")
-        self.dates, starts, days = np.unique(
-            dates[self._order], return_index=True, return_inverse=True
+        column = self._file.read(columns=[event_time], use_threads=False).column(0)
+        times = np.asarray(column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
+        start, end = (int(t.timestamp() * 1_000_000) for t in (window.start, window.end))
+        rows = np.flatnonzero((times >= start) & (times < end))
+        dates = times[rows] // (SECONDS_PER_DAY * 1_000_000)
+        order = np.argsort(dates, kind="stable")
+        self.dates, self.starts, self.days = np.unique(
+            dates[order], return_index=True, return_inverse=True
         )
-        self.starts: NDArray[np.intp] = starts
-        self.days: NDArray[np.intp] = days
+        self._groups, self._rows = self._within_groups(rows[order])
+
+    def _within_groups(self, rows: NDArray[np.intp]) -> tuple[list[int], slice | NDArray[np.intp]]:
+        """Row groups that hold some rows, and where the rows are in these, as a slice if they can.
+
+        The file's rows are in order of time as a rule, so a window is one stretch of them.
+        """
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        firsts = np.cumsum([0, *sizes])
+        holding = np.searchsorted(firsts, rows, side="right") - 1
+        groups, which = np.unique(holding, return_inverse=True)
+        begins = np.cumsum([0, *(sizes[group] for group in groups)])
+        places = rows - firsts[holding] + begins[which]
+        if len(places) and (np.diff(places) == 1).all():
+            return groups.tolist(), slice(int(places[0]), int(places[-1]) + 1)
+        return groups.tolist(), places
 
     @property
     def num_rows(self) -> int:
@@ -85,33 +101,70 @@ class WindowColumns:
         """UTC days that have rows."""
         return len(self.dates)
 
-    def numbers(self, name: str) -> Float64Array:
-        """A numeric column; missing is NaN."""
+    def numbers(self, name: str) -> Numbers:
+        """A numeric column."""
         column = self._read(name)
         if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
             raise DataContractError(
                 f"column {name!r} holds {column.type}, expected numbers ({self._window})"
             )
-        values = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return np.asarray(values, dtype=np.float64)[self._order]
+        if column.type != pa.float32():
+            column = column.cast(pa.float64())
+        return Numbers(self, column.to_numpy()[self._rows])
 
     def categories(self, name: str) -> Categories:
         """A category column; an empty string is missing."""
         column = pc.cast(self._read(name), pa.string())
         column = pc.if_else(pc.equal(column, ""), None, column)
         coded: Any = column.combine_chunks().dictionary_encode()
-        positions = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return Categories(positions.astype(np.intp)[self._order], coded.dictionary.to_pylist())
-
-    def known_by_day(self, values: Float64Array) -> Iterator[tuple[int, Float64Array]]:
-        """Each UTC day, as days since 1970, with those of its `values` that are finite."""
-        for date, part in zip(self.dates, np.split(values, self.starts[1:]), strict=True):
-            yield int(date), part[np.isfinite(part)]
+        positions = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)[self._rows]
+        return Categories(positions.astype(np.intp), coded.dictionary.to_pylist())
 
     def _read(self, name: str) -> pa.ChunkedArray:
-        if name not in self._data.schema.names:
+        if name not in self._file.schema_arrow.names:
             raise DataContractError(
                 f"the rows of {self._window} lack column {name!r}; expected all columns of the "
                 "reference. Build the snapshot with the model's feature service"
             )
-        return self._data.to_table(columns=[name], filter=self._filter).column(0)
+        table = self._file.read_row_groups(self._groups, columns=[name], use_threads=False)
+        return table.column(0)
+
+
+class Numbers:
+    """A numeric column of one window, sorted once: every statistic is read off that order.
+
+    Args:
+        window: whose rows it has.
+        values: in the order of the window's days, NaN for missing, shape (rows,).
+    """
+
+    def __init__(self, window: WindowColumns, values: NDArray[Any]) -> None:
+        self.window, self.values = window, values
+        order = _order(values)[: len(values) - int(np.count_nonzero(np.isnan(values)))]
+        self.ranked: Float64Array = values[order].astype(np.float64)
+        """Known values, lowest first."""
+        self.ranked_days: NDArray[np.intp] = window.days[order]
+        """Day of each of them."""
+
+    def by_day(self) -> Iterator[tuple[int, Float64Array]]:
+        """Each UTC day, as days since 1970, with its finite values, lowest first."""
+        finite = np.isfinite(self.ranked)
+        values, days = self.ranked[finite], self.ranked_days[finite]
+        values = values[np.argsort(days.astype(np.uint16), kind="stable")]
+        ends = np.cumsum(np.bincount(days, minlength=self.window.num_days))
+        for date, part in zip(self.window.dates, np.split(values, ends[:-1]), strict=True):
+            yield int(date), part
+
+
+def _order(values: NDArray[Any]) -> NDArray[np.intp]:
+    """Where the values are from the lowest to the highest, NaN last.
+
+    Numbers of 32 bits are sorted by their lower and then their upper half, which numpy does by
+    counting: 3.7 ms for 160,000 rows against 9.5 ms by comparing.
+    """
+    if values.dtype != np.float32:
+        return np.argsort(values)
+    bits = np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
+    keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    order = np.argsort((keys & 0xFFFF).astype(np.uint16), kind="stable")
+    return order[np.argsort((keys >> 16).astype(np.uint16)[order], kind="stable")]

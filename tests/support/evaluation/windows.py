@@ -65,7 +65,7 @@ def changes(
 def _count(name: str, before: WindowColumns, now: WindowColumns) -> Histogram:
     if name.startswith("c"):
         return count_categories((before, before.categories(name)), (now, now.categories(name)), 200)
-    return count_numbers((before, before.numbers(name)), (now, now.numbers(name)), 100, 10)
+    return count_numbers(before.numbers(name), now.numbers(name), 100, 10)
 
 
 def metric(value: float, spread: float = 0.01) -> Metric:

@@ -249,10 +249,10 @@ def test_a_part_day_at_the_edge_of_a_window_makes_no_step() -> None:
     """The last hours of a window in local time are a few rows of the next UTC day."""
 
     class Days:
-        def known_by_day(self, values: np.ndarray) -> list[tuple[int, np.ndarray]]:
-            whole = [(day, np.full(900, 11.0 + day % 2)) for day in range(30)]
-            return [*whole, (30, values)]
+        def by_day(self) -> list[tuple[int, np.ndarray]]:
+            complete = [(day, np.full(900, 11.0 + day % 2)) for day in range(30)]
+            return [*complete, (30, np.full(25, 4.0))]
 
-    step = largest_day_step((Days(), np.full(25, 4.0)))
+    step = largest_day_step(Days())
     assert step is not None
     assert step.size == 1

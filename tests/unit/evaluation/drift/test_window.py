@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tasks.evaluation.drift.window import WindowColumns
+from tasks.evaluation.drift.window import Numbers, WindowColumns
 from tasks.kernel.errors import DataContractError
 from tests.support.evaluation.windows import TIME, days, window_of
 
@@ -16,7 +19,7 @@ def test_only_rows_of_the_window_are_read_in_order_of_their_day(tmp_path: Path) 
     rows = pd.DataFrame({TIME: pd.to_datetime(times, utc=True), "x": [3, 1, 2, 0]})
     rows.to_parquet(tmp_path / "rows.parquet")
     window = WindowColumns(tmp_path / "rows.parquet", TIME, days(2))
-    assert window.numbers("x").tolist() == [1, 2]
+    assert window.numbers("x").values.tolist() == [1, 2]
     assert (window.num_rows, window.num_days) == (2, 2)
 
 
@@ -25,7 +28,7 @@ def test_a_day_is_a_utc_day(tmp_path: Path) -> None:
     pd.DataFrame({TIME: times, "x": [1.0, 2.0]}).to_parquet(tmp_path / "rows.parquet")
     window = WindowColumns(tmp_path / "rows.parquet", TIME, days(5))
     assert window.num_days == 1
-    assert [known.tolist() for _, known in window.known_by_day(window.numbers("x"))] == [[1, 2]]
+    assert [known.tolist() for _, known in window.numbers("x").by_day()] == [[1, 2]]
 
 
 def test_columns_that_are_absent_or_no_numbers_are_named(tmp_path: Path) -> None:
@@ -36,6 +39,42 @@ def test_columns_that_are_absent_or_no_numbers_are_named(tmp_path: Path) -> None
         window.numbers("c")
     with pytest.raises(DataContractError, match="lacks the event time 'when'"):
         WindowColumns(tmp_path / "0.parquet", "when", days(2))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.floats(width=32)), min_size=1, max_size=60),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_rows_are_sorted_once_and_every_order_is_read_off_it(
+    rows: list[tuple[int, float]], kind: type[np.floating[Any]]
+) -> None:
+    class Window:
+        days = np.array([day for day, _ in rows])
+        dates, num_days = np.arange(6) + 15_000, 6
+
+    values = np.array([value for _, value in rows], kind)
+    numbers = Numbers(Window(), values)
+    known = ~np.isnan(values)
+    np.testing.assert_array_equal(numbers.ranked, np.sort(values[known]))
+    pairs = sorted(zip(numbers.ranked_days, numbers.ranked, strict=True))
+    assert pairs == sorted(zip(Window.days[known], values[known], strict=True))
+    finite = np.isfinite(values)
+    for date, part in numbers.by_day():
+        expected = np.sort(values[finite & (Window.days == date - 15_000)])
+        np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_rows_are_found_in_many_row_groups(tmp_path: Path, shuffled: bool) -> None:
+    times = pd.date_range("2013-01-01", periods=500, freq="h", tz="UTC")
+    rows = pd.DataFrame({TIME: times, "x": np.arange(500.0)})
+    if shuffled:
+        rows = rows.sample(frac=1, random_state=1)
+    rows.to_parquet(tmp_path / "rows.parquet", row_group_size=37, index=False)
+    window = WindowColumns(tmp_path / "rows.parquet", TIME, days(6, first=4))
+    numbers = window.numbers("x")
+    assert numbers.ranked.tolist() == list(range(96, 240))
+    assert [len(part) for _, part in numbers.by_day()] == [24] * 6
 
 
 def test_a_window_without_rows_has_no_days(tmp_path: Path) -> None:
