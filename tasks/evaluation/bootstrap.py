@@ -1,15 +1,7 @@
-"""Bootstrap intervals of metrics. Whole days are drawn, in blocks: rows are not independent.
-
-Rows of one day share what happened on it, so days are drawn and not rows (cluster bootstrap: Field
-and Welsh, "Bootstrapping clustered data", 2007). Days resemble their neighbours too, so they are
-drawn in runs (circular block bootstrap: Politis and Romano, 1992; Davison and Hinkley, "Bootstrap
-Methods and their Application", 1997, section 8.2.3). Models are compared on the same draws, so what
-they share cancels.
-"""
+"""Bootstrap intervals of metrics. Models share their draws, so common noise cancels."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +10,9 @@ from numpy.typing import NDArray
 
 from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.metrics import METRICS, Float64Array, RankedRows
+from tasks.stats.bootstrap import draw_days, interval, number_days
+from tasks.stats.ranked import METRICS, Float64Array, RankedRows
 
-LEVELS = (0.025, 0.975)
-MIN_BLOCKS = 4
 RANGES = {
     "auc": (0.0, 1.0),
     "pr_auc": (0.0, 1.0),
@@ -32,40 +23,16 @@ RANGES = {
 }
 
 
-def number_days(times: NDArray[np.datetime64]) -> tuple[NDArray[np.intp], int]:
-    """Number of each row's UTC day among the days that have rows, and how many days those are."""
-    days, numbers = np.unique(times.astype("datetime64[D]"), return_inverse=True)
-    return numbers, len(days)
-
-
-def draw_days(num_days: int, config: EvaluationConfig) -> Float64Array:
-    """How often each day counts in each replicate, shape (replicates, num_days).
-
-    A replicate is as many days as there are, in blocks that start anywhere and run over the end to
-    the beginning. Blocks are shorter where fewer than `MIN_BLOCKS` of them would be drawn.
-    """
-    length = max(1, min(config.block_days, num_days // MIN_BLOCKS))
+def seeded_days(num_days: int, config: EvaluationConfig) -> Float64Array:
+    """Draws of the days that are the same for the same number of days and configuration."""
     generator = np.random.default_rng(config.seed)
-    starts = generator.integers(num_days, size=(config.replicates, math.ceil(num_days / length)))
-    days = (starts[:, :, None] + np.arange(length)).reshape(config.replicates, -1)[:, :num_days]
-    return np.array([np.bincount(drawn % num_days, minlength=num_days) for drawn in days], float)
+    return draw_days(num_days, config.block_days, config.replicates, generator)
 
 
-def interval(value: float, replicates: Float64Array, within: tuple[float, float]) -> Metric:
-    """An estimate with its 95 % bootstrap interval.
-
-    The percentiles of the replicates, moved by the replicates' bias: a calibration error or an
-    average precision is larger in a resample than in the rows it was drawn from, and plain
-    percentiles can then miss the estimate itself.
-
-    Args:
-        value: the estimate.
-        replicates: its bootstrap replicates; NaN (a draw without one of the labels) is left out.
-        within: range of the metric, which the interval does not leave.
-    """
-    drawn = replicates[np.isfinite(replicates)]
-    low, high = np.quantile(drawn, LEVELS) - (drawn.mean() - value)
-    return Metric(value=value, low=float(max(low, within[0])), high=float(min(high, within[1])))
+def metric_of(value: float, replicates: Float64Array, within: tuple[float, float]) -> Metric:
+    """An estimate with its 95 % bootstrap interval."""
+    low, high = interval(value, replicates, within)
+    return Metric(value=value, low=low, high=high)
 
 
 @dataclass(frozen=True)
@@ -79,7 +46,7 @@ class Measured:
     def metric(self, name: str) -> Metric:
         """One of `METRICS` with its interval."""
         column = METRICS.index(name)
-        return interval(float(self.values[column]), self.replicates[:, column], RANGES[name])
+        return metric_of(float(self.values[column]), self.replicates[:, column], RANGES[name])
 
     def metric_set(self) -> MetricSet:
         """The contract's metrics with their intervals."""
@@ -100,7 +67,7 @@ class Measured:
 
         def difference(metric: str) -> Metric:
             column, most = METRICS.index(metric), RANGES[metric][1]
-            return interval(float(values[column]), replicates[:, column], (-most, most))
+            return metric_of(float(values[column]), replicates[:, column], (-most, most))
 
         return PairedComparison(
             against=name,
@@ -127,7 +94,7 @@ def measure(
     """
     days, num_days = number_days(times)
     rows = RankedRows(labels, scores, days, config.calibration_bins)
-    draws = draw_days(num_days, config)
+    draws = seeded_days(num_days, config)
     return Measured(rows, rows.estimate(), rows.measure(draws))
 
 

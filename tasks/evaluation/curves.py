@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.contracts.evaluation import CurvePoint
-from tasks.evaluation.metrics import Float64Array, RankedRows
+from tasks.stats.ranked import Float64Array, RankedRows
 
 
 def roc_curve(rows: RankedRows, max_points: int) -> tuple[CurvePoint, ...]:

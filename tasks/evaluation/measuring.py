@@ -7,12 +7,13 @@ import pandas as pd
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
-from tasks.evaluation.bootstrap import Measured, measure, number_days, too_few
+from tasks.evaluation.bootstrap import Measured, measure, too_few
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.regression import MeasuredNumbers, measure_numbers
 from tasks.evaluation.rows import joined, read_batches, slice_columns, utc_times
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
+from tasks.stats.bootstrap import number_days
 
 LABEL_ROWS = 65_536
 

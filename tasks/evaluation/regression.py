@@ -1,11 +1,4 @@
-"""Quality of predicted numbers: weighted sums over clusters of rows, as `metrics` has of scores.
-
-- R2: 1 minus the squared errors over those of the labels' own mean.
-- RMSE, MAE and bias: root of the mean squared error, mean absolute error, mean of prediction minus
-  label, all in the label's unit.
-- Skill: 1 minus the mean squared error over that of a baseline (Murphy, 1988), on the rows where
-  that is known; a baseline such as the last known value is what needs no model at all.
-"""
+"""Quality of predicted numbers with its intervals, and the points of their pictures."""
 
 from __future__ import annotations
 
@@ -23,11 +16,11 @@ from tasks.contracts.evaluation import (
     RegressionMetrics,
     ValueBand,
 )
-from tasks.evaluation.bootstrap import draw_days, interval, number_days
+from tasks.evaluation.bootstrap import metric_of, seeded_days
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.metrics import Float64Array
+from tasks.stats.bootstrap import number_days
+from tasks.stats.predicted import METRICS, Float64Array, PredictedRows
 
-METRICS = ("r2", "rmse", "mae", "bias", "skill")
 UNBOUNDED = (-np.inf, np.inf)
 RANGES = {
     "r2": (-np.inf, 1.0),
@@ -40,70 +33,6 @@ BAND = (0.1, 0.9)
 RESIDUAL_CLASSES = 41
 RESIDUAL_REACH = 3.0
 """RMSEs to either side; what lies beyond is in the outermost classes."""
-
-
-class PredictedRows:
-    """Labels, predictions and clusters of some rows, ready to be weighted.
-
-    Args:
-        labels: shape (rows,).
-        predictions: in the labels' unit, shape (rows,).
-        baseline: the plainest prediction, NaN where it is not known, shape (rows,); None for none.
-        clusters: number of each row's cluster, 0 to num_clusters - 1, shape (rows,).
-    """
-
-    def __init__(
-        self,
-        labels: NDArray[Any],
-        predictions: NDArray[Any],
-        baseline: NDArray[Any] | None,
-        clusters: NDArray[np.intp],
-    ) -> None:
-        self.labels = labels.astype(np.float64)
-        self.errors = predictions.astype(np.float64) - self.labels
-        self._clusters = clusters
-        self._num_clusters = int(clusters.max(initial=-1)) + 1
-        centred = self.labels - self.labels.mean()
-        columns = [np.ones(len(labels)), self.errors**2, np.abs(self.errors), self.errors]
-        columns += [centred, centred**2, *self._against(baseline)]
-        sums = [np.bincount(clusters, c, self._num_clusters) for c in columns]
-        self._sums = np.array(sums, dtype=np.float64).T
-
-    def _against(self, baseline: NDArray[Any] | None) -> list[Float64Array]:
-        """Squared errors of prediction and baseline where the baseline is known, else 0."""
-        if baseline is None:
-            return [np.zeros(len(self.labels))] * 2
-        errors = baseline.astype(np.float64) - self.labels
-        known = np.isfinite(errors)
-        return [np.where(known, self.errors, 0.0) ** 2, np.where(known, errors, 0.0) ** 2]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows, each counted once."""
-        return len(self.labels)
-
-    def estimate(self) -> Float64Array:
-        """Each of `METRICS` with every row counted once, shape (metrics,)."""
-        estimates: Float64Array = self.measure(np.ones((1, self._num_clusters)))[0]
-        return estimates
-
-    def measure(self, weights: Float64Array) -> Float64Array:
-        """Each of `METRICS` under each weighting.
-
-        Args:
-            weights: how often each cluster counts, shape (weightings, clusters).
-
-        Returns:
-            Shape (weightings, metrics). R2 is NaN where the labels do not differ, the skill where
-            no baseline is known or it never errs.
-        """
-        mass, squared, absolute, signed, labels, squares, own, other = (weights @ self._sums).T
-        mean = squared / mass
-        with np.errstate(invalid="ignore", divide="ignore"):
-            r2 = 1 - mean / (squares / mass - (labels / mass) ** 2)
-            skill = np.where(other > 0, 1 - own / other, np.nan)
-        r2 = np.where(np.isfinite(r2), r2, np.nan)
-        return np.column_stack([r2, np.sqrt(mean), absolute / mass, signed / mass, skill])
 
 
 @dataclass(frozen=True)
@@ -121,7 +50,7 @@ class MeasuredNumbers:
         value = float(self.values[column])
         if not np.isfinite(value):
             return None
-        return interval(value, self.replicates[:, column], RANGES[name])
+        return metric_of(value, self.replicates[:, column], RANGES[name])
 
     def metric_set(self) -> RegressionMetrics:
         """The contract's metrics with their intervals; the labels must differ."""
@@ -142,7 +71,7 @@ class MeasuredNumbers:
 
         def difference(metric: str) -> Metric:
             column = METRICS.index(metric)
-            return interval(float(values[column]), replicates[:, column], UNBOUNDED)
+            return metric_of(float(values[column]), replicates[:, column], UNBOUNDED)
 
         return RegressionComparison(
             against=name, r2_difference=difference("r2"), rmse_difference=difference("rmse")
@@ -169,7 +98,7 @@ def measure_numbers(
     """
     days, num_days = number_days(times)
     rows = PredictedRows(labels, predictions, baseline, days)
-    return MeasuredNumbers(rows, rows.estimate(), rows.measure(draw_days(num_days, config)), unit)
+    return MeasuredNumbers(rows, rows.estimate(), rows.measure(seeded_days(num_days, config)), unit)
 
 
 def error_ratio(
@@ -187,7 +116,7 @@ def error_ratio(
     value, *others = (m.values[column] for m in (model, *plain))
     replicates, *other_replicates = (m.replicates[:, column] for m in (model, *plain))
     least = np.minimum.reduce(other_replicates)
-    return interval(
+    return metric_of(
         float(value / max(min(others), tolerance)),
         replicates / np.maximum(least, tolerance),
         RANGES["rmse"],

@@ -11,7 +11,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from tasks.release import losses
-from tasks.release.betting import final_log_wealth, mean_bounds
 from tasks.release.config import ReleaseConfig
 from tasks.release.counts import (
     Stratum,
@@ -23,6 +22,7 @@ from tasks.release.counts import (
 from tasks.release.distributions import distance, distance_bounds
 from tasks.release.evidence import CANDIDATE, KEY, SHADOW, STABLE, Observed
 from tasks.release.records import Evidence, Finding, MetricName, Period, Release, Tally
+from tasks.stats.sequential import final_log_wealth, mean_bounds
 
 NUM_BASE = 1000
 """Requests of the stable version that say what is slow; they are not compared."""

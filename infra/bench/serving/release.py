@@ -18,11 +18,11 @@ from scipy.stats import norm
 
 from infra.bench.figures import Measured, at_least, at_most, reported
 from infra.bench.parts import Bench
-from tasks.release.betting import log_wealth
 from tasks.release.config import ReleaseConfig
 from tasks.release.counts import Stratum, log_ratio_evidence
 from tasks.release.distributions import radius
 from tasks.release.losses import unit_aucs, unit_ends
+from tasks.stats.sequential import log_wealth
 
 FloatArray = NDArray[Any]
 NUM_LABELS = 20_000

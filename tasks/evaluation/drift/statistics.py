@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.evaluation.drift.histograms import MISSING_BIN, Histogram
-from tasks.evaluation.drift.window import Float64Array
-
-MIN_BLOCKS = 4
-PSI_PRIOR = 0.5  # rows added to every bin, so that an empty bin has a logarithm
+from tasks.stats.bootstrap import Float64Array, block_length, draw_days
+from tasks.stats.shift import distance, psi, shares
 
 
 @dataclass(frozen=True)
@@ -65,11 +62,8 @@ def draw_blocks(
     Blocks are shorter where fewer than `MIN_BLOCKS` would be drawn. The noise is widened by
     k / (k - 1) for k blocks, as is usual for few clusters (Cameron and Miller, 2015, section VI).
     """
-    length = max(1, min(block_days, num_days // MIN_BLOCKS))
-    starts = generator.integers(num_days, size=(replicates, math.ceil(num_days / length)))
-    days = (starts[:, :, None] + np.arange(length)).reshape(replicates, -1)[:, :num_days]
-    weights = np.array([np.bincount(row % num_days, minlength=num_days) for row in days], float)
-    num_blocks = num_days / length
+    weights = draw_days(num_days, block_days, replicates, generator)
+    num_blocks = num_days / block_length(num_days, block_days)
     return BlockDraws(weights, math.sqrt(num_blocks / max(num_blocks - 1, 1)))
 
 
@@ -98,37 +92,10 @@ def measure_changes(
     ]
 
 
-def psi(reference: Float64Array, current: Float64Array) -> NDArray[np.float64]:
-    """Population stability index between counts over the last axis, half a row added to each bin.
-
-    Sum of (q - p) ln(q / p) over the bins with reference shares p and current shares q.
-    """
-    p, q = (
-        (counts + PSI_PRIOR) / (counts + PSI_PRIOR).sum(axis=-1, keepdims=True)
-        for counts in (reference, current)
-    )
-    index: NDArray[np.float64] = ((q - p) * np.log(q / p)).sum(axis=-1)
-    return index
-
-
-def distance(difference: Float64Array, *, ordered: bool) -> NDArray[np.float64]:
-    """KS or total variation distance from a difference of shares over the last axis."""
-    if ordered:
-        ks: NDArray[np.float64] = np.abs(np.cumsum(difference, axis=-1)).max(axis=-1)
-        return ks
-    variation: NDArray[np.float64] = np.abs(difference).sum(axis=-1) / 2
-    return variation
-
-
-def _shares(counts: Float64Array) -> Float64Array:
-    shares: Float64Array = counts / counts.sum(axis=-1, keepdims=True)
-    return shares
-
-
 def _noise(histogram: Histogram, reference: BlockDraws, current: BlockDraws) -> Float64Array:
     """Distance between the sampling errors of both windows in each replicate."""
     errors = [
-        draws.widening * (_shares(draws.weights @ counts) - _shares(counts.sum(axis=0)))
+        draws.widening * (shares(draws.weights @ counts) - shares(counts.sum(axis=0)))
         for draws, counts in ((reference, histogram.reference), (current, histogram.current))
     ]
     return distance(errors[1] - errors[0], ordered=histogram.ordered)
@@ -137,7 +104,7 @@ def _noise(histogram: Histogram, reference: BlockDraws, current: BlockDraws) -> 
 def _change(
     histogram: Histogram, allowance: float, reference: BlockDraws, current: BlockDraws
 ) -> Change:
-    p, q = (_shares(c.sum(axis=0)) for c in (histogram.reference, histogram.current))
+    p, q = (shares(c.sum(axis=0)) for c in (histogram.reference, histogram.current))
     effect = float(distance(q - p, ordered=histogram.ordered))
     before, after = (
         np.add.reduceat(counts, histogram.group_starts, axis=1)

@@ -1,8 +1,8 @@
 """Drift of sliding windows against the baseline, with the noise of the baseline itself.
 
-A PSI needs a yardstick: even two clean weeks differ. So each window of the baseline is compared
-with the rest of it, and the largest such PSI over all features and windows of a view, times a
-factor, is the least that counts. The largest over all features corrects for their number.
+A PSI needs something to compare with: even two clean weeks differ. So each window of the baseline
+is compared with the rest of it, and the largest such PSI over all features and windows of a view,
+times a factor, is the least that counts. The largest over all features corrects for their number.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.evaluation.monitoring.statistics import Binned, Floats
-
-PRIOR = 0.5  # rows added to every bin, so that an empty bin has a logarithm
+from tasks.stats.shift import distance, psi, shares
 
 
 @dataclass(frozen=True)
@@ -36,22 +33,6 @@ class WindowDrift:
     ks: float
     bound: float
     drifted: bool
-
-
-def psi(reference: Floats, current: Floats) -> Floats:
-    """Sum of (q - p) ln(q / p) over the last axis, for shares of counts with `PRIOR` added."""
-    p, q = (
-        (counts + PRIOR) / (counts + PRIOR).sum(axis=-1, keepdims=True)
-        for counts in (reference, current)
-    )
-    index: Floats = ((q - p) * np.log(q / p)).sum(axis=-1)
-    return index
-
-
-def ks(reference: Floats, current: Floats) -> float:
-    """Largest gap between the two cumulative shares; nulls count as values below all others."""
-    shares = [counts / max(counts.sum(), 1.0) for counts in (reference, current)]
-    return float(np.abs(np.cumsum(shares[1] - shares[0])).max())
 
 
 def baseline_noise(counts: Floats, window_days: int) -> float:
@@ -96,10 +77,11 @@ def measure_drift(
         for feature, reference in zip(features, references, strict=True):
             inside = (feature.days >= end - config.window_days) & (feature.days < end)
             current = feature.counts[inside].sum(axis=0)
-            if not current.sum() or not len(reference):
-                continue
             total = reference.sum(axis=0)
-            index, distance = float(psi(total, current)), ks(total, current)
-            drifted = bool(index > bound and distance > config.min_ks)
-            found.append(WindowDrift(feature.feature, end, index, distance, bound, drifted))
+            if not current.sum() or not total.sum():
+                continue
+            index = float(psi(total, current))
+            ks = float(distance(shares(current) - shares(total), ordered=True))
+            drifted = bool(index > bound and ks > config.min_ks)
+            found.append(WindowDrift(feature.feature, end, index, ks, bound, drifted))
     return found

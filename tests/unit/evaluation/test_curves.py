@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tasks.evaluation.curves import calibration_curve, precision_recall_curve, roc_curve
-from tasks.evaluation.metrics import METRICS, RankedRows
+from tasks.stats.ranked import METRICS, RankedRows
 
 
 def ranked(num_rows: int = 5000, seed: int = 0, num_bins: int = 10) -> RankedRows:

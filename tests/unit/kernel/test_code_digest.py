@@ -23,6 +23,7 @@ RATE = 0.5
 def train(rows: int) -> Model:
     """Train."""
     from tasks.room import lazily
+    from tasks.stats.shift import PRIOR
 
     LOGGER.info("training on %d rows", rows)
     if rows < 1:
@@ -37,6 +38,7 @@ FILES = {
     "tasks/room/unreached.py": "LIMIT = 1\n",
     "tasks/other/story.py": "LIMIT = 1\n",
     "tasks/maths.py": "def double(x: int) -> int:\n    return 2 * x\n",
+    "tasks/stats/shift.py": "PRIOR = 0.5\n",
     "tasks/contracts/model.py": 'class Model:\n    rows = Field(ge=1, description="Rows.")\n',
 }
 
@@ -94,6 +96,7 @@ def test_words_and_what_is_not_reached_leave_the_digest(
         ("tasks/room/worker.py", "STEPS = 3", "STEPS = 4"),
         ("tasks/room/shown.py", "1", "2"),
         ("tasks/contracts/model.py", "ge=1", "ge=2"),
+        ("tasks/stats/shift.py", "0.5", "0.25"),
     ],
 )
 def test_a_statement_that_is_reached_changes_the_digest(

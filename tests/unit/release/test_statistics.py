@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from tasks.release.betting import final_log_wealth, log_wealth, mean_bounds
 from tasks.release.counts import Stratum, log_ratio_evidence, log_split_evidence, ratio_bounds
 from tasks.release.distributions import distance, distance_bounds, radius
 from tasks.release.losses import (
@@ -24,6 +23,7 @@ from tasks.release.losses import (
     unit_ends,
     unpaired_auc_losses,
 )
+from tasks.stats.sequential import final_log_wealth, log_wealth, mean_bounds
 
 SHARES = (0.05, 0.25, 0.5)
 
@@ -87,7 +87,7 @@ def test_the_mean_of_units_is_the_difference_of_the_aucs() -> None:
 
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.25, 1.0]), max_size=12))
 def test_wealth_is_the_mean_of_the_products_of_all_bets(values: list[float]) -> None:
-    from tasks.release.betting import BETS
+    from tasks.stats.sequential import BETS
 
     y = np.array(values)
     expected = np.mean([np.prod(1 + bet * y) for bet in BETS])

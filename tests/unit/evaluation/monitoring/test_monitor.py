@@ -14,7 +14,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureMonitoring
 from tasks.evaluation.monitoring.alerts import read_alerts
 from tasks.evaluation.monitoring.config import MonitoringConfig
-from tasks.evaluation.monitoring.drift import baseline_noise, ks, psi
+from tasks.evaluation.monitoring.drift import baseline_noise
 from tasks.evaluation.monitoring.history import days_kept, read_feature
 from tasks.evaluation.monitoring.kept import monitor_once
 from tasks.evaluation.monitoring.monitor import monitor_tables
@@ -211,14 +211,6 @@ def test_a_finished_monitoring_is_read_and_not_measured_again(
 def test_a_table_without_its_key_is_refused(tmp_path: Path, store: ArtifactStore) -> None:
     with pytest.raises(DataContractError, match="stations has no column station"):
         monitored(tmp_path, store, lambda d: d.drop(columns="station"))
-
-
-def test_equal_shares_have_no_psi_and_no_distance() -> None:
-    counts = np.array([5.0, 50, 10, 30])
-
-    assert psi(counts * 100, counts * 100) == 0
-    assert ks(counts, counts * 7) == pytest.approx(0)
-    assert ks(np.array([10.0, 0]), np.array([0.0, 10])) == 1
 
 
 def test_a_short_baseline_cannot_say_what_noise_is() -> None:

@@ -13,8 +13,8 @@ from sklearn.metrics import (
     roc_curve,
 )
 
-from tasks.evaluation import metrics
-from tasks.evaluation.metrics import METRICS, RankedRows
+from tasks.stats import ranked
+from tasks.stats.ranked import METRICS, RankedRows
 
 
 @st.composite
@@ -70,7 +70,7 @@ def test_blocks_of_steps_give_what_one_block_gives(monkeypatch: pytest.MonkeyPat
     labels, days = rng.random(500) < scores, rng.integers(0, 9, 500)
     rows, weights = RankedRows(labels, scores, days, 10), rng.integers(0, 4, (7, 9)).astype(float)
     whole = rows.measure(weights)
-    monkeypatch.setattr(metrics, "BLOCK_STEPS", 3)
+    monkeypatch.setattr(ranked, "BLOCK_STEPS", 3)
     assert rows.measure(weights) == pytest.approx(whole)
 
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluation.bootstrap import draw_days, interval, measure, number_days, too_few
+from tasks.evaluation.bootstrap import measure, metric_of, seeded_days, too_few
 from tasks.evaluation.config import EvaluationConfig
+from tasks.stats.bootstrap import number_days
 
 CONFIG = EvaluationConfig(replicates=200, block_days=1, min_slice_rows=10, min_slice_positives=2)
 DAY = np.timedelta64(24, "h")
@@ -29,19 +30,19 @@ def test_every_replicate_holds_as_many_days_as_there_are(
     num_days: int, block_days: int, seed: int
 ) -> None:
     config = EvaluationConfig(replicates=100, block_days=block_days, seed=seed)
-    draws = draw_days(num_days, config)
+    draws = seeded_days(num_days, config)
     assert draws.shape == (100, num_days)
     assert (draws.sum(axis=1) == num_days).all()
 
 
 def test_no_day_is_favoured() -> None:
-    draws = draw_days(40, EvaluationConfig(replicates=10_000, block_days=7))
+    draws = seeded_days(40, EvaluationConfig(replicates=10_000, block_days=7))
     assert draws.mean(axis=0) == pytest.approx(np.ones(40), abs=0.05)
 
 
 def test_neighbouring_days_are_drawn_together() -> None:
     single, blocks = (
-        draw_days(60, EvaluationConfig(replicates=2000, block_days=days)) for days in (1, 7)
+        seeded_days(60, EvaluationConfig(replicates=2000, block_days=days)) for days in (1, 7)
     )
     together = [np.corrcoef(draws[:, 10], draws[:, 11])[0, 1] for draws in (single, blocks)]
     assert together[0] == pytest.approx(0, abs=0.1)
@@ -87,13 +88,13 @@ def test_the_interval_holds_its_estimate_even_where_resampling_biases_it() -> No
 
 
 def test_replicates_without_one_of_the_labels_are_left_out() -> None:
-    metric = interval(0.7, np.array([0.6, np.nan, 0.8]), (0.0, 1.0))
+    metric = metric_of(0.7, np.array([0.6, np.nan, 0.8]), (0.0, 1.0))
     assert metric.low == pytest.approx(0.605)
     assert metric.high == pytest.approx(0.795)
 
 
 def test_an_interval_does_not_leave_the_range_of_its_metric() -> None:
-    metric = interval(0.99, np.array([0.9, 0.95, 1.0, 1.0, 1.0]), (0.0, 1.0))
+    metric = metric_of(0.99, np.array([0.9, 0.95, 1.0, 1.0, 1.0]), (0.0, 1.0))
     assert metric.high == 1.0
 
 
