@@ -11,7 +11,7 @@ from flows.clock import ClockConfig
 from tasks.contracts.base import TimeWindow, field_title
 from tasks.contracts.data import DataSplits
 from tasks.control.leases.config import StageLease
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.routing.config import RoutingConfig
 from tasks.conversion.config import ConversionConfig
 from tasks.evaluation.calibration.config import RecalibrationConfig
@@ -53,7 +53,7 @@ class PipelineConfig(BaseModel):
     conversion: ConversionConfig = ConversionConfig()
     drift: DriftConfig = DriftConfig()
     recalibration: RecalibrationConfig = RecalibrationConfig()
-    governor: GovernorConfig = GovernorConfig()
+    governor: RetrainingPolicy = RetrainingPolicy()
     registry: RegistryConfig = RegistryConfig()
     promotion: PromotionConfig = PromotionConfig()
     release: ReleaseConfig = ReleaseConfig()

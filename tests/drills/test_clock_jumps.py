@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
 from tasks.control.retraining.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
@@ -30,7 +30,7 @@ from tests.support.suite.promises import Promise, proves
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
 LIMIT_S = 900
-CAUTIOUS = GovernorConfig(cool_down_hours=6)
+CAUTIOUS = RetrainingPolicy(cool_down_hours=6)
 JUMPS = {
     "ahead": (10,),
     "back": (-10,),

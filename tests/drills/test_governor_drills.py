@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.control import builders
 from tests.support.control.governed import Governed, acting, governed, num_unanswered, outcomes
@@ -17,7 +17,7 @@ from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
-CAUTIOUS = GovernorConfig(cool_down_hours=6)
+CAUTIOUS = RetrainingPolicy(cool_down_hours=6)
 
 
 @proves(Promise.LOST_EVENT, "no event anywhere; the scheduled sweep starts one run")

@@ -31,7 +31,7 @@ from infra.deploying.file import PREFECT_FILE, read_prefect_file
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.drift import DriftVerdict
 from tasks.contracts.run import RunRecord
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import Decision, Outcome
 from tasks.control.retraining.task import store_verdict
@@ -49,9 +49,9 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
 LIMIT_S = 2400
 POLICIES = {
-    "flights": GovernorConfig(max_runs_per_week=0),
-    "traffic": GovernorConfig(cool_down_hours=1),
-    "energy": GovernorConfig(cool_down_hours=2),
+    "flights": RetrainingPolicy(max_runs_per_week=0),
+    "traffic": RetrainingPolicy(cool_down_hours=1),
+    "energy": RetrainingPolicy(cool_down_hours=2),
 }
 
 

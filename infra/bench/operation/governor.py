@@ -26,15 +26,15 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.drift import DriftVerdict
 from tasks.contracts.evaluation import Metric
 from tasks.control.retraining.acting import start_claimed
-from tasks.control.retraining.config import GovernorConfig
-from tasks.control.retraining.episodes import answer
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
+from tasks.control.retraining.incidents import Here, answer
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import ClaimState, Order, Outcome, RunEnd, StartedAction
 from tasks.kernel.settings import Settings
 
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)
-FREE = GovernorConfig(cool_down_hours=0, max_runs_per_week=1000)
+FREE = RetrainingPolicy(cool_down_hours=0, max_runs_per_week=1000)
 NUM_VERDICTS = 5
 NUM_DUPLICATES = 10_000
 NUM_THREADS = 8
@@ -220,7 +220,7 @@ def _storm(folder: Path, num_duplicates: int) -> Measured:
     ledger, keys = Ledger(f"sqlite:///{folder / 'storm' / 'operation.db'}"), _Keys()
 
     def ask(verdict_id: str) -> None:
-        start_claimed(ledger, answer(ledger, verdict_id, None, "bench").orders, keys)
+        start_claimed(ledger, answer(ledger, verdict_id, "bench", Here(None)).orders, keys)
 
     def store(number: int, *, is_bad: bool) -> str:
         verdict = DriftVerdict.RETRAIN if is_bad else DriftVerdict.STABLE

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 
@@ -42,7 +42,7 @@ def carried_out_as(
     version: int,
     now: datetime,
     spent: Sequence[Spent],
-    config: GovernorConfig,
+    config: RetrainingPolicy,
     *,
     recalibrates: bool,
 ) -> tuple[Action, str | None]:
@@ -85,7 +85,7 @@ def why_not_now(
     action: Action,
     now: datetime,
     spent: Sequence[Spent],
-    config: GovernorConfig,
+    config: RetrainingPolicy,
     asked_about: int | None = None,
 ) -> Refusal | None:
     """The first bound that an action would break; None where it may be done.
@@ -120,7 +120,7 @@ def why_not_now(
     return _over_budget(action, [s for s in spent if now - s.claimed_at < WEEK], config)
 
 
-def _over_budget(action: Action, week: Sequence[Spent], config: GovernorConfig) -> Refusal | None:
+def _over_budget(action: Action, week: Sequence[Spent], config: RetrainingPolicy) -> Refusal | None:
     num_runs = sum(s.action is action for s in week)
     most = config.max_runs_per_week
     if action is Action.RECALIBRATE:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.contracts.base import field_title
 
 
-class GovernorConfig(BaseModel):
+class RetrainingPolicy(BaseModel):
     """Bounds of the governor for one use case; kept with every verdict that it judges."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)

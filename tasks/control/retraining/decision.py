@@ -24,7 +24,7 @@ from pydantic import Field
 from tasks.contracts.base import Contract
 from tasks.contracts.drift import DriftVerdict
 from tasks.contracts.evaluation import Metric
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
 
 
@@ -55,7 +55,7 @@ class Choice(Contract):
     reason: str = Field(description="A sentence with the numbers.")
 
 
-def decide(evidence: Evidence, config: GovernorConfig) -> Choice:
+def decide(evidence: Evidence, config: RetrainingPolicy) -> Choice:
     """Apply the table of this module; every evidence has exactly one line."""
     auc, verdict = evidence.auc_change, evidence.verdict
     if verdict is DriftVerdict.DATA_FAULT:
@@ -82,7 +82,7 @@ def decide(evidence: Evidence, config: GovernorConfig) -> Choice:
     return _choice(7, Action.NOTHING, None, reason)
 
 
-def promotion_hurts(evidence: Evidence, config: GovernorConfig) -> bool:
+def promotion_hurts(evidence: Evidence, config: RetrainingPolicy) -> bool:
     """The latest promotion is recent, and what it replaced would do better in this window."""
     age = evidence.champion_age_days
     return (
@@ -130,7 +130,7 @@ def _on_performance(evidence: Evidence) -> str:
     return f"labels show a stale model: {', '.join(changes) or 'it errs more than it promises'}"
 
 
-def _on_calibration(auc: Metric, config: GovernorConfig) -> str:
+def _on_calibration(auc: Metric, config: RetrainingPolicy) -> str:
     return (
         f"labels show scores that promise too much or too little, while the ranking is intact: AUC "
         f"changed by {_shown(auc)}, at most {config.max_auc_loss} lost"

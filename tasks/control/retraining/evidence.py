@@ -11,7 +11,7 @@ from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.drift import DriftReport, DriftVerdict
 from tasks.contracts.evaluation import Comparison, Metric
 from tasks.contracts.release import ChampionStanding
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 
 MAX_NAMED = 5
 SECONDS_PER_DAY = 86_400
@@ -102,7 +102,7 @@ def gather(
 
 
 def asks_for_former(
-    report: DriftReport, standing: ChampionStanding, config: GovernorConfig
+    report: DriftReport, standing: ChampionStanding, config: RetrainingPolicy
 ) -> bool:
     """True where it matters how the former champion would do: after a promotion, with labels."""
     return (

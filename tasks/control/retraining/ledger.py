@@ -1,18 +1,38 @@
-"""The record: verdicts that were stored, decisions, and how far each action has come."""
+"""The record of the retraining controller: drift results, incidents, decisions, and actions.
+
+`Ledger` reads and writes single facts. `Incidents` is what one transaction knows of one model and
+use case while it holds the model's lock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Engine, RowMapping, Select, and_, case, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    Table,
+    and_,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
-from tasks.control.retraining.book import count_asked, lock, read_stored, read_verdict_row
-from tasks.control.retraining.config import GovernorConfig
-from tasks.control.retraining.decision import Action, Cause
+from tasks.control.retraining.budget import KINDS, Spent
+from tasks.control.retraining.config import RetrainingPolicy
+from tasks.control.retraining.decision import Action, Cause, Choice
 from tasks.control.retraining.evidence import Evidence
 from tasks.control.retraining.records import (
     Claim,
@@ -25,12 +45,15 @@ from tasks.control.retraining.records import (
     StoredVerdict,
 )
 from tasks.kernel.errors import DataContractError
+from tasks.kernel.process import boot_id
 from tasks.kernel.settings import content_key
 from tasks.metadata import database, tables
 
 RESERVED_FOR = timedelta(minutes=15)
 """A claim that its platform has reserved and not started since is free for another one: three of
 its sweeps have failed, so it is away."""
+Value = TypeVar("Value", bound=BaseModel)
+_results, _incidents, _actions = tables.drift_results, tables.incidents, tables.actions
 
 
 @dataclass(frozen=True)
@@ -46,22 +69,22 @@ class Wanted:
 
 
 class Ledger:
-    """The governor's database.
+    """The controller's tables in the metadata database.
+
+    Every method may raise TransientError or StorageError: the database does not answer, or refuses.
 
     Args:
-        url: SQLAlchemy address of SQLite or PostgreSQL; tables that it lacks are made.
+        url: SQLAlchemy address of SQLite or PostgreSQL.
 
     Raises:
         ConfigurationError: the address is of another kind.
-        TransientError: the database does not answer.
-        StorageError: its disk refused.
     """
 
     def __init__(self, url: str) -> None:
         self.engine: Engine = database.open_database(url)
 
     def store_verdict(
-        self, model: str, use_case: str, evidence: Evidence, policy: GovernorConfig
+        self, model: str, use_case: str, evidence: Evidence, policy: RetrainingPolicy
     ) -> StoredVerdict:
         """Keep a verdict under the digest of its content; the same one is kept once.
 
@@ -69,24 +92,23 @@ class Ledger:
         """
         verdict_id = verdict_id_of(model, use_case, evidence)
         with database.transaction(self.engine) as connection:
-            lock(connection, model)
-            dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-            row = {
-                "verdict_id": verdict_id,
-                "model": model,
-                "use_case": use_case,
-                "version": evidence.version,
-                "verdict": evidence.verdict.value,
-                "window_end": evidence.window.end,
-                "evidence": evidence.model_dump_json(),
-                "policy": policy.model_dump_json(),
-                "stored_at": database.database_now(connection),
-                "num_asked": 0,
-            }
-            table = tables.drift_results
-            connection.execute(dialect.insert(table).values(row).on_conflict_do_nothing())
-            query = select(table).where(table.c.verdict_id == verdict_id)
-            return read_verdict_row(connection.execute(query).mappings().one())
+            _lock(connection, model)
+            database.insert_if_absent(
+                connection,
+                _results,
+                verdict_id=verdict_id,
+                model=model,
+                use_case=use_case,
+                version=evidence.version,
+                verdict=evidence.verdict.value,
+                window_end=evidence.window.end,
+                evidence=evidence.model_dump_json(),
+                policy=policy.model_dump_json(),
+                stored_at=database.database_now(connection),
+                num_asked=0,
+            )
+            query = select(_results).where(_results.c.verdict_id == verdict_id)
+            return _read_verdict(connection.execute(query).mappings().one())
 
     def verdict(self, verdict_id: str) -> StoredVerdict:
         """A stored verdict.
@@ -94,66 +116,55 @@ class Ledger:
         Raises:
             DataContractError: there is none.
         """
-        table = tables.drift_results
-        with database.transaction(self.engine, reads_only=True) as connection:
-            query = select(table).where(table.c.verdict_id == verdict_id)
-            row = connection.execute(query).mappings().one_or_none()
-        if row is None:
+        found = self._rows(select(_results).where(_results.c.verdict_id == verdict_id))
+        if not found:
             raise DataContractError(
                 f"no verdict {verdict_id!r} is stored in this database; expected one that a drift "
-                "check stored here. Nothing was decided; check that drift check and governor use "
-                "the same FALAJ_DATABASE_URL or state folder"
+                "check stored here. Nothing was decided; check that drift check and controller "
+                "use the same FALAJ_DATABASE_URL or state folder"
             )
-        return read_verdict_row(row)
+        return _read_verdict(found[0])
 
     def newest_verdict(self, model: str, use_case: str) -> StoredVerdict | None:
         """The verdict on a model that was stored last; None before the first."""
-        table = tables.drift_results
-        query = select(table).where(table.c.model == model, table.c.use_case == use_case)
-        with database.transaction(self.engine, reads_only=True) as connection:
-            newest = query.order_by(table.c.number.desc()).limit(1)
-            row = connection.execute(newest).mappings().one_or_none()
-        return read_verdict_row(row) if row is not None else None
+        query = select(_results).where(_of(_results, model, use_case))
+        found = self._rows(query.order_by(_results.c.number.desc()).limit(1))
+        return _read_verdict(found[0]) if found else None
 
     def count_asked(self, verdict_id: str) -> None:
         """Count one more question about an answered verdict."""
+        change = update(_results).where(_results.c.verdict_id == verdict_id)
         with database.transaction(self.engine) as connection:
-            count_asked(connection, verdict_id)
+            connection.execute(change.values(num_asked=_results.c.num_asked + 1))
 
     def unsettled(self) -> list[tuple[str, str]]:
-        """Models and use cases with unanswered verdicts, or trouble that nobody acts on yet."""
-        verdicts, episodes, claims = tables.drift_results, tables.incidents, tables.actions
-        unanswered = select(verdicts.c.model, verdicts.c.use_case).where(
-            verdicts.c.answered_at.is_(None)
+        """Models and use cases with unanswered verdicts, or incidents that nobody acts on yet."""
+        unanswered = select(_results.c.model, _results.c.use_case).where(
+            _results.c.answered_at.is_(None)
         )
         waiting = (
-            select(episodes.c.model, episodes.c.use_case)
-            .outerjoin(claims, claims.c.episode_id == episodes.c.episode_id)
+            select(_incidents.c.model, _incidents.c.use_case)
+            .outerjoin(_actions, _actions.c.episode_id == _incidents.c.episode_id)
             .where(
-                episodes.c.closed_at.is_(None),
-                claims.c.episode_id.is_(None),
-                episodes.c.cause != Cause.FEED.value,
+                _incidents.c.closed_at.is_(None),
+                _actions.c.episode_id.is_(None),
+                _incidents.c.cause != Cause.FEED.value,
             )
         )
-        with database.transaction(self.engine, reads_only=True) as connection:
-            found = {
-                tuple(row) for query in (unanswered, waiting) for row in connection.execute(query)
-            }
-        return sorted((model, use_case) for model, use_case in found)
+        found = self._rows(unanswered.union(waiting))
+        return sorted((row["model"], row["use_case"]) for row in found)
 
     def claims(self, state: ClaimState, model: str | None = None) -> list[Claim]:
         """Claims in one state, the oldest first."""
-        table, verdicts = tables.actions, tables.drift_results
         query = (
-            select(table, verdicts.c.version, verdicts.c.evidence)
-            .join(verdicts, verdicts.c.verdict_id == table.c.verdict_id)
-            .where(table.c.state == state.value)
-            .order_by(table.c.claimed_at)
+            select(_actions, _results.c.version, _results.c.evidence)
+            .join(_results, _results.c.verdict_id == _actions.c.verdict_id)
+            .where(_actions.c.state == state.value)
+            .order_by(_actions.c.claimed_at)
         )
         if model is not None:
-            query = query.where(table.c.model == model)
-        with database.transaction(self.engine, reads_only=True) as connection:
-            return [_read_claim(row) for row in connection.execute(query).mappings()]
+            query = query.where(_actions.c.model == model)
+        return [_read_claim(row) for row in self._rows(query)]
 
     def reserve(self, episode_id: str, place: str) -> bool:
         """Keep a claim for one platform, which is about to start it.
@@ -165,98 +176,59 @@ class Ledger:
         Returns:
             False where another one has reserved it, or it was started.
         """
-        table = tables.actions
-        with database.transaction(self.engine) as connection:
-            now = database.database_now(connection)
-            changed = connection.execute(
-                update(table)
-                .where(_may_be_started(episode_id, place, now))
-                .values(place=place, started_at=now)
-            )
-            return changed.rowcount == 1
+        now = self._now()
+        return self._change(_may_be_started(episode_id, place, now), place=place, started_at=now)
 
     def mark_started(self, episode_id: str, started: StartedAction) -> bool:
         """Note what carries an action out; False where somebody else did so, or will."""
-        table = tables.actions
-        with database.transaction(self.engine) as connection:
-            now = database.database_now(connection)
-            changed = connection.execute(
-                update(table)
-                .where(_may_be_started(episode_id, started.place, now))
-                .values(
-                    state=ClaimState.STARTED.value,
-                    kind=started.kind,
-                    place=started.place,
-                    run_id=started.run_id,
-                    started_at=now,
-                    num_starts=table.c.num_starts + 1,
-                    trouble=None,
-                )
-            )
-            return changed.rowcount == 1
+        now = self._now()
+        return self._change(
+            _may_be_started(episode_id, started.place, now),
+            state=ClaimState.STARTED.value,
+            **started.model_dump(),
+            started_at=now,
+            num_starts=_actions.c.num_starts + 1,
+            trouble=None,
+        )
 
     def mark_trouble(self, episode_id: str, trouble: str) -> None:
         """Note why a start failed; the claim stays, and the sweep tries it again."""
-        table = tables.actions
-        with database.transaction(self.engine) as connection:
-            connection.execute(
-                update(table)
-                .where(table.c.episode_id == episode_id, table.c.state == ClaimState.CLAIMED.value)
-                .values(trouble=trouble, num_starts=table.c.num_starts + 1)
-            )
+        self._change(
+            _in_state(episode_id, ClaimState.CLAIMED),
+            trouble=trouble,
+            num_starts=_actions.c.num_starts + 1,
+        )
 
     def take_up(self, episode_id: str, run_id: str) -> bool:
         """Make a run that was lost a claim again; False where somebody else has done so."""
-        table = tables.actions
-        with database.transaction(self.engine) as connection:
-            changed = connection.execute(
-                update(table)
-                .where(
-                    table.c.episode_id == episode_id,
-                    table.c.state == ClaimState.STARTED.value,
-                    table.c.run_id == run_id,
-                )
-                .values(
-                    state=ClaimState.CLAIMED.value,
-                    **dict.fromkeys(("kind", "place", "run_id", "started_at")),
-                    trouble=f"run {run_id} was lost",
-                )
-            )
-            return changed.rowcount == 1
+        return self._change(
+            _in_state(episode_id, ClaimState.STARTED) & (_actions.c.run_id == run_id),
+            state=ClaimState.CLAIMED.value,
+            **dict.fromkeys(("kind", "place", "run_id", "started_at")),
+            trouble=f"run {run_id} was lost",
+        )
 
     def mark_ended(self, episode_id: str, end: RunEnd, trouble: str | None = None) -> bool:
         """Note how the run of an action ended; False where that is known already."""
-        table = tables.actions
-        with database.transaction(self.engine) as connection:
-            changed = connection.execute(
-                update(table)
-                .where(table.c.episode_id == episode_id, table.c.state == ClaimState.STARTED.value)
-                .values(
-                    state=ClaimState.ENDED.value,
-                    ended_at=database.database_now(connection),
-                    run_state=end.state,
-                    run_seconds=end.seconds,
-                    trouble=trouble,
-                )
-            )
-            return changed.rowcount == 1
+        return self._change(
+            _in_state(episode_id, ClaimState.STARTED),
+            state=ClaimState.ENDED.value,
+            ended_at=self._now(),
+            run_state=end.state,
+            run_seconds=end.seconds,
+            trouble=trouble,
+        )
 
     def decisions(self, wanted: Wanted) -> list[Decision]:
         """Decisions and refusals, the newest first."""
         table = tables.decisions
         query = _with_runs().order_by(table.c.number.desc()).limit(wanted.limit)
-        for column, value in (
-            (table.c.model, wanted.model),
-            (table.c.use_case, wanted.use_case),
-            (table.c.action, wanted.action),
-            (table.c.outcome, wanted.outcome),
-        ):
-            if value is not None:
-                query = query.where(column == str(value))
+        for name in ("model", "use_case", "action", "outcome"):
+            if (value := getattr(wanted, name)) is not None:
+                query = query.where(table.c[name] == str(value))
         if wanted.since is not None:
             query = query.where(table.c.decided_at >= wanted.since)
-        with database.transaction(self.engine, reads_only=True) as connection:
-            return [_read_decision(row) for row in connection.execute(query).mappings()]
+        return [_read_decision(row) for row in self._rows(query)]
 
     def numbered(self, numbers: Sequence[int], verdict_id: str | None = None) -> list[Decision]:
         """Decisions by their numbers, and those about a verdict, the oldest first."""
@@ -264,74 +236,313 @@ class Ledger:
         query = _with_runs().where(
             or_(table.c.number.in_(numbers), table.c.verdict_id == verdict_id)
         )
+        return [_read_decision(row) for row in self._rows(query.order_by(table.c.number))]
+
+    @contextmanager
+    def deciding(self, model: str, use_case: str, actor: str) -> Iterator[Incidents]:
+        """Be the only one who decides about this model and use case, in one transaction."""
+        with database.transaction(self.engine) as connection:
+            _lock(connection, model)
+            yield Incidents(connection, model, use_case, actor)
+
+    def _now(self) -> datetime:
         with database.transaction(self.engine, reads_only=True) as connection:
-            rows = connection.execute(query.order_by(table.c.number)).mappings()
-            return [_read_decision(row) for row in rows]
+            return database.database_now(connection)
+
+    def _rows(self, query: Any) -> list[RowMapping]:
+        with database.transaction(self.engine, reads_only=True) as connection:
+            return list(connection.execute(query).mappings())
+
+    def _change(self, which: ColumnElement[bool], **values: Any) -> bool:
+        """Change one action; False where none is so."""
+        with database.transaction(self.engine) as connection:
+            changed = connection.execute(update(_actions).where(which).values(values))
+            return changed.rowcount == 1
 
 
-def _may_be_started(episode_id: str, place: str, now: datetime) -> ColumnElement[bool]:
-    """Claimed, and reserved by nobody else, or so long ago that who did it is away."""
-    table = tables.actions
-    free = or_(
-        table.c.place.is_(None),
-        table.c.place == place,
-        table.c.started_at < now - RESERVED_FOR,
-        table.c.started_at > now + RESERVED_FOR,  # the clock was set back
-    )
-    claimed = table.c.state == ClaimState.CLAIMED.value
-    return and_(table.c.episode_id == episode_id, claimed, free)
+@dataclass(frozen=True)
+class Incident:
+    """One stretch of trouble of one cause, and whether its one action was claimed."""
+
+    incident_id: str
+    version: int
+    cause: Cause
+    newest: str
+    """Id of the latest verdict that showed it."""
+    is_claimed: bool
+    recalibrated: bool = False
+    """Its action was a recalibration, and has ended."""
+
+
+class Incidents:
+    """The rows of one model and use case, while its lock is held; see `Ledger.deciding`.
+
+    Args:
+        connection: a transaction that holds the lock.
+        model: registered model.
+        use_case: name of the use case.
+        actor: who asks, as the record names it.
+    """
+
+    def __init__(self, connection: Connection, model: str, use_case: str, actor: str) -> None:
+        self._execute = connection.execute
+        self.model, self.use_case, self.actor = model, use_case, actor
+        self.now = database.database_now(connection)
+        # A clock that nobody can set; it is the same for all processes of one boot.
+        self._boot, self._uptime_s = boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME)
+        # Where the clock was set back, what was claimed "later" counts from now on. Else a clock
+        # that had been years ahead would hold every cool-down for years.
+        later = (_actions.c.model == model) & (_actions.c.claimed_at > self.now)
+        self._execute(update(_actions).where(later).values(claimed_at=self.now))
+
+    def unanswered(self) -> list[StoredVerdict]:
+        """Verdicts without an answer, in the order in which they were stored."""
+        open_ones = self._mine(_results) & _results.c.answered_at.is_(None)
+        rows = self._execute(select(_results).where(open_ones).order_by(_results.c.number))
+        return [_read_verdict(row) for row in rows.mappings()]
+
+    def verdict(self, verdict_id: str) -> StoredVerdict:
+        """One stored verdict."""
+        query = select(_results).where(_results.c.verdict_id == verdict_id)
+        return _read_verdict(self._execute(query).mappings().one())
+
+    def latest_window_end(self) -> datetime | None:
+        """End of the latest window that was answered."""
+        answered = self._mine(_results) & _results.c.answered_at.is_not(None)
+        query = select(_results.c.window_end).where(answered)
+        latest: datetime | None = self._execute(
+            query.order_by(_results.c.window_end.desc()).limit(1)
+        ).scalar_one_or_none()
+        return latest
+
+    def mark_answered(self, verdict_id: str) -> None:
+        """Note that the verdict has its answer."""
+        change = update(_results).where(_results.c.verdict_id == verdict_id)
+        self._execute(change.values(answered_at=self.now))
+
+    def open_ones(self) -> list[Incident]:
+        """Incidents that have not been closed, the oldest first."""
+        rows = self._execute(
+            select(_incidents, _actions.c.action, _actions.c.state)
+            .outerjoin(_actions, _actions.c.episode_id == _incidents.c.episode_id)
+            .where(self._mine(_incidents), _incidents.c.closed_at.is_(None))
+            .order_by(_incidents.c.opened_at, _incidents.c.episode_id)
+        )
+        return [
+            Incident(
+                incident_id=row["episode_id"],
+                version=row["version"],
+                cause=Cause(row["cause"]),
+                newest=row["newest"],
+                is_claimed=row["state"] is not None,
+                recalibrated=(row["action"], row["state"])
+                == (Action.RECALIBRATE.value, ClaimState.ENDED.value),
+            )
+            for row in rows.mappings()
+        ]
+
+    def of(self, verdict: StoredVerdict, cause: Cause) -> Incident:
+        """The open incident of this cause, or a new one; the verdict is its newest."""
+        newest, version = verdict.verdict_id, verdict.evidence.version
+        for known in self.open_ones():
+            if known.cause is cause:
+                self._update(known, newest=newest)
+                return known
+        incident_id = content_key("episode", self.model, self.use_case, cause, newest)
+        self._execute(
+            insert(_incidents).values(
+                episode_id=incident_id,
+                model=self.model,
+                use_case=self.use_case,
+                version=version,
+                cause=cause.value,
+                opened_by=newest,
+                newest=newest,
+                opened_at=self.now,
+            )
+        )
+        return Incident(incident_id, version, cause, newest, is_claimed=False)
+
+    def close(self, incident: Incident, by: str) -> None:
+        """End an incident: the next bad verdict of its cause opens another one."""
+        self._update(incident, closed_at=self.now, closed_by=by)
+
+    def spent(self) -> list[Spent]:
+        """Retrainings and recalibrations of the model that were claimed before, oldest first."""
+        rows = self._execute(
+            select(_actions, _results.c.version)
+            .join(_results, _results.c.verdict_id == _actions.c.verdict_id)
+            .where(_actions.c.model == self.model)
+            .where(_actions.c.action.in_([action.value for action in KINDS]))
+            .order_by(_actions.c.claimed_at)
+        )
+        return [
+            Spent(
+                claimed_at=self._when_claimed(row),
+                seconds=row["run_seconds"],
+                action=Action(row["action"]),
+                version=row["version"],
+                has_ended=row["state"] == ClaimState.ENDED.value,
+            )
+            for row in rows.mappings()
+        ]
+
+    def _when_claimed(self, row: RowMapping) -> datetime:
+        """As the clock shows it that is set now, however wrong it was then."""
+        if row["boot"] != self._boot:  # only the database's clock is left
+            claimed_at: datetime = row["claimed_at"]
+            return claimed_at
+        return self.now - timedelta(seconds=self._uptime_s - row["uptime_s"])
+
+    def claim(self, incident: Incident, action: Action, verdict_id: str, reason: str) -> None:
+        """Take the one action of an incident; the primary key lets nobody take it twice."""
+        self._execute(
+            insert(_actions).values(
+                episode_id=incident.incident_id,
+                model=self.model,
+                use_case=self.use_case,
+                action=action.value,
+                verdict_id=verdict_id,
+                reason=reason,
+                state=ClaimState.CLAIMED.value,
+                claimed_at=self.now,
+                claimed_by=self.actor,
+                num_starts=0,
+                boot=self._boot,
+                uptime_s=self._uptime_s,
+            )
+        )
+
+    def write(
+        self,
+        verdict_id: str,
+        choice: Choice,
+        outcome: Outcome,
+        reason: str,
+        incident: Incident | None = None,
+        carried_out_as: Action | None = None,
+    ) -> int:
+        """Add one row to the record; returns its number."""
+        made = self._execute(
+            insert(tables.decisions)
+            .values(
+                decided_at=self.now,
+                model=self.model,
+                use_case=self.use_case,
+                verdict_id=verdict_id,
+                episode_id=incident.incident_id if incident else None,
+                cause=choice.cause.value if choice.cause else None,
+                action=choice.action.value,
+                carried_out_as=carried_out_as.value if carried_out_as else None,
+                rule=choice.rule,
+                outcome=outcome.value,
+                reason=reason,
+                actor=self.actor,
+            )
+            .returning(tables.decisions.c.number)
+        )
+        return int(made.scalar_one())
+
+    def last_outcome(self, incident: Incident) -> Outcome | None:
+        """Outcome of the latest row about an incident."""
+        table = tables.decisions
+        query = select(table.c.outcome).where(table.c.episode_id == incident.incident_id)
+        found = self._execute(query.order_by(table.c.number.desc()).limit(1)).scalar_one_or_none()
+        return None if found is None else Outcome(found)
+
+    def _mine(self, table: Table) -> ColumnElement[bool]:
+        return _of(table, self.model, self.use_case)
+
+    def _update(self, incident: Incident, **values: Any) -> None:
+        which = _incidents.c.episode_id == incident.incident_id
+        self._execute(update(_incidents).where(which).values(values))
 
 
 def verdict_id_of(model: str, use_case: str, evidence: Evidence) -> str:
     """Digest of what a verdict says of which model; when the check was made does not matter."""
-    said = evidence.model_copy(update={"champion_age_days": None})
-    return content_key("verdict", model, use_case, said)
+    content = evidence.model_copy(update={"champion_age_days": None})
+    return content_key("verdict", model, use_case, content)
+
+
+def _of(table: Table, model: str, use_case: str) -> ColumnElement[bool]:
+    return and_(table.c.model == model, table.c.use_case == use_case)
+
+
+def _in_state(episode_id: str, state: ClaimState) -> ColumnElement[bool]:
+    return and_(_actions.c.episode_id == episode_id, _actions.c.state == state.value)
+
+
+def _may_be_started(episode_id: str, place: str, now: datetime) -> ColumnElement[bool]:
+    """Claimed, and reserved by nobody else, or so long ago that who did it is away."""
+    free = or_(
+        _actions.c.place.is_(None),
+        _actions.c.place == place,
+        _actions.c.started_at < now - RESERVED_FOR,
+        _actions.c.started_at > now + RESERVED_FOR,  # the clock was set back
+    )
+    return _in_state(episode_id, ClaimState.CLAIMED) & free
+
+
+def _lock(connection: Connection, model: str) -> None:
+    """Hold the row of a model until the transaction ends."""
+    table = tables.models
+    database.insert_if_absent(connection, table, model=model)
+    connection.execute(select(table).where(table.c.model == model).with_for_update()).all()
 
 
 def _with_runs() -> Select[Any]:
-    decisions, claims, verdicts = tables.decisions, tables.actions, tables.drift_results
-    state = case((claims.c.run_state.is_not(None), claims.c.run_state), else_=claims.c.state)
+    decisions = tables.decisions
     return (
         select(
             decisions,
-            claims.c.run_id,
-            state.label("run_state"),
-            verdicts.c.version,
-            verdicts.c.evidence,
+            _actions.c.run_id,
+            func.coalesce(_actions.c.run_state, _actions.c.state).label("run_state"),
+            _results.c.version,
+            _results.c.evidence,
         )
-        .join(verdicts, verdicts.c.verdict_id == decisions.c.verdict_id)
-        .outerjoin(claims, claims.c.episode_id == decisions.c.episode_id)
+        .join(_results, _results.c.verdict_id == decisions.c.verdict_id)
+        .outerjoin(_actions, _actions.c.episode_id == decisions.c.episode_id)
     )
+
+
+def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
+    """The columns of a row that are fields of a value, those of JSON read."""
+    fields = {name: row[name] for name in kind.model_fields if name in row}
+    for name, inner in (("evidence", Evidence), ("policy", RetrainingPolicy)):
+        if name in fields:
+            fields[name] = _read_stored(inner, fields[name])
+    return fields
+
+
+def _read_verdict(row: RowMapping) -> StoredVerdict:
+    return StoredVerdict(**_fields(StoredVerdict, row))
 
 
 def _read_decision(row: RowMapping) -> Decision:
-    fields = {name: row[name] for name in Decision.model_fields if name != "evidence"}
-    return Decision(**fields, evidence=read_stored(Evidence, row["evidence"]))
+    return Decision(**_fields(Decision, row))
 
 
 def _read_claim(row: RowMapping) -> Claim:
-    started = None
+    started = end = None
     if row["run_id"] is not None:
-        started = StartedAction(kind=row["kind"], run_id=row["run_id"], place=row["place"])
-    end = None
+        started = StartedAction(**_fields(StartedAction, row))
     if row["run_state"] is not None:
         end = RunEnd(state=row["run_state"], seconds=row["run_seconds"])
-    order = Order(
-        episode_id=row["episode_id"],
-        model=row["model"],
-        use_case=row["use_case"],
-        action=Action(row["action"]),
-        version=row["version"],
-        verdict_id=row["verdict_id"],
-        evidence=read_stored(Evidence, row["evidence"]),
-        reason=row["reason"],
-    )
-    return Claim(
-        order=order,
-        state=ClaimState(row["state"]),
-        claimed_at=row["claimed_at"],
-        started=started,
-        end=end,
-        num_starts=row["num_starts"],
-        trouble=row["trouble"],
-    )
+    order = Order(**_fields(Order, row))
+    return Claim(**_fields(Claim, row), order=order, started=started, end=end)
+
+
+def _read_stored(kind: type[Value], text: str) -> Value:
+    """A stored value, whatever release wrote it: fields that this one does not know are left out.
+
+    Raises:
+        DataContractError: it lacks what this release needs.
+    """
+    known = {name: part for name, part in json.loads(text).items() if name in kind.model_fields}
+    try:
+        return kind.model_validate(known)
+    except ValidationError as exc:
+        raise DataContractError(
+            f"a stored {kind.__name__} is not what this release reads ({exc.error_count()} "
+            "errors); it was written by another release. Run the drift check of that window again"
+        ) from exc

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import Contract
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action, Cause
 from tasks.control.retraining.evidence import Evidence
 
@@ -61,7 +61,7 @@ class StoredVerdict(Contract):
     model: str
     use_case: str
     evidence: Evidence
-    policy: GovernorConfig
+    policy: RetrainingPolicy
     stored_at: datetime
     answered_at: datetime | None
     num_asked: NonNegativeInt = Field(description="How often an answer was asked for again.")

@@ -5,7 +5,7 @@ None is cached: what they change is in the database, which keeps each verdict an
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import runtime, task
 from prefect.artifacts import create_table_artifact
@@ -16,10 +16,14 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.drift import DriftReport
 from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionStanding
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.records import MEANING, Answer, Decision, Mode, StoredVerdict
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
+
+if TYPE_CHECKING:
+    from tasks.control.retraining.incidents import Here
+    from tasks.control.retraining.ledger import Ledger
 
 JUDGED, DECIDED = "falaj.drift.judged", "falaj.decision.made"
 
@@ -37,7 +41,7 @@ def store_verdict(
     standing: ChampionStanding | None,
     former_difference: Comparison | None,
     use_case: str,
-    policy: GovernorConfig,
+    policy: RetrainingPolicy,
 ) -> StoredVerdict:
     """Keep the verdict of a drift check, then emit `falaj.drift.judged`.
 
@@ -51,11 +55,9 @@ def store_verdict(
     from datetime import UTC, datetime
 
     from tasks.control.retraining.evidence import gather
-    from tasks.control.retraining.ledger import Ledger
 
     evidence = gather(report, version, standing, former_difference, datetime.now(UTC))
-    ledger = Ledger(Settings.from_environment().operation_url)
-    verdict = ledger.store_verdict(version.name, use_case, evidence, policy)
+    verdict = _ledger().store_verdict(version.name, use_case, evidence, policy)
     emit_event(
         JUDGED,
         resource={**_resource(version.name), "falaj.verdict": evidence.verdict.value},
@@ -79,9 +81,7 @@ def read_verdict(verdict_id: str) -> StoredVerdict:
     Raises:
         DataContractError: there is none. Not retried.
     """
-    from tasks.control.retraining.ledger import Ledger
-
-    return Ledger(Settings.from_environment().operation_url).verdict(verdict_id)
+    return _ledger().verdict(verdict_id)
 
 
 @task(name="find-newest-verdict", task_run_name="newest-verdict-{model}", **_POLICY)
@@ -93,10 +93,7 @@ def find_newest_verdict(model: str, use_case: str) -> StoredVerdict | None:
     Raises:
         TransientError: the database does not answer. Retried.
     """
-    from tasks.control.retraining.ledger import Ledger
-
-    ledger = Ledger(Settings.from_environment().operation_url)
-    return ledger.newest_verdict(model, use_case)
+    return _ledger().newest_verdict(model, use_case)
 
 
 @task(name="answer-verdict", task_run_name="answer-{verdict.model}", **_POLICY)
@@ -116,23 +113,10 @@ def answer_verdict(
     Raises:
         TransientError: the database does not answer. Retried.
     """
-    from tasks.control.retraining.episodes import answer
-    from tasks.control.retraining.ledger import Ledger
+    from tasks.control.retraining.incidents import answer
 
-    ledger = Ledger(Settings.from_environment().operation_url)
-    champion = standing.version.version if standing else None
-    verdict_id = verdict.verdict_id
-    answered = answer(
-        ledger,
-        verdict_id,
-        champion,
-        _actor(),
-        mode,
-        recalibrates=recalibrates,
-        asked_about=standing.asked_about if standing else None,
-    )
-    _tell(answered)
-    return answered
+    here = _here(standing, mode, recalibrates)
+    return _reported(answer(_ledger(), verdict.verdict_id, _actor(), here))
 
 
 @task(name="settle-verdicts", task_run_name="settle-{model}", **_POLICY)
@@ -150,23 +134,10 @@ def settle_verdicts(
     Raises:
         TransientError: the database does not answer. Retried.
     """
-    from tasks.control.retraining.episodes import settle
-    from tasks.control.retraining.ledger import Ledger
+    from tasks.control.retraining.incidents import settle
 
-    ledger = Ledger(Settings.from_environment().operation_url)
-    champion = standing.version.version if standing else None
-    answered = settle(
-        ledger,
-        model,
-        use_case,
-        champion,
-        _actor(),
-        mode,
-        recalibrates=recalibrates,
-        asked_about=standing.asked_about if standing else None,
-    )
-    _tell(answered)
-    return answered
+    here = _here(standing, mode, recalibrates)
+    return _reported(settle(_ledger(), model, use_case, _actor(), here))
 
 
 @task(name="find-unsettled", **_POLICY)
@@ -175,9 +146,7 @@ def find_unsettled() -> list[tuple[str, str]]:
 
     Safe to retry: it only reads.
     """
-    from tasks.control.retraining.ledger import Ledger
-
-    return Ledger(Settings.from_environment().operation_url).unsettled()
+    return _ledger().unsettled()
 
 
 def decision_rows(decisions: tuple[Decision, ...]) -> list[dict[str, str]]:
@@ -200,10 +169,10 @@ def decision_rows(decisions: tuple[Decision, ...]) -> list[dict[str, str]]:
     ]
 
 
-def _tell(answered: Answer) -> None:
+def _reported(answered: Answer) -> Answer:
     """Show new decisions in the UI, and emit an event for each."""
     if not answered.decisions:
-        return
+        return answered
     create_table_artifact(
         key="decisions",
         table=decision_rows(answered.decisions),
@@ -228,6 +197,21 @@ def _tell(answered: Answer) -> None:
                 "episode_id": made.episode_id,
             },
         )
+    return answered
+
+
+def _ledger() -> Ledger:
+    from tasks.control.retraining.ledger import Ledger
+
+    return Ledger(Settings.from_environment().operation_url)
+
+
+def _here(standing: ChampionStanding | None, mode: Mode, recalibrates: bool) -> Here:
+    from tasks.control.retraining.incidents import Here
+
+    if standing is None:
+        return Here(None, recalibrates, None, mode)
+    return Here(standing.version.version, recalibrates, standing.asked_about, mode)
 
 
 def _resource(model: str) -> dict[str, str]:

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from falaj.__main__ import main
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import ClaimState, Outcome
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.control import builders
 from tests.support.control.builders import FREE, MODEL, USE_CASE
-from tests.support.control.episodes import Governor
+from tests.support.control.controller import Governor
 from tests.support.services.servers import free_port
 from tests.support.suite.promises import Promise, proves
 
@@ -82,7 +82,7 @@ def test_two_episodes_give_two_runs_and_a_cool_down_gives_one(url: str) -> None:
     for seen in (builders.stale(0), builders.stable(1), builders.stale(2)):
         free.see(seen)
     assert len(free.runs.by_key) == 2
-    cautious = Governor(url, GovernorConfig(cool_down_hours=6))
+    cautious = Governor(url, RetrainingPolicy(cool_down_hours=6))
     assert cautious.see(builders.stable(3)) == [Outcome.NOTHING_TO_DO]
     assert cautious.see(builders.stale(4)) == [Outcome.COOL_DOWN]
     assert Governor(url).sweep() == []  # deployed again: the cool-down holds

@@ -26,7 +26,7 @@ from flows.pipeline import pipeline_flow
 from flows.recalibration import recalibration_flow
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import ClaimState, Outcome
@@ -163,7 +163,7 @@ def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
     with get_client(sync_client=True) as client:
         flow_id = client.create_flow(pipeline_flow)
     other = asyncio.run(_deploy(flow_id, {"config": beside}, "coordinator-neighbour"))
-    stale, never = builders.stale(0), GovernorConfig(max_runs_per_week=0)
+    stale, never = builders.stale(0), RetrainingPolicy(max_runs_per_week=0)
     held = decision_flow(ledger.store_verdict(MODEL, config.name, stale, never).verdict_id)
     acted = decision_flow(ledger.store_verdict("other", "neighbour", stale, FREE).verdict_id)
     assert [d.outcome for d in held.decisions] == [Outcome.BUDGET]

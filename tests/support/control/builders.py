@@ -9,11 +9,11 @@ from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.drift import DriftReport, DriftVerdict, FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
 from tasks.contracts.release import ChampionStanding
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
 
 MODEL, USE_CASE = "delays", "journeys"
-FREE = GovernorConfig(cool_down_hours=0, max_runs_per_week=1000)
+FREE = RetrainingPolicy(cool_down_hours=0, max_runs_per_week=1000)
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from flows.config import read_pipeline_config
 from infra.deploying.deploy import Plan, make_plan
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
 from tasks.control.retraining.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
@@ -83,7 +83,7 @@ class Governed:
         call = "from flows.governor_sweep import governor_sweep_flow; governor_sweep_flow()"
         return self._run([sys.executable, "-c", call])
 
-    def judge(self, seen: Evidence, policy: GovernorConfig = FREE) -> str:
+    def judge(self, seen: Evidence, policy: RetrainingPolicy = FREE) -> str:
         """Store a verdict, as a drift check does, and tell nobody."""
         return Ledger(self.url).store_verdict(MODEL, USE_CASE, seen, policy).verdict_id
 

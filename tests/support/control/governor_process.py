@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from tasks.control.retraining.acting import note_ends, start_claimed
-from tasks.control.retraining.episodes import answer, settle
+from tasks.control.retraining.incidents import Here, answer, settle
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState, Order, RunEnd, StartedAction
 
@@ -43,12 +43,12 @@ def main(url: str, folder: str, command: str, verdict_id: str = "", times: str =
     if command == "sweep":
         note_ends(ledger, runs)
         for model, use_case in ledger.unsettled():
-            settle(ledger, model, use_case, None, "the sweep")
+            settle(ledger, model, use_case, "the sweep", Here(None))
         left = [claim.order for claim in ledger.claims(ClaimState.CLAIMED)]
         start_claimed(ledger, left, runs)
         return
     for _ in range(int(times)):
-        made = answer(ledger, verdict_id, None, f"process {os.getpid()}")
+        made = answer(ledger, verdict_id, f"process {os.getpid()}", Here(None))
         start_claimed(ledger, made.orders, runs)
 
 

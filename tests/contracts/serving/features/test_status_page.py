@@ -20,7 +20,7 @@ from serving.observability.metrics import Source
 from serving.observability.seeing import Seeing
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.drift import DriftVerdict
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
 from tasks.control.retraining.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT, Settings
@@ -80,7 +80,7 @@ def evidence(verdict: DriftVerdict, drifted: tuple[str, ...]) -> Evidence:
 def settings_with(home: Path, verdict: DriftVerdict, drifted: tuple[str, ...]) -> Settings:
     settings = Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights")
     ledger = Ledger(settings.operation_url)
-    ledger.store_verdict(MODEL, "flights", evidence(verdict, drifted), GovernorConfig())
+    ledger.store_verdict(MODEL, "flights", evidence(verdict, drifted), RetrainingPolicy())
     return settings
 
 

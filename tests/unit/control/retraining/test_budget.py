@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.control.retraining.budget import Spent, carried_out_as, why_not_now
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 from tests.support.control.builders import FIRST_DAY
 
 NOW = FIRST_DAY + timedelta(days=30)
-CONFIG = GovernorConfig(cool_down_hours=6, max_runs_per_week=3, max_run_hours_per_week=2)
+CONFIG = RetrainingPolicy(cool_down_hours=6, max_runs_per_week=3, max_run_hours_per_week=2)
 
 
 def spent(hours_ago: float, *, seconds: float | None = 60) -> Spent:
@@ -99,7 +99,7 @@ def test_a_recalibration_becomes_a_retraining_by_a_stated_rule(
 
 
 def test_a_budget_of_nothing_never_retrains() -> None:
-    refusal = why_not_now(Action.RETRAIN, NOW, [], GovernorConfig(max_runs_per_week=0))
+    refusal = why_not_now(Action.RETRAIN, NOW, [], RetrainingPolicy(max_runs_per_week=0))
     assert refusal is not None
     assert refusal.outcome is Outcome.BUDGET
 

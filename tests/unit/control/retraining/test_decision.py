@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tasks.contracts.drift import DriftVerdict
 from tasks.contracts.evaluation import Metric
 from tasks.control.retraining.budget import KINDS
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import (
     Action,
     Cause,
@@ -23,7 +23,7 @@ from tasks.control.retraining.evidence import Evidence, gather
 from tests.support.control import builders
 from tests.support.control.builders import comparison, evidence, metric
 
-CONFIG = GovernorConfig()
+CONFIG = RetrainingPolicy()
 SEVERITY = [Action.NOTHING, Action.RECALIBRATE, Action.RETRAIN]
 
 
@@ -98,15 +98,15 @@ def any_evidence() -> st.SearchStrategy[Evidence]:
     return st.builds(lambda v, c: evidence(v, **c), st.sampled_from(DriftVerdict), changes)
 
 
-def any_config() -> st.SearchStrategy[GovernorConfig]:
+def any_config() -> st.SearchStrategy[RetrainingPolicy]:
     return st.builds(
-        GovernorConfig, roll_back_within_days=st.floats(0, 365), max_auc_loss=st.floats(0, 0.5)
+        RetrainingPolicy, roll_back_within_days=st.floats(0, 365), max_auc_loss=st.floats(0, 0.5)
     )
 
 
 @given(any_evidence(), any_config())
 def test_every_evidence_has_one_choice_and_a_fault_never_trains(
-    seen: Evidence, config: GovernorConfig
+    seen: Evidence, config: RetrainingPolicy
 ) -> None:
     choice = decide(seen, config)
     assert choice == decide(seen, config)
@@ -121,7 +121,7 @@ def test_every_evidence_has_one_choice_and_a_fault_never_trains(
 
 @given(any_evidence(), metrics(st.floats(-1, 1)), any_config())
 def test_what_is_read_back_decides_alike(
-    seen: Evidence, change: Metric | None, config: GovernorConfig
+    seen: Evidence, change: Metric | None, config: RetrainingPolicy
 ) -> None:
     names = ("auc_change", "excess_brier_change", "r2_change", "skill_change")
     finite = {**dict.fromkeys(names, change), "former_difference": None}
@@ -132,7 +132,7 @@ def test_what_is_read_back_decides_alike(
 
 @given(any_evidence(), any_config(), st.floats(0, 1))
 def test_a_larger_loss_never_asks_for_less(
-    seen: Evidence, config: GovernorConfig, more: float
+    seen: Evidence, config: RetrainingPolicy, more: float
 ) -> None:
     auc = seen.auc_change
     if auc is None or seen.former_difference is not None:
@@ -145,7 +145,7 @@ def test_a_larger_loss_never_asks_for_less(
 
 @given(any_evidence(), any_config(), st.floats(0, 500))
 def test_an_older_promotion_is_never_sooner_taken_back(
-    seen: Evidence, config: GovernorConfig, days: float
+    seen: Evidence, config: RetrainingPolicy, days: float
 ) -> None:
     if seen.champion_age_days is None:
         return
@@ -179,6 +179,6 @@ def test_a_number_that_could_not_be_computed_is_not_known() -> None:
 
 def test_impossible_bounds_are_refused() -> None:
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        GovernorConfig(cool_down_hours=-1)
+        RetrainingPolicy(cool_down_hours=-1)
     with pytest.raises(ValidationError, match="Extra inputs"):
-        GovernorConfig.model_validate({"cooldown": 3})
+        RetrainingPolicy.model_validate({"cooldown": 3})

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tasks.control.retraining.decision import Cause
 from tasks.control.retraining.records import Order, StartedAction
 from tests.support.control import builders
-from tests.support.control.episodes import Governor, Runs
+from tests.support.control.controller import Governor, Runs
 from tests.support.suite.examples import examples
 
 KINDS = {

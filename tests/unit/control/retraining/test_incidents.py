@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tasks.control.retraining.acting import LOST, note_ends, start_claimed
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
-from tasks.control.retraining.episodes import answer
+from tasks.control.retraining.incidents import Here, answer
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import (
     MEANING,
@@ -26,7 +26,7 @@ from tasks.kernel.errors import ConfigurationError, DataContractError, StorageEr
 from tasks.metadata import database as database_module
 from tests.support.control import builders
 from tests.support.control.builders import FREE
-from tests.support.control.episodes import Governor, Runs
+from tests.support.control.controller import Governor, Runs
 from tests.support.suite.promises import Promise, proves
 
 
@@ -111,7 +111,7 @@ def test_lost_events_are_found_by_the_sweep(governor: Governor) -> None:
 
 
 def test_trouble_that_had_to_wait_is_acted_on_once_it_may(database: Path) -> None:
-    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
+    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
     governor.see(builders.stale(0))
     governor.end_runs()
     governor.see(builders.stable(1))
@@ -193,7 +193,7 @@ def test_what_nothing_recalibrates_is_retrained_and_the_record_says_so(
 def test_a_retraining_that_replaces_a_recalibration_waits_as_every_retraining_does(
     database: Path,
 ) -> None:
-    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=0))
+    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=0))
     for number in range(3):
         governor.see(builders.stale(2 * number))
         governor.end_runs()
@@ -208,7 +208,7 @@ def test_a_retraining_that_replaces_a_recalibration_waits_as_every_retraining_do
 
 
 def test_trouble_that_went_away_while_it_waited_is_dropped(database: Path) -> None:
-    governor = Governor(f"sqlite:///{database}", GovernorConfig(max_runs_per_week=0))
+    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(max_runs_per_week=0))
     assert governor.see(builders.stale(0)) == [Outcome.BUDGET]
     governor.see(builders.stable(1))
     assert governor.ledger.unsettled() == []
@@ -218,7 +218,7 @@ def test_trouble_that_went_away_while_it_waited_is_dropped(database: Path) -> No
 def test_a_clock_that_was_years_ahead_holds_a_cool_down_no_longer_than_it_lasts(
     database: Path,
 ) -> None:
-    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
+    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
     governor.see(builders.stale(0))
     governor.end_runs()
     set_back_claims(database, hours=-24 * 365 * 50)
@@ -233,7 +233,7 @@ def test_within_one_boot_a_cool_down_lasts_as_long_as_it_should_whatever_the_clo
     database: Path, hours: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = database_module.database_now
-    governor = Governor(f"sqlite:///{database}", GovernorConfig(cool_down_hours=6))
+    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
     governor.see(builders.stale(0))
     governor.end_runs()
     governor.see(builders.stable(1))
@@ -280,7 +280,7 @@ def two_platforms(database: Path) -> tuple[Governor, Governor]:
 
 def test_what_one_platform_is_about_to_start_no_other_starts(database: Path) -> None:
     north, south = two_platforms(database)
-    answered = answer(north.ledger, north.judge(builders.stale(0)), 1, "a test")
+    answered = answer(north.ledger, north.judge(builders.stale(0)), "a test", Here(1))
     (order,) = answered.orders
     assert north.ledger.reserve(order.episode_id, "n")  # and now it takes its time
     assert south.see(builders.stale(0)) == [Outcome.ACTS]
@@ -294,7 +294,7 @@ def test_what_one_platform_is_about_to_start_no_other_starts(database: Path) -> 
 
 def test_what_a_platform_that_is_gone_had_reserved_another_one_starts(database: Path) -> None:
     north, south = two_platforms(database)
-    (order,) = answer(north.ledger, north.judge(builders.stale(0)), 1, "a test").orders
+    (order,) = answer(north.ledger, north.judge(builders.stale(0)), "a test", Here(1)).orders
     assert north.ledger.reserve(order.episode_id, "n")
     south.sweep()
     assert south.runs.by_key == {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tasks.control.retraining.acting import note_ends, start_claimed
-from tasks.control.retraining.config import GovernorConfig
+from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
-from tasks.control.retraining.episodes import answer, settle
 from tasks.control.retraining.evidence import Evidence
+from tasks.control.retraining.incidents import Here, answer, settle
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import (
     Answer,
@@ -43,7 +43,7 @@ class Runs:
 class Governor:
     """The governor of one model, on a database of its own."""
 
-    def __init__(self, url: str, policy: GovernorConfig = FREE) -> None:
+    def __init__(self, url: str, policy: RetrainingPolicy = FREE) -> None:
         self.ledger, self.policy, self.runs = Ledger(url), policy, Runs()
         self.champion: int | None = 1
         self.recalibrates = True
@@ -53,33 +53,18 @@ class Governor:
         return self.ledger.store_verdict(MODEL, USE_CASE, seen, self.policy).verdict_id
 
     def ask(self, verdict_id: str, mode: Mode = "act") -> list[Outcome]:
-        return self._carry_out(
-            answer(
-                self.ledger,
-                verdict_id,
-                self.champion,
-                "a test",
-                mode,
-                recalibrates=self.recalibrates,
-                asked_about=self.asked_about,
-            )
-        )
+        here = self.here(mode)
+        return self._carry_out(answer(self.ledger, verdict_id, "a test", here))
+
+    def here(self, mode: Mode = "act") -> Here:
+        return Here(self.champion, self.recalibrates, self.asked_about, mode)
 
     def sweep(self) -> list[Outcome]:
         note_ends(self.ledger, self.runs)
         made = []
         for model, use_case in self.ledger.unsettled():
-            made += self._carry_out(
-                settle(
-                    self.ledger,
-                    model,
-                    use_case,
-                    self.champion,
-                    "the sweep",
-                    recalibrates=self.recalibrates,
-                    asked_about=self.asked_about,
-                )
-            )
+            answered = settle(self.ledger, model, use_case, "the sweep", self.here())
+            made += self._carry_out(answered)
         left = self.ledger.claims(ClaimState.CLAIMED)
         start_claimed(self.ledger, [claim.order for claim in left], self.runs)
         return made

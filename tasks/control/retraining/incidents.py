@@ -1,0 +1,181 @@
+"""Answering verdicts: each once, in their order, with one run for each incident of trouble.
+
+An incident is of one model, use case and cause. The first bad verdict opens it; a verdict that
+shows the cause gone, or another champion, closes it. The events that ask for answers may be lost,
+doubled, late or in any order: whoever is asked answers all verdicts that have none, in the order in
+which they were stored, under one lock and in one transaction. So nothing depends on who is asked,
+when, or how often.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tasks.control.retraining.budget import Refusal, carried_out_as, why_not_now
+from tasks.control.retraining.decision import Action, Cause, Choice, decide, healed
+from tasks.control.retraining.ledger import Incident, Incidents, Ledger
+from tasks.control.retraining.records import Answer, ClaimState, Mode, Order, Outcome, StoredVerdict
+
+logger = logging.getLogger(__name__)
+
+PLAYED_AGAIN = timedelta(days=180)
+"""A window so far before the latest is not late: recorded data is played from its start again."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """What the one who asks knows of the platform and the registry."""
+
+    champion: int | None
+    """Version that is the champion now; None where that is not known."""
+    recalibrates: bool = True
+    """Something here carries out a recalibration; else it becomes a retraining."""
+    asked_about: int | None = None
+    """Version whose promotion waits for a person's answer; nothing is trained before."""
+    mode: Mode = "act"
+    """`decide_only` writes decisions, and neither opens nor closes nor claims anything."""
+
+
+def answer(ledger: Ledger, verdict_id: str, actor: str, here: Here) -> Answer:
+    """Answer a verdict, and all of its model and use case that have no answer yet.
+
+    Args:
+        ledger: the record.
+        verdict_id: verdict that an event named.
+        actor: who asks, for the record.
+        here: what is known there.
+
+    Returns:
+        The new rows, or the one that answered the verdict before; and what is to be carried out.
+
+    Raises:
+        DataContractError: there is no such verdict.
+        TransientError: the database does not answer, or was busy.
+    """
+    verdict = ledger.verdict(verdict_id)
+    if verdict.answered_at is None:
+        made = settle(ledger, verdict.model, verdict.use_case, actor, here)
+        if any(decision.verdict_id == verdict_id for decision in made.decisions):
+            return made
+    ledger.count_asked(verdict_id)  # somebody has answered it, just now or long ago
+    known = ledger.numbered([], verdict_id)
+    return Answer(decisions=tuple(known), orders=_orders(ledger, verdict.model, here))
+
+
+def settle(ledger: Ledger, model: str, use_case: str, actor: str, here: Here) -> Answer:
+    """Answer all verdicts of a model and use case, then look again at trouble that had to wait."""
+    with ledger.deciding(model, use_case, actor) as incidents:
+        if here.mode == "decide_only":
+            numbers = [_advise(incidents, verdict) for verdict in incidents.unanswered()]
+        else:
+            _close_for_promotion(incidents, here.champion)
+            numbers = [_answer_one(incidents, each, here) for each in incidents.unanswered()]
+            numbers += _review(incidents, here)
+    decisions = ledger.numbered(numbers)
+    for made in decisions:
+        logger.info("%s: %s, %s: %s", model, made.action, made.outcome, made.reason)
+    return Answer(decisions=tuple(decisions), orders=_orders(ledger, model, here))
+
+
+def _orders(ledger: Ledger, model: str, here: Here) -> tuple[Order, ...]:
+    if here.mode == "decide_only":
+        return ()
+    return tuple(claim.order for claim in ledger.claims(ClaimState.CLAIMED, model))
+
+
+def _advise(incidents: Incidents, verdict: StoredVerdict) -> int:
+    choice = decide(verdict.evidence, verdict.policy)
+    incidents.mark_answered(verdict.verdict_id)
+    outcome = Outcome.NOTHING_TO_DO if choice.cause is None else Outcome.DECIDE_ONLY
+    return incidents.write(verdict.verdict_id, choice, outcome, choice.reason)
+
+
+def _close_for_promotion(incidents: Incidents, champion: int | None) -> None:
+    for incident in incidents.open_ones():
+        if champion is not None and incident.version != champion:
+            incidents.close(incident, f"version {champion} became the champion")
+
+
+def _answer_one(incidents: Incidents, verdict: StoredVerdict, here: Here) -> int:
+    choice = decide(verdict.evidence, verdict.policy)
+    latest = incidents.latest_window_end()
+    incidents.mark_answered(verdict.verdict_id)
+    version = verdict.evidence.version
+    if here.champion is not None and version != here.champion:
+        reason = f"version {version} was judged, version {here.champion} is the champion by now"
+        return incidents.write(verdict.verdict_id, choice, Outcome.SUPERSEDED, reason)
+    end = verdict.evidence.window.end
+    if latest is not None and end < latest < end + PLAYED_AGAIN:
+        reason = f"{verdict.evidence.window} lies before {latest:%Y-%m-%dT%H:%MZ}, judged before"
+        return incidents.write(verdict.verdict_id, choice, Outcome.OUTDATED, reason)
+    _close_for_promotion(incidents, version)
+    for incident in incidents.open_ones():
+        if incident.cause in healed(verdict.evidence, choice):
+            incidents.close(incident, f"verdict {verdict.verdict_id}")
+    if choice.cause is None:
+        return incidents.write(verdict.verdict_id, choice, Outcome.NOTHING_TO_DO, choice.reason)
+    return _answer_trouble(incidents, verdict, choice, choice.cause, here)
+
+
+def _answer_trouble(
+    incidents: Incidents, verdict: StoredVerdict, choice: Choice, cause: Cause, here: Here
+) -> int:
+    incident = incidents.of(verdict, cause)
+    if incident.recalibrated and here.asked_about is None:
+        # Had it helped, another version were the champion: what follows is another incident.
+        incidents.close(incident, f"its recalibration did not help: verdict {verdict.verdict_id}")
+        incident = incidents.of(verdict, cause)
+    if choice.action is Action.NOTHING:
+        return incidents.write(verdict.verdict_id, choice, Outcome.ALERTS, choice.reason, incident)
+    if incident.is_claimed:
+        reason = f"incident {incident.incident_id[:12]} has had its run; {choice.reason}"
+        return incidents.write(verdict.verdict_id, choice, Outcome.SAME_EPISODE, reason, incident)
+    return _act(incidents, verdict, choice, incident, here)
+
+
+def _act(
+    incidents: Incidents, verdict: StoredVerdict, choice: Choice, incident: Incident, here: Here
+) -> int:
+    action, instead, refusal = _weigh(incidents, verdict, choice, here)
+    if refusal is not None:
+        reason = f"{refusal.reason}; {choice.reason}"
+        return incidents.write(verdict.verdict_id, choice, refusal.outcome, reason, incident)
+    incidents.claim(incident, action, verdict.verdict_id, choice.reason)
+    reason = choice.reason
+    if instead is not None:
+        reason += f"; carried out as {action}: {instead}"
+    return incidents.write(verdict.verdict_id, choice, Outcome.ACTS, reason, incident, action)
+
+
+def _weigh(
+    incidents: Incidents, verdict: StoredVerdict, choice: Choice, here: Here
+) -> tuple[Action, str | None, Refusal | None]:
+    """What would be done, why it is not what was chosen, and why it has to wait."""
+    spent = incidents.spent()
+    action, instead = carried_out_as(
+        choice.action,
+        verdict.evidence.version,
+        incidents.now,
+        spent,
+        verdict.policy,
+        recalibrates=here.recalibrates,
+    )
+    refusal = why_not_now(action, incidents.now, spent, verdict.policy, here.asked_about)
+    return action, instead, refusal
+
+
+def _review(incidents: Incidents, here: Here) -> Iterator[int]:
+    """Ask again for trouble that had to wait; a refusal that is like the last one adds no row."""
+    for incident in incidents.open_ones():
+        if incident.is_claimed or incident.cause is Cause.FEED:
+            continue
+        verdict = incidents.verdict(incident.newest)
+        choice = decide(verdict.evidence, verdict.policy)
+        if choice.action is Action.NOTHING:
+            continue
+        refusal = _weigh(incidents, verdict, choice, here)[2]
+        if refusal is None or refusal.outcome is not incidents.last_outcome(incident):
+            yield _act(incidents, verdict, choice, incident, here)
