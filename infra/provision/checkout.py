@@ -1,4 +1,4 @@
-"""One checkout's environment: where it is, what it must be made from, whether it is whole."""
+"""One checkout's environment: where it is, what it must be made from, whether it is complete."""
 
 from __future__ import annotations
 
@@ -11,57 +11,34 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.provision.commands import SetupError
 
 
-@dataclass(frozen=True)
 class Checkout:
-    """Folders and files; `state` also marks an environment as made by set-up."""
+    """Folders and files of one checkout.
 
-    root: Path
+    Attributes:
+        venv: the virtual environment, and `python` its interpreter.
+        state: set-up's own folder in it (lock, stamp, logs); also marks it as made by set-up.
+        stamp: written last: what the environment was made from and what it holds.
+        requirements: the lock: every package, one version each, with digests.
+        weights: packages of which only the files are read, beside the environment's own.
+        weights_requirements: the lock of these.
+        horovod_backend: the build of Horovod.
+    """
 
-    @property
-    def venv(self) -> Path:
-        """The virtual environment."""
-        return self.root / ".venv"
-
-    @property
-    def python(self) -> Path:
-        """Its interpreter."""
-        return self.venv / "bin" / "python"
-
-    @property
-    def state(self) -> Path:
-        """Set-up's own folder in it: lock, stamp, logs."""
-        return self.venv / "falaj-setup"
-
-    @property
-    def stamp(self) -> Path:
-        """Written last: what the environment was made from and what it holds."""
-        return self.state / "stamp.json"
-
-    @property
-    def requirements(self) -> Path:
-        """The lock: every package, one version each, with digests."""
-        return self.root / "infra" / "requirements.lock"
-
-    @property
-    def weights(self) -> Path:
-        """Packages of which only the files are read, beside the environment's own."""
-        return self.venv / "weights"
-
-    @property
-    def weights_requirements(self) -> Path:
-        """The lock of these."""
-        return self.root / "infra" / "weights" / "requirements.lock"
-
-    @property
-    def horovod_backend(self) -> Path:
-        """The build of Horovod."""
-        return self.root / "infra" / "horovod" / "horovod_backend.py"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.venv = root / ".venv"
+        self.python = self.venv / "bin" / "python"
+        self.state = self.venv / "falaj-setup"
+        self.stamp = self.state / "stamp.json"
+        self.requirements = root / "infra" / "requirements.lock"
+        self.weights = self.venv / "weights"
+        self.weights_requirements = root / "infra" / "weights" / "requirements.lock"
+        self.horovod_backend = root / "infra" / "horovod" / "horovod_backend.py"
 
     def sources(self) -> list[Path]:
         """The files that decide how an environment comes out."""
@@ -78,7 +55,7 @@ def digest(parts: Sequence[str]) -> str:
 
 def project_metadata(pyproject: str) -> str:
     """The tables of pyproject.toml that an installation depends on; tools' settings are not."""
-    import tomllib  # new in 3.11: an older Python must get far enough to be told so
+    import tomllib  # new in 3.11: an older Python must get as far as the message about it
 
     tables = tomllib.loads(pyproject)
     setuptools = tables.get("tool", {}).get("setuptools")
@@ -86,26 +63,25 @@ def project_metadata(pyproject: str) -> str:
 
 
 def wanted_digest(checkout: Checkout) -> str:
-    """What an environment must have been made from to be whole for this checkout.
+    """What an environment must have been made from to be complete for this checkout.
 
-    Its place counts: the scripts of an environment name their interpreter by absolute path.
+    Its path counts: the scripts of an environment name their interpreter by absolute path.
     """
     texts = [path.read_text(encoding="utf-8") for path in checkout.sources()]
     pyproject = (checkout.root / "pyproject.toml").read_text(encoding="utf-8")
-    place = [str(checkout.root), platform.machine()]
-    return digest([*texts, project_metadata(pyproject), *place])
+    return digest([*texts, project_metadata(pyproject), str(checkout.root), platform.machine()])
 
 
 def installed_distributions(venv: Path) -> set[str]:
     """Names and versions of what is installed, as the names of the metadata folders."""
-    places = ("lib/python3*/site-packages", "weights")
-    return {path.name for place in places for path in venv.glob(f"{place}/*.dist-info")}
+    folders = ("lib/python3*/site-packages", "weights")
+    return {path.name for folder in folders for path in venv.glob(f"{folder}/*.dist-info")}
 
 
 def is_current(checkout: Checkout, wanted: str) -> bool:
     """Whether the environment was finished from the wanted parts and still holds them.
 
-    A package added by hand is no reason to make it anew; one removed or changed is.
+    A package added by hand is no reason to make it again; one removed or changed is.
     """
     try:
         stamp = json.loads(checkout.stamp.read_text(encoding="utf-8"))
@@ -122,7 +98,7 @@ def is_current(checkout: Checkout, wanted: str) -> bool:
 
 
 def write_stamp(checkout: Checkout, wanted: str) -> None:
-    """Declare the environment whole."""
+    """Declare the environment complete."""
     stamp = {"digest": wanted, "distributions": sorted(installed_distributions(checkout.venv))}
     write_aside(checkout.stamp, json.dumps(stamp, indent=1))
 
@@ -150,7 +126,7 @@ def withdraw(checkout: Checkout) -> list[Path]:
 
 
 def write_aside(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     aside = path.with_name(path.name + ".partial")
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, path)

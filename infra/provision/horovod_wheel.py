@@ -1,7 +1,7 @@
 """Horovod's wheel: built once for a PyTorch, Python, compiler and set of fixes, then kept.
 
-It lies in the cache, `wheels/<key>/`, beside a file that says what it was made from, so that a new
-checkout, or an environment made anew, does not build it again.
+It is kept in the cache, `wheels/<key>/`, beside a file with its ingredients, so that a new checkout
+or an environment made again, does not build it again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from infra.provision.checkout import Checkout, digest, exclusive, write_aside
-from infra.provision.commands import Commands
-from infra.provision.machine import Compiler
-from infra.provision.progress import Step
-from infra.provision.sources import cache_folder
+from infra.provision.commands import Commands, Step
+from infra.provision.machine import Compiler, cache_folder
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def wheel_parts(torch: str, compiler: Compiler, backend_source: str) -> WheelPar
 
 
 def kept_wheel(folder: Path) -> Path | None:
-    """The wheel kept in a folder of the cache, if it is there and every file in it is whole."""
+    """The wheel kept in a folder of the cache, if it is there and every file in it is intact."""
     for wheel in folder.glob("*.whl"):
         try:
             with zipfile.ZipFile(wheel) as archive:

@@ -1,7 +1,12 @@
-"""What set-up needs of the machine: looked at first, and all that is missing named at once."""
+"""What set-up takes from its caller: the machine's tools, where packages come from, an environment.
+
+pip's configuration (files and variables) decides where packages come from, for uv as well; nothing
+else that is configured for pip or uv may change what gets installed.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import shlex
@@ -16,6 +21,27 @@ from pathlib import Path
 from infra.provision.commands import SetupError
 
 PYTHON = (3, 11)
+
+# pip's settings that say where packages come from, and the variables that tell uv the same.
+UV_VARIABLES: dict[str, tuple[str, ...]] = {
+    "index-url": ("UV_DEFAULT_INDEX",),
+    "extra-index-url": ("UV_INDEX",),
+    "no-index": ("UV_NO_INDEX",),
+    "cert": ("SSL_CERT_FILE",),
+    "client-cert": ("SSL_CLIENT_CERT",),
+    "trusted-host": ("UV_INSECURE_HOST",),
+    "proxy": ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"),
+    "timeout": ("UV_HTTP_TIMEOUT",),
+    "retries": ("UV_HTTP_RETRIES",),
+    "find-links": (),  # see link_locations
+}
+DROPPED_PREFIXES = ("PIP_", "UV_", "PYTHON", "HOROVOD_", "CMAKE_", "MAKE", "_PYPROJECT_HOOKS_")
+DROPPED = {
+    *("VIRTUAL_ENV", "CONDA_PREFIX", "__PYVENV_LAUNCHER__", "MFLAGS", "GNUMAKEFLAGS", "DESTDIR"),
+    *("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS"),
+}
+KEPT = {"UV_CACHE_DIR"}
+LOCAL_CACHE = Path(".falaj", "cache")
 
 
 @dataclass(frozen=True)
@@ -91,7 +117,93 @@ def require_machine(environment: Mapping[str, str]) -> Compiler:
     return compiler
 
 
-def free_gigabytes(place: Path) -> float:
-    """Free space where `place` is, for this user."""
-    status = os.statvfs(place)
+def free_gigabytes(folder: Path) -> float:
+    """Free space where a folder is, for this user."""
+    status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize / 1e9
+
+
+def package_sources(listing: str) -> dict[str, str]:
+    """Where pip would look for packages, from the output of `pip config list`.
+
+    As in pip, a variable of the environment overrules `[install]`, and that `[global]`.
+    """
+    found: dict[str, str] = {}
+    settings = [line.partition("=") for line in listing.splitlines() if "=" in line]
+    for section in ("global", "install", ":env:"):
+        for name, _, value in settings:
+            where, _, key = name.strip().rpartition(".")
+            key = "timeout" if key == "default-timeout" else key
+            if where == section and key in UV_VARIABLES:
+                found[key] = " ".join(str(ast.literal_eval(value.strip())).split())
+    return {key: value for key, value in found.items() if value}
+
+
+def link_locations(sources: Mapping[str, str]) -> list[str]:
+    """Where pip's find-links point, as absolute paths or addresses.
+
+    Folders that do not exist are left out: pip passes over them, uv would stop.
+    """
+    places = [os.path.expanduser(place) for place in sources.get("find-links", "").split()]
+    return [
+        place if "://" in place else os.path.abspath(place)
+        for place in places
+        if "://" in place or os.path.exists(place)
+    ]
+
+
+def caller_environment(caller: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without what could change what is installed or built."""
+    return {
+        name: value
+        for name, value in caller.items()
+        if name in KEPT or not (name in DROPPED or name.startswith(DROPPED_PREFIXES))
+    }
+
+
+def cache_folder(environment: Mapping[str, str], root: Path) -> Path:
+    """Where to keep what outlives an environment: `falaj` in XDG_CACHE_HOME or ~/.cache.
+
+    Accounts without a home that can be written to keep it in the checkout, in `.falaj/cache`.
+
+    Raises:
+        SetupError: neither can be written to.
+    """
+    named = environment.get("XDG_CACHE_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~")) / ".cache"
+    for folder in (base / "falaj", root / LOCAL_CACHE):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise SetupError(
+        f"no place for caches: neither {base} nor {root} can be written to. Set XDG_CACHE_HOME to "
+        "a folder that can"
+    )
+
+
+def child_environment(
+    caller: Mapping[str, str], sources: Mapping[str, str], venv: Path, cache: Path
+) -> dict[str, str]:
+    """What pip, uv and the compilers see; uv keeps to its own cache where there is a home."""
+    environment = caller_environment(caller)
+    if cache.parts[-2:] == LOCAL_CACHE.parts:
+        environment.setdefault("UV_CACHE_DIR", str(cache / "uv"))
+    for key, value in sources.items():
+        environment["PIP_" + key.upper().replace("-", "_")] = value
+        environment |= dict.fromkeys(UV_VARIABLES[key], value)
+    return environment | {
+        "PATH": f"{venv / 'bin'}{os.pathsep}{caller.get('PATH', os.defpath)}",
+        "LC_ALL": "C.UTF-8",  # causes of failure are known by their English words
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "UV_NO_CONFIG": "1",
+        "UV_NO_PROGRESS": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+        # As with pip all indexes are equal; the lock's digests keep strangers out.
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }

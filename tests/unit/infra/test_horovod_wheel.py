@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.provision.checkout import Checkout
-from infra.provision.commands import CommandError, Commands
+from infra.provision.commands import Commands, SetupError, Step
 from infra.provision.horovod_wheel import (
     WheelParts,
     horovod_wheel,
@@ -18,7 +18,6 @@ from infra.provision.horovod_wheel import (
     wheel_parts,
 )
 from infra.provision.machine import Compiler
-from infra.provision.progress import Step
 
 PARTS = WheelParts("2.13.0+cpu", "cpython-311-x86_64-linux-gnu", "x86_64", "c++ 12.2", "ab12")
 COMPILER = Compiler("g++", "c++ 12.2")
@@ -39,7 +38,7 @@ class FakeBuild(Commands):
     def run(self, what: str, command: Sequence[str | Path], step: Step) -> str:
         FakeBuild.calls += 1
         if FakeBuild.fails:
-            raise CommandError("horovod build failed")
+            raise SetupError("horovod build failed")
         assert Path(self.environment["TMPDIR"]) == command[-1]
         assert self.environment["CXX"] == "g++"
         write_wheel(Path(command[-1]) / WHEEL)
@@ -115,7 +114,7 @@ def test_a_failed_build_leaves_no_wheel_and_no_scratch(
     checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeBuild, "fails", True)
-    with pytest.raises(CommandError):
+    with pytest.raises(SetupError):
         obtain(checkout)
     folder = tmp_path / "cache" / "falaj" / "wheels" / PARTS.key
     assert [path.name for path in folder.iterdir()] == ["lock"]

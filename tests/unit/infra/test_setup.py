@@ -1,18 +1,16 @@
-"""The steps of set-up: what is said, and when uv gives way to pip."""
+"""The steps of set-up, and what each failure shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from infra import setup
 from infra.provision.checkout import Checkout
-from infra.provision.commands import CommandError, Commands, SetupError
-from infra.provision.progress import Step
-from infra.setup import Installer, UvError, install_weights, main, pytorch_note
+from infra.provision.commands import Commands, SetupError, Step
+from infra.setup import Installer, install_weights, main, pytorch_note
 
 
 class Recorder(Commands):
@@ -49,12 +47,6 @@ def test_uv_is_told_of_every_place_and_builds_with_pinned_tools_only(installer: 
     assert line[-2:] == ["--no-build-isolation", "torch==2.13.0"]
 
 
-def test_pip_installs_the_same_where_it_is_chosen(installer: Installer) -> None:
-    replace(installer, with_uv=False).install("installing PyTorch", ["torch==2.13.0"], Step("x"))
-    line = ["python", "-m", "pip", "install", "--no-build-isolation", "torch==2.13.0"]
-    assert Recorder.asked == [line]
-
-
 def test_lock_entries_are_installed_with_their_digests_and_nothing_else(
     installer: Installer,
 ) -> None:
@@ -63,55 +55,18 @@ def test_lock_entries_are_installed_with_their_digests_and_nothing_else(
     assert Path(arguments[-1]).read_text() == "six==1 \\\n    --hash=sha256:aa\ntoml==2\n"
 
 
-def test_a_failure_of_uv_leaves_the_way_to_pip_and_one_of_pip_does_not(
+def test_packages_that_do_not_fit_name_the_command(
     installer: Installer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recorder, "answer", failing(CommandError("no route")))
-    with pytest.raises(UvError, match="no route"):
-        installer.install("installing", [], Step("x"))
-    with pytest.raises(CommandError, match="no route"):
-        replace(installer, with_uv=False).install("installing", [], Step("x"))
-
-
-def test_packages_that_do_not_fit_are_no_reason_to_try_pip(
-    installer: Installer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Recorder, "answer", failing(CommandError("`falaj` requires `foo`")))
-    with pytest.raises(SetupError, match=r"then `make lock`\. `falaj` requires `foo`"):
+    monkeypatch.setattr(Recorder, "answer", failing(SetupError("`falaj` requires `foo`")))
+    with pytest.raises(SetupError, match=r"run `make lock`\. `falaj` requires `foo`"):
         installer.check(Step("x"))
-
-
-def test_a_full_disk_is_not_tried_again_with_pip(
-    installer: Installer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Recorder, "answer", failing(SetupError("the disk is full")))
-    with pytest.raises(SetupError, match="the disk is full"):
-        installer.install("installing", [], Step("x"))
-
-
-def test_pip_makes_the_environment_again_after_uv_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tried: list[bool] = []
-
-    def make(checkout: Checkout, lock: int, with_uv: bool) -> None:
-        tried.append(with_uv)
-        if with_uv:
-            raise UvError("uv cannot read its cache")
-
-    monkeypatch.setattr(setup, "make_environment", make)
-    monkeypatch.setattr(setup, "wanted_digest", lambda checkout: "digest")
-    setup.set_up(Checkout(tmp_path))
-    assert tried == [True, False]
-    said = capsys.readouterr().out
-    assert "uv cannot read its cache\nuv failed, so pip makes the environment again" in said
-    assert Checkout(tmp_path).stamp.exists()
 
 
 def test_an_environment_that_was_not_finished_gets_no_stamp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(checkout: Checkout, lock: int, with_uv: bool) -> None:
+    def make(checkout: Checkout, lock: int) -> None:
         raise SetupError("no compiler")
 
     monkeypatch.setattr(setup, "make_environment", make)
@@ -142,14 +97,6 @@ def test_every_way_to_stop_ends_in_a_sentence(
     monkeypatch.setattr(setup, "set_up", stop)
     assert main([]) == code
     assert words in capsys.readouterr().err
-
-
-def test_another_python_is_told_which_one_is_needed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.version_info", (3, 12, 1))
-    assert main([]) == 1
-    assert "this is Python 3.12.1; Falaj needs 3.11" in capsys.readouterr().err
 
 
 def test_the_big_download_of_pytorch_is_announced(tmp_path: Path) -> None:
@@ -187,10 +134,9 @@ def test_weights_go_into_a_folder_of_their_own_without_what_they_ask_for(
     assert line[line.index("--target") + 1] == str(checkout.venv / "weights")
 
 
-def test_weights_that_no_registry_has_end_in_a_sentence_and_cost_no_second_environment(
+def test_weights_that_no_registry_has_name_the_way_out(
     installer: Installer, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recorder, "answer", failing(CommandError("No solution found")))
+    monkeypatch.setattr(Recorder, "answer", failing(SetupError("No solution found")))
     with pytest.raises(SetupError, match=r"the weights words==1 cannot be had.*PIP_FIND_LINKS"):
         install_weights(checkout, installer, Step("x"))
-    assert [line[0] for line in Recorder.asked] == ["uv", "python"]
