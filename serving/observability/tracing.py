@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -31,6 +30,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from serving.calls import Call, Served, ServedBatch
 from serving.errors import ServingError
 from serving.observability.config import TraceConfig
+from tasks.kernel.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -201,6 +201,12 @@ class LineExporter(SpanExporter):
 
 def _exporters(config: TraceConfig) -> Iterator[SpanExporter]:
     if config.endpoint is not None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        except ImportError as exc:
+            raise ConfigurationError(
+                f"traces to {config.endpoint} need the extra `tracing`: pip install falaj[tracing]"
+            ) from exc
         yield OTLPSpanExporter(endpoint=str(config.endpoint), timeout=config.timeout_s)
     if config.file is not None:
         yield LineExporter(config.file)

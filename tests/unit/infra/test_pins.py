@@ -10,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from infra import licences
 from infra.provision.checkout import read_lock
 from infra.setup import HOROVOD, LOCK_END, TOOLS, TORCH
 
@@ -90,3 +91,10 @@ def test_no_registry_and_no_place_of_a_machine_is_written_down(name: str) -> Non
     text = (ROOT / name).read_text()
     named = re.findall(r"https?://\S+|pypi\S*|/(?:root|home|opt|usr|work|srv|tmp)/\S*", text)
     assert [found for found in named if found not in ALLOWED] == []
+
+
+def test_no_more_than_200_packages_are_required_and_the_licence_of_each_is_allowed() -> None:
+    packages = licences.required()
+    assert len(packages) <= 200
+    assert list(licences.faults(packages)) == []
+    assert licences.main(["--check"]) == 0, "run `python -m infra.licences`"

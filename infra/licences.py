@@ -1,0 +1,103 @@
+"""The licences of all packages that Falaj requires, extras left out.
+
+    python -m infra.licences            write docs/reference/licences.md
+    python -m infra.licences --check    compare, and look for what may not be required
+
+Exit codes: 0 well; 1 the page is old, or a licence is unknown or not allowed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from importlib.metadata import Distribution, distribution, requires
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tasks.kernel.settings import PROJECT_ROOT
+
+PAGE = PROJECT_ROOT / "docs" / "reference" / "licences.md"
+FORBIDDEN = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause|proprietary", re.IGNORECASE)
+CHOSEN = {"text-unidecode": "Artistic License"}
+"""Of packages whose metadata offer several, or none."""
+HEAD = """# Licences
+
+{number} packages are required, Falaj's extras left out. Written by `python -m infra.licences` from
+the metadata of what is installed.
+
+| package | version | licence |
+|---|---|---|
+"""
+
+
+def required() -> list[Distribution]:
+    """All packages that the project requires, by name; with extras only where one names them."""
+    project = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    seen: dict[str, set[str]] = {}
+    todo = [Requirement(line) for line in project["project"]["dependencies"]]
+    while todo:
+        wanted = todo.pop()
+        name = canonicalize_name(wanted.name)
+        extras = seen.get(name, set()) | wanted.extras
+        if name in seen and extras == seen[name]:
+            continue
+        seen[name] = extras
+        lines = map(Requirement, requires(name) or ())
+        todo += [line for line in lines if _applies(line, extras | {""})]
+    return [distribution(name) for name in sorted(seen)]
+
+
+def _applies(wanted: Requirement, extras: set[str]) -> bool:
+    marker = wanted.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+
+
+def licence_of(package: Distribution) -> str:
+    """Its licence in one line, as its metadata have it; empty where they have none."""
+    metadata = package.metadata
+    found = CHOSEN.get(package.name) or metadata.get("License-Expression", "")
+    classifiers = [
+        line.rpartition(" :: ")[2]
+        for line in metadata.get_all("Classifier") or ()
+        if line.startswith("License ::") and not line.endswith("OSI Approved")
+    ]
+    text = (metadata.get("License") or "").strip().partition("\n")[0]
+    return found or ", ".join(classifiers) or text
+
+
+def faults(packages: Sequence[Distribution]) -> Iterator[str]:
+    """One sentence for each licence that is unknown or not allowed."""
+    for package in packages:
+        licence = licence_of(package)
+        if not licence:
+            yield f"{package.name}: its metadata name no licence; read its wheel, add it to CHOSEN"
+        elif FORBIDDEN.search(licence):
+            yield f"{package.name}: {licence} may not be required; make it an extra or replace it"
+
+
+def page(packages: Sequence[Distribution]) -> str:
+    """The Markdown page."""
+    rows = [f"| {p.name} | {p.version.partition('+')[0]} | {licence_of(p)} |\n" for p in packages]
+    return HEAD.format(number=len(packages)) + "".join(rows)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or check it."""
+    packages = required()
+    wrong = list(faults(packages))
+    text = page(packages)
+    if "--check" not in arguments:
+        PAGE.parent.mkdir(parents=True, exist_ok=True)
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        wrong.append(f"{PAGE.name} is old; run python -m infra.licences")
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
