@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve edge up down status doctor test test-slow tools drills mutants test-cluster test-keras test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
+.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-keras test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -44,8 +44,8 @@ run: setup ## run the whole loop once on the real data; a second call reuses fin
 serve: setup ## serve the promoted model over HTTP and gRPC (SERVE_ARGS="--http-port 8100")
 	@$(VENV_PYTHON) -m serving $(SERVE_ARGS)
 
-edge: setup ## put Envoy before the server: TLS 1.3, tokens, limits, shares of traffic (EDGE_ARGS)
-	@$(VENV_PYTHON) -m falaj gateway run $(EDGE_ARGS)
+gateway: setup ## put Envoy before the server: TLS 1.3, tokens, limits, shares of traffic (GATEWAY_ARGS)
+	@$(VENV_PYTHON) -m falaj gateway run $(GATEWAY_ARGS)
 
 up: setup ## start the platform: Prefect, MLflow, workers; deploy (UP_ARGS="--port 4300")
 	@$(VENV_PYTHON) -m falaj up $(UP_ARGS)

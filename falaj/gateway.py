@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 from falaj.context import EXIT_FAILED, AsJson, Context, Here
-from infra.gateway.config import EdgeConfig, EdgePlan, read_plan
-from infra.gateway.shares import Shares, read_shares
+from infra.gateway.config import GatewayConfig, GatewayPlan, Shares, read_plan, read_shares
 from tasks.kernel.errors import ConfigurationError
 
 app = App(name="gateway")
@@ -22,14 +21,14 @@ Share = Annotated[float | None, Parameter(help="Share of the requests, 0 to 1.")
 @app.command
 def prepare(*, context: Here) -> None:
     """Write what Envoy reads, and certificates; a running Envoy takes what has changed."""
-    from infra.gateway.listeners import public_pair
+    from infra.gateway.listener import public_pair
     from infra.gateway.prepare import PUBLIC
     from infra.gateway.prepare import prepare as write
     from serving.security.certificates import expires_at
 
     plan = _plan(context)
     write(plan)
-    pair, place = public_pair(plan), plan.place
+    pair, place = public_pair(plan), plan.files
     print(f"prepared in {place.folder}")
     print(f"clients see    {pair.certificate} until {expires_at(pair.certificate):%Y-%m-%d}")
     if plan.config.certificate is None:
@@ -42,8 +41,8 @@ def prepare(*, context: Here) -> None:
 @app.command
 def run(*, context: Here) -> int:
     """Prepare, then run Envoy in the foreground; SIGTERM ends it in order."""
+    from infra.gateway.envoy import run_envoy
     from infra.gateway.prepare import prepare as write
-    from infra.gateway.running import run_envoy
 
     plan = _plan(context)
     write(plan)
@@ -53,7 +52,7 @@ def run(*, context: Here) -> int:
 @app.command
 def check(*, context: Here) -> int:
     """Check the configuration, and change nothing that runs."""
-    from infra.gateway.envoy_process import check_bootstrap
+    from infra.gateway.envoy import check_bootstrap
     from infra.gateway.prepare import prepare as write
 
     plan = _plan(context)
@@ -68,13 +67,13 @@ def check(*, context: Here) -> int:
 @app.command
 def status(*, as_json: AsJson = False, context: Here) -> int:
     """Show what runs, the shares, and what Envoy refused; exit code 1 where not all is well."""
-    from infra.gateway.admin import Admin
+    from infra.gateway.envoy import Admin
 
     plan = _plan(context)
-    admin = Admin(plan.place.folder)
+    admin = Admin(plan.files.folder)
     ready = admin.is_ready()
     refused = admin.refusals() if ready else []
-    kept = read_shares(plan.place.shares_file)
+    kept = read_shares(plan.files.shares_file)
     found = {name: kept.get(name, Shares()) for name in plan.config.models}
     if as_json:
         shares = {name: share.model_dump() for name, share in found.items()}
@@ -106,10 +105,10 @@ def shares(
         mirror: Share copied to the shadow version too, 0 to 1.
         random: Draw each request independently.
     """
-    from infra.gateway.traffic import EdgeTraffic
+    from infra.gateway.prepare import GatewayTraffic
 
     plan = _plan(context)
-    traffic = EdgeTraffic(plan.place.home)
+    traffic = GatewayTraffic(plan.files.home)
     if model and (candidate is not None or mirror is not None):
         now = traffic.shares(model)
         traffic.set_shares(
@@ -127,7 +126,9 @@ def settings() -> None:
     """List all settings of edge/edge.yaml with their defaults and what they mean."""
     from serving.described import lines_of, settings_of
 
-    print("\n".join(lines_of("edge/edge.yaml, in the state folder", settings_of(EdgeConfig, {}))))
+    print(
+        "\n".join(lines_of("edge/edge.yaml, in the state folder", settings_of(GatewayConfig, {})))
+    )
 
 
 @app.command
@@ -149,7 +150,7 @@ def manifests(
     """
     from pydantic import ValidationError
 
-    from infra.gateway.manifests.manifests import KSERVE, SPLIT, read_values, render
+    from infra.gateway.manifests import KSERVE, SPLIT, read_values, render
 
     try:
         wanted = Shares(candidate=candidate, mirror=mirror, sticky=False)
@@ -159,7 +160,7 @@ def manifests(
         raise ConfigurationError(str(exc)) from exc
 
 
-def _plan(context: Context) -> EdgePlan:
+def _plan(context: Context) -> GatewayPlan:
     return read_plan(context.home)
 
 

@@ -37,7 +37,7 @@ def traffic_of(settings: Settings) -> Traffic:
     server = ServerTraffic(settings.home)
     if not (settings.home / "edge" / "edge.yaml").exists():
         return server
-    edge: Edge = import_module("infra.gateway.traffic").EdgeTraffic(settings.home)
+    edge: Edge = import_module("infra.gateway.prepare").GatewayTraffic(settings.home)
     return EdgedTraffic(server, edge)
 
 

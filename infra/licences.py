@@ -57,15 +57,15 @@ def _applies(wanted: Requirement, extras: set[str]) -> bool:
 
 def licence_of(package: Distribution) -> str:
     """Its licence in one line, as its metadata have it; empty where they have none."""
-    metadata = package.metadata
-    found = CHOSEN.get(package.name) or metadata.get("License-Expression", "")
+    metadata = dict(package.metadata.json)
+    found = CHOSEN.get(package.name) or metadata.get("license_expression", "")
     classifiers = [
         line.rpartition(" :: ")[2]
-        for line in metadata.get_all("Classifier") or ()
+        for line in metadata.get("classifier", ())
         if line.startswith("License ::") and not line.endswith("OSI Approved")
     ]
-    text = (metadata.get("License") or "").strip().partition("\n")[0]
-    return found or ", ".join(classifiers) or text
+    text = str(metadata.get("license", "")).strip().partition("\n")[0]
+    return str(found or ", ".join(classifiers) or text)
 
 
 def faults(packages: Sequence[Distribution]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the edge does, as its owner says it, and where its files are."""
+"""What the gateway is configured to do, where its files are, and the shares of traffic."""
 
 from __future__ import annotations
 
@@ -9,22 +9,56 @@ from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
 
-from infra.gateway.place import EdgePlace
 from serving.security.config import Rate, SecurityConfig, read_security
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import write_atomically
 
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+ADMIN_SOCKET = "admin.sock"
+"""In the gateway's folder, in which Envoy runs; a full path may be too long for a socket."""
+PARTS = 10_000
+"""Shares are held in steps of a hundredth of a percent."""
+
+
+class GatewayFiles:
+    """Files of the gateway under a state folder.
+
+    Attributes:
+        folder: all of them; open to the owner alone.
+        config_file: what its owner wrote.
+        security_file: how server and gateway recognize clients, as the owner wrote it.
+        server_security_file: the same for a server behind this gateway, with mutual TLS; made here.
+        certificates: folder of certificates and keys.
+        bootstrap: Envoy's first file; names the others.
+        shares_file: shares of candidates and mirrors; outlives everything but its folder.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = home / "edge"
+        self.config_file = self.folder / "edge.yaml"
+        self.security_file = home / "serving" / "security.yaml"
+        self.server_security_file = self.folder / "server-security.yaml"
+        self.certificates = self.folder / "certificates"
+        self.bootstrap = self.folder / "bootstrap.json"
+        self.shares_file = self.folder / "shares.json"
+
+    def resource(self, kind: str) -> Path:
+        """A file that Envoy follows: `listeners`, `routes`, `clusters` or `secrets`."""
+        return self.folder / f"{kind}.json"
 
 
 class _Config(BaseModel):
@@ -32,28 +66,30 @@ class _Config(BaseModel):
 
 
 class Experiment(_Config):
-    """An A/B test: requests with this header go to this slot, whatever the shares are."""
+    """An A/B test: requests with this header go to this track, whatever the shares are."""
 
     header: str = Field(pattern=r"^[a-z0-9-]+$", description="In small letters.")
     value: str = Field(min_length=1, description="Exact value of the header.")
-    slot: Literal["stable", "candidate"] = Field(description="What answers such a request.")
+    track: Literal["stable", "candidate"] = Field(
+        validation_alias=AliasChoices("track", "slot"), description="What answers such a request."
+    )
 
     @field_validator("header")
     @classmethod
     def _clients_may_send_it(cls, header: str) -> str:
         if header.startswith("x-falaj-"):
-            raise ValueError(f"the edge removes {header} from what clients send; name another")
+            raise ValueError(f"the gateway removes {header} from requests; name another")
         return header
 
 
 class ModelConfig(_Config):
-    """A model that the edge lets through."""
+    """A model that the gateway lets through."""
 
     experiments: tuple[Experiment, ...] = Field(default=(), description="A/B by a header.")
 
 
-class EdgeConfig(_Config):
-    """The edge of one installation.
+class GatewayConfig(_Config):
+    """The gateway of one installation.
 
     Attributes:
         certificate: PEM file for clients, with its chain; None for one of a private authority.
@@ -62,7 +98,7 @@ class EdgeConfig(_Config):
     """
 
     models: dict[ModelName, ModelConfig] = Field(
-        min_length=1, description="Models that clients may ask; nothing else exists for them."
+        min_length=1, description="Models that clients may call; nothing else exists for them."
     )
     listen: Address = Field(default="127.0.0.1:8443", description="Where clients come.")
     hosts: tuple[str, ...] = Field(
@@ -111,43 +147,47 @@ class EdgeConfig(_Config):
         return self
 
 
+class Shares(_Config):
+    """How a model's traffic is split.
+
+    Attributes:
+        candidate: share that the candidate answers; the stable version answers the rest.
+        mirror: share of requests that is sent to the shadow too, its answers thrown away.
+        sticky: a client always gets the same version; a growing share keeps those it has.
+    """
+
+    candidate: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    mirror: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    sticky: bool = True
+
+
 @dataclass(frozen=True)
-class EdgePlan:
+class GatewayPlan:
     """All that Envoy's configuration is made from, except the shares."""
 
-    place: EdgePlace
-    config: EdgeConfig
+    files: GatewayFiles
+    config: GatewayConfig
     security: SecurityConfig
 
 
-def read_plan(home: Path) -> EdgePlan:
+def read_plan(home: Path) -> GatewayPlan:
     """The plan of a state folder.
 
     Raises:
-        ConfigurationError: files are absent, or say what cannot be.
+        ConfigurationError: files are absent or wrong.
     """
-    place = EdgePlace(home)
-    config = _seen_from(_read(place.config_file), place.folder)
-    security = (
-        read_security(place.security_file) if place.security_file.exists() else SecurityConfig()
-    )
-    check_security(security, place.security_file)
-    return EdgePlan(place, config, security)
-
-
-def check_security(security: SecurityConfig, file: Path) -> None:
-    """Refuse what the edge cannot hold.
-
-    Raises:
-        ConfigurationError: clients without names, or with secrets that Envoy would have to keep.
-    """
+    files = GatewayFiles(home)
+    config = _relative_to(files.folder, _read(files.config_file))
+    file = files.security_file
+    security = read_security(file) if file.exists() else SecurityConfig()
     if security.anonymous:
-        raise ConfigurationError(f"{file}: anonymous clients are for a server without an edge")
+        raise ConfigurationError(f"{file}: anonymous clients are for a server without a gateway")
     if shared := [issuer.issuer for issuer in security.issuers if issuer.secret_file]:
         raise ConfigurationError(
             f"{file}: issuer {shared[0]} signs with a shared secret, which Envoy would have to "
             "keep in clear; let it sign with a private key and name its public keys"
         )
+    return GatewayPlan(files, config, security)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -156,27 +196,42 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _seen_from(config: EdgeConfig, folder: Path) -> EdgeConfig:
-    """Paths in the file are seen from its folder."""
-    paths = {name: getattr(config, name) for name in ("certificate", "key", "client_ca")}
-    paths["access_log"] = config.access_log
-    found = {name: folder / path for name, path in paths.items() if path is not None}
-    return config.model_copy(update=found)
+def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:
+    """Paths in the file are relative to its folder."""
+    names = ("certificate", "key", "client_ca", "access_log")
+    paths = {name: getattr(config, name) for name in names}
+    return config.model_copy(update={n: folder / path for n, path in paths.items() if path})
 
 
-def _read(file: Path) -> EdgeConfig:
+def _read(file: Path) -> GatewayConfig:
     try:
-        content = yaml.safe_load(file.read_text())
+        return GatewayConfig.model_validate(yaml.safe_load(file.read_text()))
     except OSError as exc:
         raise ConfigurationError(
             f"{file} cannot be read: {exc.strerror}. Write there at least "
-            "`models: {flight-delay: {}}`, the models that clients may ask"
+            "`models: {flight-delay: {}}`, the models that clients may call"
         ) from exc
-    except yaml.YAMLError as exc:
-        raise ConfigurationError(f"{file} is no YAML: {exc}") from exc
-    if not isinstance(content, Mapping):
-        raise ConfigurationError(f"{file} holds no settings; expected at least `models:`")
-    try:
-        return EdgeConfig.model_validate(content)
-    except ValidationError as exc:
+    except (yaml.YAMLError, ValidationError) as exc:
         raise ConfigurationError(f"{file}: {exc}") from exc
+
+
+_ALL = TypeAdapter(dict[str, Shares])
+
+
+def read_shares(file: Path) -> Mapping[str, Shares]:
+    """Shares by model; none where nothing was ever set.
+
+    Raises:
+        ConfigurationError: the file was changed and holds no shares.
+    """
+    try:
+        return _ALL.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValidationError) as exc:
+        raise ConfigurationError(f"{file} holds no shares: {exc}") from exc
+
+
+def write_shares(file: Path, shares: Mapping[str, Shares]) -> None:
+    """Replace the file."""
+    write_atomically(file, _ALL.dump_json(dict(shares), indent=1).decode() + "\n")

@@ -1,70 +1,84 @@
-"""Writes all that Envoy reads; a running Envoy takes what has changed, without a restart."""
+"""Writes all that Envoy reads, and splits traffic; a running Envoy takes changes as they come."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
-from infra.gateway.clusters import SERVER_NAME, clusters
-from infra.gateway.config import EdgePlan
-from infra.gateway.listeners import listener, public_pair, secrets
-from infra.gateway.place import ADMIN_SOCKET, EdgePlace
-from infra.gateway.routes import route_configuration
-from infra.gateway.shares import Shares, read_shares
-from infra.gateway.values import Value, follow, resources, typed
+from infra.gateway.config import (
+    GatewayFiles,
+    GatewayPlan,
+    Shares,
+    read_plan,
+    read_shares,
+    write_shares,
+)
+from infra.gateway.envoy import Admin
+from infra.gateway.listener import listener, public_pair, secrets
+from infra.gateway.routing import (
+    SERVER_NAME,
+    Value,
+    clusters,
+    follow,
+    fragment,
+    resources,
+    route_configuration,
+    typed,
+)
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
-from tasks.kernel.errors import ConfigurationError, refused_writes_explained
+from tasks.kernel.errors import ConfigurationError, TransientError, refused_writes_explained
 from tasks.kernel.files import private_folder, write_atomically
 
-RUNTIME = {"tracing.opentelemetry.flush_interval_ms": 1000}
+SHARES_LIMIT_S, PAUSE_S = 10.0, 0.02
 INTERNAL, PUBLIC = "internal", "public-authority"
 
 
-def prepare(plan: EdgePlan) -> None:
+def prepare(plan: GatewayPlan) -> None:
     """Make certificates that are absent or old, and write the files that Envoy follows.
 
     Raises:
         ConfigurationError: a named certificate, key or key set cannot be read.
     """
-    with prepared_folder(plan.place):
+    with prepared_folder(plan.files):
         _make_certificates(plan)
         _write_server_security(plan)
-        write_atomically(plan.place.bootstrap, json.dumps(_bootstrap(plan), indent=1) + "\n")
-        _replace(plan.place.resource("secrets"), resources(secrets(plan)))
-        _replace(plan.place.resource("clusters"), resources(clusters(plan)))
-        write_routes(plan, read_shares(plan.place.shares_file))
-        _replace(plan.place.resource("listeners"), resources(_listeners(plan)))
+        write_atomically(plan.files.bootstrap, json.dumps(_bootstrap(plan), indent=1) + "\n")
+        _replace(plan.files.resource("secrets"), resources(secrets(plan)))
+        _replace(plan.files.resource("clusters"), resources(clusters(plan)))
+        write_routes(plan, read_shares(plan.files.shares_file))
+        _replace(plan.files.resource("listeners"), resources(_listeners(plan)))
 
 
-def write_routes(plan: EdgePlan, shares: Mapping[str, Shares]) -> str:
+def write_routes(plan: GatewayPlan, shares: Mapping[str, Shares]) -> str:
     """Replace the routes; returns the whole file."""
     content = resources([route_configuration(plan, shares)])
-    _replace(plan.place.resource("routes"), content)
+    _replace(plan.files.resource("routes"), content)
     return content
 
 
 @contextmanager
-def prepared_folder(place: EdgePlace) -> Iterator[None]:
+def prepared_folder(files: GatewayFiles) -> Iterator[None]:
     """Hold the lock of the edge's folder; only its owner can read what is written meanwhile."""
-    with refused_writes_explained(place.folder):
-        private_folder(place.folder)
+    with refused_writes_explained(files.folder):
+        private_folder(files.folder)
         previous = os.umask(0o077)
         try:
-            with (place.folder / ".lock").open("w") as lock:
+            with (files.folder / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         finally:
             os.umask(previous)
 
 
-def _listeners(plan: EdgePlan) -> list[Value]:
+def _listeners(plan: GatewayPlan) -> list[Value]:
     try:
         return [listener(plan)]
     except OSError as exc:
@@ -77,8 +91,8 @@ def _replace(file: Path, content: str) -> None:
         write_atomically(file, content)
 
 
-def _make_certificates(plan: EdgePlan) -> None:
-    folder = plan.place.certificates
+def _make_certificates(plan: GatewayPlan) -> None:
+    folder = plan.files.certificates
     internal = ensure_authority(folder, INTERNAL)
     ensure_certificate(folder, "server", internal, [SERVER_NAME, *_upstream_hosts(plan)], "server")
     ensure_certificate(folder, "edge-client", internal, ["falaj-edge"], "client")
@@ -90,41 +104,116 @@ def _make_certificates(plan: EdgePlan) -> None:
         raise ConfigurationError(f"{pair.certificate} or {pair.key} does not exist")
 
 
-def _upstream_hosts(plan: EdgePlan) -> list[str]:
+def _upstream_hosts(plan: GatewayPlan) -> list[str]:
     addresses = (*plan.config.http, *plan.config.grpc)
     return sorted({address.rpartition(":")[0].strip("[]") for address in addresses})
 
 
-def server_tls(place: EdgePlace) -> TlsConfig:
+def server_tls(files: GatewayFiles) -> TlsConfig:
     """TLS of a server that only this edge can talk to."""
-    pair = Pair.at(place.certificates, "server")
-    authority = Pair.at(place.certificates, INTERNAL)
+    pair = Pair.at(files.certificates, "server")
+    authority = Pair.at(files.certificates, INTERNAL)
     return TlsConfig(certificate=pair.certificate, key=pair.key, client_ca=authority.certificate)
 
 
-def _write_server_security(plan: EdgePlan) -> None:
+def _write_server_security(plan: GatewayPlan) -> None:
     behind = (
-        {"behind_edge": True, "tls": server_tls(plan.place).model_dump(mode="json")}
+        {"behind_edge": True, "tls": server_tls(plan.files).model_dump(mode="json")}
         if plan.config.upstream_tls
         else {"certificates": {}, "certificate_tenants": {}}
     )
     content = plan.security.model_dump(mode="json", exclude_defaults=True) | behind
-    _replace(plan.place.server_security_file, yaml.safe_dump(content, sort_keys=False))
+    _replace(plan.files.server_security_file, yaml.safe_dump(content, sort_keys=False))
 
 
-def _bootstrap(plan: EdgePlan) -> Value:
+def _bootstrap(plan: GatewayPlan) -> Value:
     connections = typed(
         "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
         max_active_downstream_connections=plan.config.max_connections,
     )
     monitor = "envoy.resource_monitors.global_downstream_max_connections"
-    return {
-        "node": {"id": "falaj-edge", "cluster": "falaj"},
-        "admin": {"address": {"pipe": {"path": ADMIN_SOCKET, "mode": 0o600}}},
+    return fragment("bootstrap") | {
         "dynamic_resources": {
-            "lds_config": follow(plan.place.resource("listeners")),
-            "cds_config": follow(plan.place.resource("clusters")),
+            "lds_config": follow(plan.files.resource("listeners")),
+            "cds_config": follow(plan.files.resource("clusters")),
         },
-        "layered_runtime": {"layers": [{"name": "edge", "static_layer": RUNTIME}]},
         "overload_manager": {"resource_monitors": [{"name": monitor, "typed_config": connections}]},
     }
+
+
+class GatewayTraffic:
+    """The traffic of the gateway of one state folder.
+
+    Args:
+        home: the state folder.
+        limit_s: how long a running Envoy may take to take new shares.
+    """
+
+    def __init__(self, home: Path, limit_s: float = SHARES_LIMIT_S) -> None:
+        self._home = home
+        self._limit_s = limit_s
+
+    def shares(self, model: str) -> Shares:
+        """How a model's traffic is split.
+
+        Raises:
+            ConfigurationError: the gateway lets no such model through.
+        """
+        plan = self._plan(model)
+        return read_shares(plan.files.shares_file).get(model, Shares())
+
+    def set_shares(self, model: str, candidate: float, mirror: float, sticky: bool = True) -> None:
+        """Change how a model's traffic is split; returns when Envoy does so.
+
+        The shares are kept in any case, and hold when Envoy starts again.
+
+        Args:
+            candidate: share of the candidate, 0 to 1.
+            mirror: share that is sent to the shadow too, 0 to 1.
+            sticky: a client always gets the same version.
+
+        Raises:
+            ConfigurationError: the gateway lets no such model through, or Envoy refused the routes.
+            TransientError: Envoy does not run, or did not take them in time.
+        """
+        plan = self._plan(model)
+        try:
+            wanted = Shares(candidate=candidate, mirror=mirror, sticky=sticky)
+        except ValueError as exc:
+            raise ConfigurationError(
+                f"shares are between 0 and 1; got candidate={candidate!r}, mirror={mirror!r}"
+            ) from exc
+        with prepared_folder(plan.files):
+            known = dict(read_shares(plan.files.shares_file))
+            write_shares(plan.files.shares_file, known | {model: wanted})
+            content = write_routes(plan, known | {model: wanted})
+            self._wait(Admin(plan.files.folder), str(json.loads(content)["version_info"]))
+
+    def _plan(self, model: str) -> GatewayPlan:
+        plan = read_plan(self._home)
+        if model not in plan.config.models:
+            raise ConfigurationError(
+                f"the gateway lets no model {model} through; it knows "
+                f"{', '.join(sorted(plan.config.models))}. Add it to models in "
+                f"{plan.files.config_file} and run `python -m falaj gateway prepare`"
+            )
+        return plan
+
+    def _wait(self, admin: Admin, version: str) -> None:
+        deadline = time.monotonic() + self._limit_s
+        while True:
+            try:
+                found, refused = admin.version_of_routes()
+            except TransientError as exc:
+                raise TransientError(f"{exc}. The shares are kept until it starts") from exc
+            if found == version:
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(PAUSE_S)
+        if refused:
+            raise ConfigurationError(f"Envoy refused the new shares: {refused}")
+        raise TransientError(
+            f"Envoy has not taken the new shares within {self._limit_s:g} s; they are kept, and "
+            "hold when it does or starts again"
+        )

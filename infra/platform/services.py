@@ -14,7 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from infra.gateway.service import edge_service, has_edge
+from infra.gateway.config import GatewayFiles
+from infra.gateway.envoy import Admin
 from infra.orchestration.client import client_settings
 from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
 from infra.platform.config import (
@@ -47,7 +48,7 @@ from tasks.kernel.settings import Settings
 LOGGER = logging.getLogger(__name__)
 
 SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
-RECOVERY = "recovery"
+RECOVERY, GATEWAY = "recovery", "gateway"
 WORKER_QUERY_S = 2
 """A waiting run starts within this; each question costs the server some milliseconds."""
 HEARTBEAT_S = 30
@@ -158,8 +159,8 @@ def make_services(plan: Plan) -> list[Service]:
     found += [worker_service(plan, pool) for pool in plan.pools]
     found.append(recovery_service(plan))
     found += [serving_service(plan)] if plan.config.serving else []
-    if has_edge(plan.files.home):
-        found.append(edge_service(plan.files.home, base_environment(plan.environment)))
+    if GatewayFiles(plan.files.home).config_file.is_file():  # its owner has described one
+        found.append(gateway_service(plan))
     return found
 
 
@@ -275,6 +276,18 @@ def serving_service(plan: Plan) -> Service:
             "FALAJ_HOME": str(plan.files.home),
         },
         probe=lambda _: _listens(plan.ports.serving),
+        restart_when_silent=True,
+    )
+
+
+def gateway_service(plan: Plan) -> Service:
+    """Envoy, started with the gateway's configuration at that moment."""
+    home = plan.files.home
+    return Service(
+        name=GATEWAY,
+        command=(sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run"),
+        environment=base_environment(plan.environment),
+        probe=lambda _: Admin(GatewayFiles(home).folder).is_ready(),
         restart_when_silent=True,
     )
 

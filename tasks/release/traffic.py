@@ -68,7 +68,7 @@ class Traffic(Protocol):
 
 
 class Edge(Protocol):
-    """The edge's side: shares from 0 to 1, as `infra.gateway.traffic.EdgeTraffic` takes them."""
+    """The edge's side: shares from 0 to 1, as `infra.gateway.traffic.GatewayTraffic` takes them."""
 
     def set_shares(self, model: str, *, candidate: float, mirror: float, sticky: bool) -> None:
         """Share requests from now on; returns when the edge does so."""

@@ -32,9 +32,8 @@ from infra.bench.serving.gateway import (
 )
 from infra.bench.serving.signer import Signer
 from infra.bench.waiting import wait_until
-from infra.gateway.place import EdgePlace
-from infra.gateway.prepare import server_tls
-from infra.gateway.traffic import EdgeTraffic
+from infra.gateway.config import GatewayFiles
+from infra.gateway.prepare import GatewayTraffic, server_tls
 from infra.orchestration.embedded import free_port
 
 MODEL = "flight-delay"
@@ -72,11 +71,11 @@ def measure_edge(scratch: Path, rounds: int, num_requests: int) -> EdgeCost:
         home, signer = scratch / "home", Signer(ISSUER)
         ports = {name: free_port() for name in ("edge", "http", "grpc", "alone")}
         _write_settings(home, signer, ports)
-        security = EdgePlace(home).server_security_file
+        security = GatewayFiles(home).server_security_file
         behind = stack.enter_context(_server(security, ports["http"], scratch))
         alone = stack.enter_context(_server(home / "alone.yaml", ports["alone"], scratch))
         proxy = stack.enter_context(envoy(home, scratch / "envoy.log"))
-        EdgeTraffic(home).set_shares(MODEL, 0.1, 0.0)
+        GatewayTraffic(home).set_shares(MODEL, 0.1, 0.0)
         content = request(MODEL, signer, BODY)
         first = _Target(ports["alone"], (alone,), num_requests)
         second = _Target(ports["edge"], (behind, proxy), num_requests)
@@ -123,7 +122,7 @@ async def _load(port: int, content: bytes, num_requests: int) -> None:
 
 def _write_settings(home: Path, signer: Signer, ports: dict[str, int]) -> None:
     security = write_settings(home, MODEL, signer, ports)
-    tls = server_tls(EdgePlace(home)).model_copy(update={"client_ca": None})
+    tls = server_tls(GatewayFiles(home)).model_copy(update={"client_ca": None})
     (issuer,) = security["issuers"]
     keys = {"keys": str(home / "serving" / "keys.json")}
     alone = security | {"issuers": [issuer | keys], "tls": tls.model_dump(mode="json")}

@@ -17,9 +17,8 @@ import yaml
 
 from infra.bench.serving.signer import AUDIENCE, Signer
 from infra.bench.waiting import wait_until
-from infra.gateway.admin import Admin
-from infra.gateway.config import read_plan
-from infra.gateway.place import EdgePlace
+from infra.gateway.config import GatewayFiles, read_plan
+from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -55,7 +54,7 @@ def write_settings(home: Path, model: str, signer: Signer, ports: Mapping[str, i
 def envoy(home: Path, log: Path) -> Iterator[psutil.Process]:
     """Envoy, once it is ready and has found its server well."""
     command = [sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run"]
-    admin = Admin(EdgePlace(home).folder)
+    admin = Admin(GatewayFiles(home).folder)
 
     def is_well() -> bool:
         found = admin.stats(HEALTHY) if admin.is_ready() else {}

@@ -89,7 +89,7 @@ def test_escaped_slashes_are_refused(edge: Edge, client: httpx.Client) -> None:
 
 
 def test_envoys_administration_is_a_socket_of_its_owner(edge: Edge) -> None:
-    folder = edge.plan.place.folder
+    folder = edge.plan.files.folder
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "admin.sock").stat().st_mode & 0o777 == 0o600
     config = json.loads((folder / "bootstrap.json").read_text())

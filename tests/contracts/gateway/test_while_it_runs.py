@@ -21,7 +21,7 @@ from tests.support.serving.edges import INFER, Edge
 
 
 def change(edge: Edge, **settings: Any) -> None:
-    file = edge.plan.place.config_file
+    file = edge.plan.files.config_file
     content = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump(content | settings))
     assert main(["--home", str(edge.home), "gateway", "prepare"]) == 0
@@ -42,7 +42,7 @@ def test_a_model_that_was_added_is_let_through(edge: Edge, client: httpx.Client)
     headers = edge.bearer("add", "infer:added")
     assert client.post(path, json={}, headers=headers).status_code == 404
     running = edge.process
-    models = yaml.safe_load(edge.plan.place.config_file.read_text())["models"]
+    models = yaml.safe_load(edge.plan.files.config_file.read_text())["models"]
     change(edge, models=models | {"added": {}})
     wait_until(
         lambda: client.post(path, json={}, headers=headers).status_code == 200,
@@ -73,7 +73,7 @@ def test_status_tells_of_shares_and_refusals(
 def test_what_envoy_refuses_is_told_and_the_old_goes_on(
     edge: Edge, client: httpx.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = edge.plan.place.resource("listeners")
+    file = edge.plan.files.resource("listeners")
     content = json.loads(file.read_text())
     manager = content["resources"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     manager["stat_prefix"] = ""
@@ -114,13 +114,13 @@ def test_told_to_end_it_answers_what_it_has_begun(edge: Edge) -> None:
         asker.join()
     assert process.wait(60) == 0
     assert answers == [200] * 4
-    assert not pids_whose_command_holds(str(edge.plan.place.bootstrap))
+    assert not pids_whose_command_holds(str(edge.plan.files.bootstrap))
     edge.start()
 
 
 def test_an_envoy_whose_parent_is_killed_goes_too(edge: Edge) -> None:
     edge.stop(kill=True)
-    bootstrap = str(edge.plan.place.bootstrap)
+    bootstrap = str(edge.plan.files.bootstrap)
     wait_until(lambda: not pids_whose_command_holds(bootstrap), "Envoy has gone")
     edge.start()
 

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.release_ports import LoggedLabels, RegistryChampions, release_config, traffic_of
-from infra.gateway.admin import Admin
 from infra.gateway.config import read_plan
+from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef

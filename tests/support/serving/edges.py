@@ -17,10 +17,9 @@ import httpx
 import yaml
 
 from infra.bench.serving.v2_server import Upstream
-from infra.gateway.admin import Admin
-from infra.gateway.config import EdgePlan, read_plan
-from infra.gateway.prepare import prepare
-from infra.gateway.traffic import EdgeTraffic
+from infra.gateway.config import GatewayPlan, read_plan
+from infra.gateway.envoy import Admin
+from infra.gateway.prepare import GatewayTraffic, prepare
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import read_security
 from serving.security.keys import create_key
@@ -46,18 +45,18 @@ class Edge:
     tenants: Signer
     client_certificate: Pair
     collected: list[bytes]
-    traffic: EdgeTraffic
+    traffic: GatewayTraffic
     log: Path
     process: subprocess.Popen[bytes] | None = None
     clients: list[httpx.Client] = field(default_factory=list)
 
     @property
-    def plan(self) -> EdgePlan:
+    def plan(self) -> GatewayPlan:
         return read_plan(self.home)
 
     @property
     def admin(self) -> Admin:
-        return Admin(self.plan.place.folder)
+        return Admin(self.plan.files.folder)
 
     @property
     def api_keys(self) -> Path:
@@ -65,7 +64,7 @@ class Edge:
 
     @property
     def authority(self) -> Path:
-        return self.plan.place.certificates / "public-authority.pem"
+        return self.plan.files.certificates / "public-authority.pem"
 
     def client(self, certificate: Pair | None = None, **options: Any) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(self.authority))
@@ -169,7 +168,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         plan = read_plan(home)
         prepare(plan)
         upstream = Upstream(
-            ports["http"], ports["grpc"], read_security(plan.place.server_security_file)
+            ports["http"], ports["grpc"], read_security(plan.files.server_security_file)
         )
         upstream.start()
         stack.callback(upstream.stop)
@@ -181,7 +180,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             tenants,
             pair,
             collected,
-            EdgeTraffic(home, limit_s=60),
+            GatewayTraffic(home, limit_s=60),
             folder / "envoy.log",
         )
         stack.callback(lambda: [client.close() for client in found.clients])

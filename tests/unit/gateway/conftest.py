@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.gateway.config import EdgePlan, read_plan
+from infra.gateway.config import GatewayPlan, read_plan
 from tests.support.services.signing import AUDIENCE, Signer
 
 MODELS = {"flight-delay": {}, "acme-churn": {}}
@@ -17,10 +17,10 @@ ISSUER = "https://issuer.test"
 
 
 @pytest.fixture
-def describe(tmp_path: Path) -> Callable[..., EdgePlan]:
+def describe(tmp_path: Path) -> Callable[..., GatewayPlan]:
     """Write edge.yaml and security.yaml, and read the plan."""
 
-    def described(security: dict[str, Any] | None = None, **edge: Any) -> EdgePlan:
+    def described(security: dict[str, Any] | None = None, **edge: Any) -> GatewayPlan:
         (tmp_path / "edge").mkdir(exist_ok=True)
         (tmp_path / "serving").mkdir(exist_ok=True)
         (tmp_path / "serving" / "keys.json").write_text(Signer(ISSUER).keys())

@@ -1,4 +1,4 @@
-"""What the edge writes for Envoy, and what it refuses to be told."""
+"""What the gateway writes for Envoy and for a cluster, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from falaj.__main__ import main
-from infra.gateway.clusters import clusters
-from infra.gateway.config import EdgePlan, read_plan
-from infra.gateway.envoy_process import check_bootstrap, envoy_command
-from infra.gateway.prepare import prepare
-from infra.gateway.routes import route_configuration
-from infra.gateway.rules import role_filter
-from infra.gateway.service import edge_service, has_edge
-from infra.gateway.shares import Shares, read_shares, write_shares
-from infra.gateway.traffic import EdgeTraffic
-from infra.gateway.values import version_of
+from infra.gateway.config import GatewayPlan, Shares, read_plan, read_shares, write_shares
+from infra.gateway.envoy import check_bootstrap, envoy_command
+from infra.gateway.listener import role_filter
+from infra.gateway.manifests import KSERVE, SPLIT, Values, parts, render
+from infra.gateway.prepare import GatewayTraffic, prepare
+from infra.gateway.routing import clusters, route_configuration
 from serving.security.config import read_security
 from tasks.kernel.errors import ConfigurationError, TransientError
 
-Describe = Callable[..., EdgePlan]
+Describe = Callable[..., GatewayPlan]
 
 
 def test_all_files_are_the_owners_alone(describe: Describe) -> None:
     plan = describe()
     prepare(plan)
-    files = [path for path in plan.place.folder.rglob("*") if path.is_file()]
+    files = [path for path in plan.files.folder.rglob("*") if path.is_file()]
     written = {path.name for path in files}
     assert {"bootstrap.json", "listeners.json", "routes.json", "clusters.json"} <= written
-    assert plan.place.folder.stat().st_mode & 0o777 == 0o700
+    assert plan.files.folder.stat().st_mode & 0o777 == 0o700
     ours = [path for path in files if path.name != "edge.yaml"]
     assert {path.stat().st_mode & 0o077 for path in ours} == {0}
 
@@ -41,7 +38,7 @@ def test_all_files_are_the_owners_alone(describe: Describe) -> None:
 def test_nothing_is_written_anew_where_nothing_changed(describe: Describe) -> None:
     plan = describe()
     prepare(plan)
-    before = {p: p.stat().st_ino for p in plan.place.folder.rglob("*") if p.is_file()}
+    before = {p: p.stat().st_ino for p in plan.files.folder.rglob("*") if p.is_file()}
     prepare(plan)
     after = {p: p.stat().st_ino for p in before}
     changed = {p.name for p in before if before[p] != after[p]}
@@ -58,7 +55,7 @@ def test_envoy_takes_the_first_file(describe: Describe) -> None:
 def test_the_servers_part_is_read_as_it_was_written(describe: Describe, tmp_path: Path) -> None:
     plan = describe({"api_keys": "secrets/keys.json", "owners": {"acme-churn": "acme"}})
     prepare(plan)
-    server = read_security(plan.place.server_security_file)
+    server = read_security(plan.files.server_security_file)
     assert server.behind_edge
     assert server.tls is not None
     assert server.tls.client_ca is not None
@@ -70,7 +67,7 @@ def test_the_servers_part_is_read_as_it_was_written(describe: Describe, tmp_path
 def test_both_ends_speak_tls_1_3_alone(describe: Describe) -> None:
     plan = describe()
     prepare(plan)
-    (listener,) = json.loads(plan.place.resource("listeners").read_text())["resources"]
+    (listener,) = json.loads(plan.files.resource("listeners").read_text())["resources"]
     tls = listener["filter_chains"][0]["transport_socket"]["typed_config"]
     only = {
         "tls_minimum_protocol_version": "TLSv1_3",
@@ -83,7 +80,7 @@ def test_both_ends_speak_tls_1_3_alone(describe: Describe) -> None:
         )
 
 
-def split_of(plan: EdgePlan, shares: Shares) -> dict[str, Any]:
+def split_of(plan: GatewayPlan, shares: Shares) -> dict[str, Any]:
     routes = route_configuration(plan, {"flight-delay": shares})["virtual_hosts"][0]["routes"]
     return next(
         r["route"]
@@ -180,14 +177,14 @@ def test_keys_that_are_absent_are_named(describe: Describe, tmp_path: Path) -> N
 def test_shares_are_kept_though_no_envoy_runs(describe: Describe, tmp_path: Path) -> None:
     plan = describe()
     prepare(plan)
-    traffic = EdgeTraffic(tmp_path)
+    traffic = GatewayTraffic(tmp_path)
     with pytest.raises(TransientError, match="The shares are kept"):
         traffic.set_shares("flight-delay", 0.25, 0.5)
     assert traffic.shares("flight-delay") == Shares(candidate=0.25, mirror=0.5)
     assert traffic.shares("acme-churn") == Shares()
-    kept = plan.place.resource("routes").read_text()
+    kept = plan.files.resource("routes").read_text()
     prepare(plan)
-    assert version_of(plan.place.resource("routes").read_text()) == version_of(kept)
+    assert plan.files.resource("routes").read_text() == kept
 
 
 def test_a_broken_file_of_shares_is_named(tmp_path: Path) -> None:
@@ -217,13 +214,59 @@ def test_commands_say_what_is_wrong(
     assert main([*home, "shares", "flight-delay", "--candidate", "0.5"]) == 1
 
 
-def test_the_supervisor_is_told_of_a_service_without_secrets(
-    describe: Describe, tmp_path: Path
+VALUES = Values(model="flight-delay", host="serving.example.org", stable_uri="s3://models/7")
+CANDIDATE = {"candidate_version": "8", "candidate_uri": "s3://models/8"}
+
+
+def test_core_kinds_fit_the_schemas_of_kubernetes() -> None:
+    documents = parts(render(SPLIT, VALUES, Shares(candidate=0.1, mirror=0.5)))
+    core = [d for d in documents if d["kind"] in ("Service", "NetworkPolicy")]
+    assert len(core) == 4
+    for document in core:
+        kubernetes_validate.validate(document, "1.30", strict=True)
+
+
+def test_weights_mirror_and_slots_are_those_of_the_shares() -> None:
+    documents = parts(render(SPLIT, VALUES, Shares(candidate=0.1, mirror=0.5)))
+    (route,) = [d for d in documents if d["kind"] == "HTTPRoute"]
+    rule = route["spec"]["rules"][0]
+    assert [(b["name"], b["weight"]) for b in rule["backendRefs"]] == [
+        ("falaj-serving-candidate", 10),
+        ("falaj-serving-stable", 90),
+    ]
+    (mirror,) = [f["requestMirror"] for f in rule["filters"] if f["type"] == "RequestMirror"]
+    assert mirror["percent"] == 50
+    removed = rule["filters"][0]["requestHeaderModifier"]["remove"]
+    assert "x-falaj-slot" in removed
+    without = parts(render(SPLIT, VALUES, Shares()))
+    assert "RequestMirror" not in str(without)
+
+
+def test_a_candidate_is_a_canary_of_its_own_in_kserve() -> None:
+    values = VALUES.model_copy(update=CANDIDATE)
+    (service,) = parts(render(KSERVE, values, Shares(candidate=0.25)))
+    (canary,) = service["spec"]["canary"]
+    assert canary["trafficPercent"] == 25
+    assert canary["predictor"]["name"] == "v8"
+    assert "canaryTrafficPercent" not in str(service)
+    (alone,) = parts(render(KSERVE, VALUES, Shares()))
+    assert "canary" not in alone["spec"]
+
+
+def test_shares_that_a_cluster_cannot_express_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="whole percent"):
+        render(SPLIT, VALUES, Shares(candidate=0.001))
+    with pytest.raises(ConfigurationError, match="the values name none"):
+        render(KSERVE, VALUES, Shares(candidate=0.1))
+
+
+def test_values_cannot_add_lines_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not has_edge(tmp_path)
-    describe()
-    assert has_edge(tmp_path)
-    service = edge_service(tmp_path, {"PATH": "/bin"})
-    assert service.environment == {"PATH": "/bin"}
-    assert service.command[-1] == "run"
-    assert service.probe is not None
+    file = tmp_path / "values.yaml"
+    file.write_text('{model: "m", host: "a\\nkind: Secret", stable_uri: "s3://a"}')
+    assert main(["gateway", "manifests", "split", str(file)]) == 2
+    assert "host" in capsys.readouterr().err
+    file.write_text('{model: "m", host: "a.example", stable_uri: "s3://a"}')
+    assert main(["gateway", "manifests", "split", str(file), "--candidate", "0.1"]) == 0
+    assert "weight: 10" in capsys.readouterr().out

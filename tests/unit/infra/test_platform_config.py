@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.gateway.config import GatewayFiles
 from infra.orchestration.client import is_running, platform_environment, running_platform
 from infra.platform.apps import PasswordGate, WithReports
 from infra.platform.config import (
@@ -31,6 +32,7 @@ from infra.platform.config import (
 from infra.platform.files import PlatformFiles, ensure_password, only_supervisor, read_endpoint
 from infra.platform.services import (
     DEPLOYING,
+    GATEWAY,
     MLFLOW,
     RECOVERY,
     SERVER,
@@ -142,13 +144,15 @@ def test_no_command_line_holds_a_secret_and_servers_inherit_none(files: Platform
     url = "postgresql://falaj:database-password@127.0.0.1/falaj?sslmode=disable"
     redis = "redis://:redis-password@127.0.0.1:6379/0"
     foreign = {"AWS_SECRET_ACCESS_KEY": "aws", DATABASE_URL: url, REDIS_URL: redis, "LC_ALL": "C"}
+    GatewayFiles(files.home).folder.mkdir()
+    GatewayFiles(files.home).config_file.touch()
     made = make_services(plan(files, PlatformConfig(profile="server"), **foreign))
     secrets = [PASSWORD, "database-password", "redis-password"]
     assert not [s for s in secrets for service in made if s in " ".join(service.command)]
     by_name = {service.name: service.environment for service in made}
     workers = ["worker-coordinator", "worker-cpu"]
-    assert list(by_name) == [SERVER, MLFLOW, DEPLOYING, *workers, RECOVERY, SERVING]
-    for server in (SERVER, MLFLOW, SERVING):
+    assert list(by_name) == [SERVER, MLFLOW, DEPLOYING, *workers, RECOVERY, SERVING, GATEWAY]
+    for server in (SERVER, MLFLOW, SERVING, GATEWAY):
         assert "AWS_SECRET_ACCESS_KEY" not in by_name[server]
         assert by_name[server]["LC_ALL"] == "C"
     assert by_name["worker-cpu"]["AWS_SECRET_ACCESS_KEY"] == "aws"

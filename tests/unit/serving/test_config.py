@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.gateway.config import EdgeConfig
+from infra.gateway.config import GatewayConfig
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
 from serving.described import lines_of, settings_of
 from serving.parts import Installed, all_settings
@@ -78,7 +78,7 @@ def test_the_document_and_its_page_name_every_path() -> None:
 
 
 def test_every_setting_is_told_with_its_default_and_meaning() -> None:
-    lines = all_settings() + lines_of("edge", settings_of(EdgeConfig, {}))
+    lines = all_settings() + lines_of("edge", settings_of(GatewayConfig, {}))
     text = "\n".join(lines)
     for expected in (
         "http.port: 8000",

