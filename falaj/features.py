@@ -52,7 +52,7 @@ def parity(*, context: Here) -> list[str]:
     from falaj.session import run_flow
 
     def work(config: PipelineConfig) -> list[str]:
-        from flows.parity_check import difference, parity_check_flow
+        from flows.feature_refresh import difference, parity_check_flow
 
         report = parity_check_flow(config)
         if report.verdict != "equal":

@@ -74,7 +74,7 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
     def act(
         model: Model = None, /, *, approver: Approver, comment: Comment = "", context: Here
     ) -> list[str]:
-        from flows.release_ports import RegistryChampions, release_config, traffic_of
+        from flows.release import RegistryChampions, release_config, traffic_of
         from tasks.features.access.audit import AuditTrail, process_identity
         from tasks.release.acting import Releasing, act_by_hand, check_name
         from tasks.release.ledger import ReleaseLedger

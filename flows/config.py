@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flows.clock import ClockConfig
 from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.clock import ClockConfig
 from tasks.contracts.data import DataSplits
 from tasks.control.leases.config import StageLease
 from tasks.control.retraining.config import RetrainingPolicy
@@ -19,6 +19,7 @@ from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.evaluation.drift.config import DriftConfig
 from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.features.config import FeatureConfig
+from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
 from tasks.kernel.strict_yaml import read_yaml
@@ -89,6 +90,12 @@ class PipelineConfig(BaseModel):
     def _search_is_of_the_training(self) -> Self:
         check_space(self.training, self.search)
         return self
+
+    def with_splits(self, splits: DataSplits) -> PipelineConfig:
+        """The use case with these splits, on rows up to the end of the last of them."""
+        start = min(self.window.start, splits.train.start)
+        window = TimeWindow(start=start, end=splits.test.end)
+        return self.model_copy(update={"window": window, "splits": splits})
 
     @property
     def feature_queries(self) -> dict[str, str]:
@@ -178,3 +185,42 @@ def faults(exc: ValidationError) -> str:
             name = ".".join(map(str, place)).removesuffix(".[key]")
             found.setdefault(error["msg"].removeprefix("Value error, "), []).append(name or "it")
     return "; ".join(f"{', '.join(names)}: {message}" for message, names in found.items())
+
+
+class ImportConfig(BaseModel):
+    """One model that was trained elsewhere: its files, its texts, its name, its conversion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+    encoder: EncoderConfig | None = Field(default=None, description="Files of a text encoder.")
+    corpus: CorpusConfig | None = Field(default=None, description="Texts for the encoder.")
+    program: ProgramConfig | None = Field(default=None, description="A program that is ready.")
+    rows: RowsConfig | None = Field(default=None, description="Rows that are ready.")
+    registry: RegistryConfig = Field(description="Name that the model is registered under.")
+    conversion: ConversionConfig = Field(
+        default=ConversionConfig(), description="What it is converted into, and when that is kept."
+    )
+
+    @model_validator(mode="after")
+    def _one_model_and_its_rows(self) -> Self:
+        if (self.encoder is None) == (self.program is None):
+            raise ValueError("an import has either an encoder or a program; name one of them")
+        if (self.corpus is None) == (self.rows is None):
+            raise ValueError("an import has either a corpus or rows; name one of them")
+        if self.corpus is not None and self.encoder is None:
+            raise ValueError("a corpus is read with an encoder's tokenizer; give a program rows")
+        return self
+
+
+def read_import_config(file: Path) -> ImportConfig:
+    """The import that a file describes.
+
+    Raises:
+        ConfigurationError: the file is missing, is no YAML, or says something that cannot be.
+    """
+    try:
+        return ImportConfig.model_validate(read_yaml(file, file.name))
+    except FileNotFoundError as exc:
+        raise ConfigurationError(f"{file} does not exist; name the file of an import") from exc
+    except ValidationError as exc:
+        raise ConfigurationError(f"{file.name}: {faults(exc)}. Nothing was run") from exc

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from prefect import flow, runtime
 
+from flows.process_labels import FOUND, found_but_not_retried
 from flows.starting import FlowStarter, can_recalibrate, deployments_of
-from flows.whereabouts import FOUND
 from tasks.control.retraining.records import Answer, Mode
-from tasks.control.retraining.task import answer_verdict, read_verdict, settle_verdicts
+from tasks.control.retraining.task import (
+    answer_verdict,
+    find_unsettled,
+    read_verdict,
+    settle_verdicts,
+)
 from tasks.kernel.settings import Settings
 from tasks.registry.task import find_standing
 
@@ -52,3 +57,26 @@ def advise_on_drift(model: str, use_case: str) -> Answer | None:
     if deployments_of(decision_flow.name):
         return None
     return settle_verdicts(model, use_case, find_standing(model), "decide_only")
+
+
+@flow(
+    name="governor-sweep",
+    persist_result=True,
+    result_serializer="json",
+    **found_but_not_retried("its next run by schedule does the same"),
+)
+def governor_sweep_flow() -> list[Answer]:
+    """Bring the governor's table and the world together; nothing happens where both agree.
+
+    Runs that ended are noted first, so that what waited for them is decided with that known.
+    """
+    starter = FlowStarter(Settings.from_environment())
+    starter.note_ends()
+    answers = [
+        settle_verdicts(
+            model, use_case, find_standing(model), recalibrates=can_recalibrate(use_case)
+        )
+        for model, use_case in find_unsettled()
+    ]
+    starter.start_left()
+    return answers

@@ -6,22 +6,25 @@ from prefect import flow
 from prefect.events import emit_event
 
 from flows.config import PipelineConfig
-from flows.drift_volume import check_drift_by_volume, check_served_by_volume
-from flows.provenance import code_commit
-from flows.whereabouts import RECORDED
+from flows.drift_check import check_drift_by_volume, check_served_by_volume
+from flows.process_labels import FOUND, RECORDED
 from flows.windows import hours_or_newest, refresh_run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
 from tasks.evaluation.monitoring.task import monitor_features
 from tasks.evaluation.task import check_test_window
+from tasks.features.checks.reports import ParityReport
 from tasks.features.task import (
     build_feature_tables,
     build_training_set,
+    compare_online_with_offline,
     land_raw_rows,
     materialize_features,
     publish_feature_tables,
     rank_single_features,
 )
+from tasks.kernel.errors import FeatureStoreError
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_refresh
 from tasks.validation.magnitudes import with_magnitudes
@@ -120,4 +123,31 @@ def announce_staleness(use_case: str, sentences: tuple[str, ...]) -> None:
             "prefect.resource.name": use_case,
         },
         payload={"use_case": use_case, "sentences": list(sentences)},
+    )
+
+
+@flow(
+    name="parity-check",
+    flow_run_name="parity-{config.name}",
+    persist_result=True,
+    result_serializer="json",
+    **FOUND,
+)
+def parity_check_flow(config: PipelineConfig) -> ParityReport:
+    """Compare a sample of entities online and offline, at the moments the online store stands for.
+
+    Args:
+        config: The use case; its training set names the feature service, `features.parity` the
+            sample.
+    """
+    return compare_online_with_offline(config.features)
+
+
+def difference(report: ParityReport) -> FeatureStoreError:
+    """What a person is told where online and offline are not the same."""
+    more = "More of them are in artifact feature-parity-differences; " * bool(report.examples)
+    return FeatureStoreError(
+        f"online and offline features of {report.feature_service}: {report.verdict}. "
+        f"{'. '.join(report.evidence)}. {more}`python -m falaj features rebuild VIEW` writes a "
+        "view online again from its table"
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.config import ImportConfig
 from flows.conversion import convert_version
-from flows.import_config import ImportConfig
-from flows.provenance import code_commit
-from flows.whereabouts import RECORDED
+from flows.process_labels import RECORDED
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.release import ImportedModel
 from tasks.imports.task import export_encoder, prepare_corpus, take_program, take_rows
+from tasks.kernel.provenance import code_commit
 from tasks.lineage.task import record_conversion, record_import
 from tasks.registry.task import claim_model_name, register_import
 

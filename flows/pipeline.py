@@ -10,14 +10,14 @@ from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
 from flows.decision import advise_on_drift
 from flows.drift_check import drift_check_flow
-from flows.feature_refresh import feature_refresh_flow
-from flows.parity_check import difference, parity_check_flow
+from flows.feature_refresh import difference, feature_refresh_flow, parity_check_flow
+from flows.process_labels import RECORDED
 from flows.promotion import promotion_flow
-from flows.provenance import code_commit, host_facts
 from flows.stages import Stages
 from flows.training import training_flow
-from flows.whereabouts import RECORDED
+from flows.windows import moment_of_run, roll
 from tasks.contracts.run import RunRecord
+from tasks.kernel.provenance import code_commit, host_facts
 from tasks.kernel.settings import Settings
 from tasks.registry.task import claim_model_name
 from tasks.reporting.task import publish_report, show_pictures
@@ -97,3 +97,22 @@ def check_online(config: PipelineConfig) -> None:
     parity = parity_check_flow(config)
     if parity.verdict == "different":
         raise difference(parity)
+
+
+@flow(
+    name="retraining",
+    flow_run_name="retrain-{config.name}",
+    persist_result=True,
+    result_serializer="json",
+    **RECORDED,
+)
+def retraining_flow(config: PipelineConfig) -> RunRecord:
+    """Run the loop on the newest complete days: the safety net below the retraining by drift.
+
+    Args:
+        config: The use case; its `clock` says which days.
+
+    Raises:
+        WindowError: too few days for training lie before those for validation and test.
+    """
+    return run_loop(roll(config, moment_of_run()))

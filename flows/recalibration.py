@@ -6,18 +6,17 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
+from flows.process_labels import RECORDED
 from flows.promotion import promotion_flow
-from flows.provenance import code_commit
-from flows.whereabouts import RECORDED
 from flows.windows import days_or_newest, recalibration_run_name
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DataSplits
 from tasks.contracts.release import RecalibrationResult
 from tasks.conversion.task import map_program
 from tasks.evaluation.calibration.task import fit_score_map, weigh_recalibration
 from tasks.evaluation.calibration.windows import calibration_splits, split_window
 from tasks.evaluation.task import fit_yardstick, judge_candidate, score_model_window
 from tasks.features.task import build_training_set
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_recalibration
 from tasks.registry.task import (
@@ -58,7 +57,7 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     fit_window, holdout = split_window(window, config.recalibration)
     source = find_calibration_source(fit_window, holdout, config.registry)
     splits = calibration_splits(source.splits.train, fit_window, holdout)
-    config = with_splits(config, splits)
+    config = config.with_splits(splits)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite)
@@ -90,10 +89,3 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     return result.model_copy(
         update={"version": version, "variants": variants, "promotion": decision}
     )
-
-
-def with_splits(config: PipelineConfig, splits: DataSplits) -> PipelineConfig:
-    """The use case with these splits, on rows up to the end of the last of them."""
-    start = min(config.window.start, splits.train.start)
-    window = TimeWindow(start=start, end=splits.test.end)
-    return config.model_copy(update={"window": window, "splits": splits})

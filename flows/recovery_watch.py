@@ -1,4 +1,4 @@
-"""`python -m falaj.RECOVERY`: look for lost runs all the time, cheaply, and repair at once.
+"""`python -m flows.recovery_watch`: look for lost runs all the time, cheaply, and repair at once.
 
 A scheduled sweep alone would cost a process each time, so it can be rare only. This one looks every
 few seconds from one small process, and runs the flow `recovery-sweep` when there is something to be
@@ -21,8 +21,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from flows.recovery_facts import slot_facts
-from flows.recovery_sweep import find_dead_steps, find_repairs, recovery_sweep_flow
+from flows.recovery_sweep import find_dead_steps, find_repairs, recovery_sweep_flow, slot_facts
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.kernel.errors import TransientError
 
@@ -54,7 +53,7 @@ def _look(client: SyncPrefectClient, config: RecoveryConfig, told: set[str]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Watch until a signal ends it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m falaj.RECOVERY", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m flows.recovery_watch", description=__doc__)
     parser.add_argument("--every", type=float, default=LOOK_EVERY_S, help="seconds between looks")
     parser.add_argument("--config", type=Path, help="JSON file with limits (default: built in)")
     options = parser.parse_args(arguments)

@@ -7,39 +7,49 @@ takes up the run that an earlier attempt of it started, and none is started twic
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from uuid import UUID
 
 import httpx
-from prefect import runtime, task
+from prefect import Flow, runtime, task
+from prefect._internal.result_records import ResultRecordMetadata
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
     FlowRunFilterIdempotencyKey,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun, Worker
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import TaskRunContext
 from prefect.deployments import run_deployment
-from prefect.exceptions import PrefectHTTPStatusError, TerminationSignal
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError, TerminationSignal
+from prefect.filesystems import LocalFileSystem
 from prefect.logging import get_run_logger
+from prefect.results import get_default_result_storage, resolve_result_storage
 from prefect.states import Cancelled, Cancelling
 from prefect.tasks import Task
 from prefect.utilities.urls import url_for
+from pydantic import TypeAdapter, ValidationError
 
 import tasks.kernel.errors
-from flows.places import Places
-from flows.stage_results import read_plain
 from tasks.contracts.run import StageRoute
-from tasks.control.routing.choice import Choice, choose
+from tasks.control.routing.choice import Choice, Place, choose
 from tasks.control.routing.config import RoutingConfig, StageName
 from tasks.kernel.errors import FalajError, StageError, StageLostError
 from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
@@ -382,3 +392,181 @@ def _show(stage: str, run: FlowRun, route: StageRoute) -> None:
         key=f"stage-{stage.replace(' ', '-')}",
         description=f"Where stage {stage} went, {datetime.now(UTC):%F %R} UTC",
     )
+
+
+MISSED_HEARTBEATS = 3
+"""A worker that missed so many is gone; the server itself takes longer to say so."""
+DEFAULT_HEARTBEAT_S = 30
+
+
+class Places:
+    """The deployments of one flow and use case.
+
+    Args:
+        client: of the API.
+        flow_name: Prefect's name of the flow.
+        suffix: what the use case's deployments have after the class, such as `-houses`.
+        use_case: name of the use case.
+    """
+
+    def __init__(
+        self, client: SyncPrefectClient, flow_name: str, suffix: str, use_case: str
+    ) -> None:
+        self._client, self._flow, self._suffix = client, flow_name, suffix
+        self._use_case = use_case
+
+    def look(self, name: str, hardware_class: str) -> Place:
+        """The deployment `<flow>/<name><suffix>` and its pool as they are now."""
+        deployment = f"{self._flow}/{name}{self._suffix}"
+        try:
+            found = self._client.read_deployment_by_name(deployment)
+        except ObjectNotFound:
+            return Place(deployment, hardware_class, fault="there is no such deployment")
+        pool = found.work_pool_name
+        if pool is None:
+            return Place(deployment, hardware_class, fault="it has no work pool")
+        return Place(
+            deployment,
+            hardware_class,
+            pool,
+            num_workers_online=self.num_online(pool),
+            num_waiting=self._num_waiting(pool),
+            fault=self._fault(found, pool),
+        )
+
+    def num_online(self, pool: str) -> int:
+        """Workers of a pool that sent a heartbeat lately; none where there is no such pool."""
+        try:
+            workers = self._client.read_workers_for_work_pool(pool)
+        except ObjectNotFound:
+            return 0
+        now = datetime.now(UTC)
+        return sum(is_online(worker, now) for worker in workers)
+
+    def pool_of(self, run: FlowRun) -> str | None:
+        """Work pool of a run."""
+        return run.work_pool_name
+
+    def name_of(self, run: FlowRun) -> str:
+        """Deployment of a run, as `<flow>/<name>`."""
+        if run.deployment_id is None:
+            return "this process"
+        return f"{self._flow}/{self._client.read_deployment(run.deployment_id).name}"
+
+    def _fault(self, deployment: DeploymentResponse, pool: str) -> str | None:
+        config = deployment.parameters.get("config")
+        owner = config.get("name") if isinstance(config, dict) else None
+        if owner not in (None, self._use_case):
+            return f"it is of use case {owner!r}, not of {self._use_case!r}"
+        if deployment.paused:
+            return "the deployment is paused"
+        if self._client.read_work_pool(pool).is_paused:
+            return f"work pool {pool!r} is paused"
+        return None
+
+    def _num_waiting(self, pool: str) -> int:
+        """Runs of a pool that should have begun and have not."""
+        due = FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+            expected_start_time=FlowRunFilterExpectedStartTime.model_validate(
+                {"before_": datetime.now(UTC)}
+            ),
+        )
+        return self._client.count_flow_runs(
+            flow_run_filter=due,
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+        )
+
+
+def is_online(worker: Worker, now: datetime) -> bool:
+    """True where a worker's last heartbeat is recent."""
+    if worker.last_heartbeat_time is None:
+        return False
+    interval_s = worker.heartbeat_interval_seconds or DEFAULT_HEARTBEAT_S
+    return now - worker.last_heartbeat_time < timedelta(seconds=MISSED_HEARTBEATS * interval_s)
+
+
+MARKED = {"__class__", "data"}
+"""Prefect writes a model as its class's name and its data."""
+
+
+def dump_parameters(flow: Flow[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Arguments of a flow as plain JSON, by name."""
+    bound = inspect.signature(flow.fn).bind(*args, **kwargs).arguments
+    hints = get_type_hints(flow.fn)
+    return {
+        name: TypeAdapter(hints[name]).dump_python(value, mode="json")
+        for name, value in bound.items()
+    }
+
+
+def read_plain(run: FlowRun) -> Any:
+    """What a completed run returned, as plain JSON.
+
+    Raises:
+        StageError: it kept no result, not as JSON, or not where this process can read it.
+    """
+    return unmarked(json.loads(_stored_text(run)))
+
+
+def as_returned(plain: Any, flow: Flow[..., Any]) -> Any:
+    """Plain JSON of a run's result as the value that `flow` returns.
+
+    Raises:
+        StageError: it is something else.
+    """
+    try:
+        return result_type(flow).validate_python(plain)
+    except ValidationError as exc:
+        raise StageError(
+            f"a run of {flow.name} returned something else than this code's flow does "
+            f"({exc.error_count()} faults, the first at {exc.errors()[0]['loc']}); its worker runs "
+            "other code. Deploy the same code to all workers and retry"
+        ) from exc
+
+
+@cache
+def result_type(flow: Flow[..., Any]) -> TypeAdapter[Any]:
+    """Type that a flow's annotation says it returns."""
+    return TypeAdapter(get_type_hints(flow.fn)["return"])
+
+
+def unmarked(value: Any) -> Any:
+    """Plain data of a value in which models are marked with their class."""
+    if isinstance(value, dict):
+        if value.keys() == MARKED:
+            return unmarked(value["data"])
+        return {name: unmarked(item) for name, item in value.items()}
+    return [unmarked(item) for item in value] if isinstance(value, list) else value
+
+
+def _stored_text(run: FlowRun) -> str:
+    metadata = run.state.data if run.state else None
+    if not isinstance(metadata, ResultRecordMetadata) or metadata.storage_key is None:
+        raise StageError(
+            f"run {run.name} kept no result; its flow needs persist_result=True. Deploy the code "
+            "of this process to its worker and retry"
+        )
+    if metadata.serializer.type != "json":
+        raise StageError(
+            f"run {run.name} kept its result as {metadata.serializer.type!r}; only json is read, "
+            "because others can run code. Deploy the code of this process to its worker"
+        )
+    try:
+        content: bytes = _storage(metadata).read_path(metadata.storage_key, _sync=True)
+    except (ValueError, FileNotFoundError, OSError) as exc:
+        raise StageError(
+            f"the result of run {run.name} cannot be read here ({exc}); let all workers share one "
+            "result storage (PREFECT_LOCAL_STORAGE_PATH on one host, else "
+            "PREFECT_DEFAULT_RESULT_STORAGE_BLOCK), then retry. The stage itself is finished"
+        ) from exc
+    return str(content, "utf-8")
+
+
+def _storage(metadata: ResultRecordMetadata) -> Any:
+    if metadata.storage_block_id is not None:
+        return resolve_result_storage(metadata.storage_block_id)
+    key = Path(str(metadata.storage_key))
+    if key.is_absolute():  # what an unsaved local file system writes
+        return LocalFileSystem(basepath=str(key.parent))
+    return get_default_result_storage()

@@ -9,21 +9,20 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
+from flows.process_labels import FOUND, RECORDED
 from flows.training import training_flow
-from flows.trial import trial_flow
-from flows.whereabouts import RECORDED
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.features.task import build_training_set
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import Settings
-from tasks.registry.task import claim_model_name, end_study
+from tasks.registry.task import claim_model_name, end_study, record_trials
 from tasks.reporting.task import publish_search
 from tasks.training.search.driver import Driver, check_any_succeeded
 from tasks.training.search.space import configured, told
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal
-from tasks.training.search.task import search_folder
+from tasks.training.search.task import run_trial, search_folder
 from tasks.training.search.trial import TrialOrder, open_study, study_name
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
@@ -133,3 +132,23 @@ def _on_work_pool(order: TrialOrder, dataset: ValidatedDataset, config: Pipeline
             f"the flow run of trial {order.number} ended {getattr(state, 'name', 'unknown')}: "
             f"{getattr(state, 'message', None) or 'no message'}"
         )
+
+
+@flow(
+    name="trial",
+    flow_run_name="trial-{order.number}-of-{order.study}",
+    persist_result=True,
+    result_serializer="json",
+    **FOUND,
+)
+def trial_flow(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> TrialRecord:
+    """Train one point, keep the outcome in the study, and write it to MLflow.
+
+    Args:
+        order: Which trial of which study, and its point.
+        dataset: Validated rows.
+        config: The use case.
+    """
+    trial = run_trial(order, dataset, config.splits)
+    record_trials(order.study, (trial,), config.registry)
+    return trial

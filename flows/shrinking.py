@@ -1,4 +1,4 @@
-"""Shrink: a registered version's network made smaller, and the way of every candidate."""
+"""Compress: a registered version's network made smaller, and the way of every candidate."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from prefect import flow
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
 from flows.leasing import leased, training_request
+from flows.process_labels import RECORDED
 from flows.promotion import promotion_flow
-from flows.provenance import code_commit
-from flows.recalibration import with_splits
-from flows.whereabouts import RECORDED
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import ShrinkingParent, ShrinkingResult
 from tasks.contracts.training import ShrunkModel, TrainedModel
 from tasks.evaluation.task import fit_yardstick, judge_candidate, judge_student, score_model_window
 from tasks.features.task import build_training_set
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_shrinking
 from tasks.registry.task import (
@@ -61,7 +60,7 @@ def shrinking_flow(config: PipelineConfig, version: int | None = None) -> Shrink
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     parent = find_shrinking_parent(version, config.registry)
     plan = plan_student(parent, config.shrinking, config.training)
-    config = with_splits(config, parent.splits)
+    config = config.with_splits(parent.splits)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite, config.splits)

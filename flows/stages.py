@@ -7,8 +7,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Flow, runtime
 
-from flows.routing import StageOrder, run_stage
-from flows.stage_results import as_returned, dump_parameters
+from flows.routing import StageOrder, as_returned, dump_parameters, run_stage
 from tasks.contracts.run import StageRoute, StageTime
 from tasks.control.routing.config import RoutingConfig, StageName
 from tasks.kernel.settings import ArtifactStore, named_artifacts

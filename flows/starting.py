@@ -20,18 +20,19 @@ from typing import Any, cast
 from uuid import UUID
 
 import httpx
-from prefect import get_client, runtime
+from prefect import Flow, get_client, runtime
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
+from prefect.flows import load_flow_from_entrypoint
 from prefect.logging import get_run_logger
+from pydantic import BaseModel
 
-from flows.clock import roll
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.windows import moment_of_run
+from flows.windows import moment_of_run, roll
 from tasks.control.retraining.acting import LOST, note_ends, start_claimed
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger
@@ -42,6 +43,11 @@ from tasks.kernel.settings import Settings
 from tasks.registry.task import roll_back
 
 PIPELINE, RECALIBRATION = "pipeline", "recalibration"
+ENTRY_POINTS = {
+    PIPELINE: "flows.pipeline.pipeline_flow",
+    RECALIBRATION: "flows.recalibration.recalibration_flow",
+}
+"""Loaded when one of them runs in this process: they import all of training and conversion."""
 COORDINATOR, QUEUE = "coordinator", "retrain"
 TAG = "falaj:governor"
 MAX_DEPLOYMENTS = 200
@@ -127,7 +133,10 @@ class FlowStarter:
         if not self._ledger.mark_started(order.episode_id, here):
             return None  # another process took it in between
         began = time.monotonic()
-        state = _call(order, config)
+        flow: Flow[..., Any] = load_flow_from_entrypoint(
+            ENTRY_POINTS[_flow_for(order)], use_placeholder_flow=False
+        )
+        state = cast(State[Any], flow(**_parameters(order, config), return_state=True))
         end = RunEnd(state=state.type.value.lower(), seconds=time.monotonic() - began)
         self._ledger.mark_ended(order.episode_id, end, state.message)
         return here
@@ -137,23 +146,11 @@ def _flow_for(order: Order) -> str:
     return RECALIBRATION if order.action is Action.RECALIBRATE else PIPELINE
 
 
-def _call(order: Order, config: PipelineConfig) -> State[Any]:
-    """Run the loop on the newest days, or recalibrate on the window that was judged."""
+def _parameters(order: Order, config: PipelineConfig) -> dict[str, BaseModel]:
+    """The loop on the newest days, or a recalibration on the window that was judged."""
     if order.action is Action.RECALIBRATE:
-        from flows.recalibration import recalibration_flow
-
-        return recalibration_flow(order.evidence.window, config, return_state=True)
-    from flows.pipeline import pipeline_flow
-
-    return pipeline_flow(roll(config, moment_of_run()), return_state=True)
-
-
-def _parameters(order: Order, config: PipelineConfig) -> dict[str, Any]:
-    """The same for a deployment."""
-    if order.action is Action.RECALIBRATE:
-        window = order.evidence.window.model_dump(mode="json")
-        return {"window": window, "config": config.model_dump(mode="json")}
-    return {"config": roll(config, moment_of_run()).model_dump(mode="json")}
+        return {"window": order.evidence.window, "config": config}
+    return {"config": roll(config, moment_of_run())}
 
 
 def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
@@ -161,7 +158,7 @@ def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
     config = PipelineConfig.model_validate(deployment.parameters["config"])
     run = start_run(
         deployment,
-        _parameters(order, config),
+        {n: v.model_dump(mode="json") for n, v in _parameters(order, config).items()},
         key=order.episode_id,
         queue=QUEUE if deployment.work_pool_name else None,
         tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],

@@ -6,11 +6,11 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.leasing import leased, training_request
-from flows.provenance import code_commit
-from flows.whereabouts import RECORDED
+from flows.process_labels import RECORDED
 from tasks.contracts.release import TrainingResult
 from tasks.evaluation.task import check_test_window, fit_yardstick, judge_candidate
 from tasks.features.task import build_training_set, rank_single_features
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_training
 from tasks.registry.task import claim_model_name, find_rival, find_start, register_candidate

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from prefect import runtime
 
 from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DataSplits
 from tasks.features.tables.ledger import load_ledger
+from tasks.kernel.errors import WindowError
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,3 +71,37 @@ def _run_name(kind: str, chosen: Callable[[TimeWindow | None, PipelineConfig], T
     parameters: dict[str, Any] = runtime.flow_run.parameters
     config = parameters["config"]
     return f"{kind}-{config.name}-{chosen(parameters['window'], config).slug}"
+
+
+def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
+    """The use case with its windows moved to the newest complete day; all else is unchanged.
+
+    Training begins where it always did and grows; validation and test are the newest days.
+
+    Raises:
+        WindowError: too few days for training lie before them.
+    """
+    clock = config.clock
+    end = clock.day(moment)
+    test = clock.day_before(moment, clock.test_days)
+    validation = clock.day_before(moment, clock.test_days + clock.validation_days)
+    start = config.splits.train.start
+    if validation - start < timedelta(days=clock.min_train_days):
+        raise WindowError(
+            f"{config.name}: between {start:%Y-%m-%d} and {validation:%Y-%m-%d} lie fewer than "
+            f"{clock.min_train_days} days to train on; expected at least that many before "
+            f"{clock.validation_days} days of validation and {clock.test_days} of test that end at "
+            f"{end:%Y-%m-%d}. Wait for more data, or shorten them under `clock`. Nothing was run"
+        )
+    splits = DataSplits(
+        train=TimeWindow(start=start, end=validation),
+        validation=TimeWindow(start=validation, end=test),
+        test=TimeWindow(start=test, end=end),
+    )
+    return config.model_copy(
+        update={
+            "window": TimeWindow(start=config.window.start, end=end),
+            "splits": splits,
+            "current": clock.newest_days(moment),
+        }
+    )

@@ -15,8 +15,8 @@ from pydantic import (
     ValidationError,
 )
 
-from flows.clock import ClockConfig
 from tasks.contracts.base import field_title
+from tasks.contracts.clock import ClockConfig
 from tasks.features.config import OnlineConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import USE_CASE_FILE

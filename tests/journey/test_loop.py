@@ -19,7 +19,7 @@ from prefect.testing.utilities import prefect_test_harness
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
 from flows.config import read_pipeline_config
-from flows.reconversion import reconversion_flow
+from flows.conversion import reconversion_flow
 from tasks.contracts.evaluation import PairedComparison
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger

@@ -8,7 +8,7 @@ import pytest
 from falaj import session
 from falaj.__main__ import main
 from falaj.features import parity_line
-from flows import parity_check, pipeline
+from flows import feature_refresh, pipeline
 from flows.config import read_pipeline_config
 from tasks.features.checks.reports import ParityReport, ViewParity
 from tasks.kernel.errors import FeatureStoreError
@@ -50,7 +50,7 @@ def test_the_exit_code_says_whether_online_equals_offline(
         lines: list[str] = work(config)
         return lines
 
-    monkeypatch.setattr(parity_check, "parity_check_flow", lambda config: report(differing))
+    monkeypatch.setattr(feature_refresh, "parity_check_flow", lambda config: report(differing))
     monkeypatch.setattr(session, "run_flow", run)
     assert main(["features", "parity"]) == code
     said = capsys.readouterr()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.parquet as pq
 
-from flows.import_config import read_import_config
+from flows.config import read_import_config
 from infra.bench.conversion.variants import FLOATS, best_of, convert, timed
 from infra.bench.figures import Measured, at_least
 from infra.bench.parts import Bench

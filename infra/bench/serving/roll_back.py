@@ -24,7 +24,7 @@ from pathlib import Path
 
 import yaml
 
-from flows.release_ports import RegistryChampions, traffic_of
+from flows.release import RegistryChampions, traffic_of
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from infra.bench.serving.gateway import (

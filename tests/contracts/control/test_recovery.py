@@ -20,8 +20,8 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled, Suspended
 
 import infra.platform.api as api_module
+from flows.process_labels import BOOT, HOST, NOT_RETRIED, PID, SPACE, STARTED, own_labels
 from flows.recovery_sweep import recovery_sweep_flow, sweep_once
-from flows.whereabouts import BOOT, HOST, NOT_RETRIED, PID, SPACE, STARTED, own_labels
 from infra.orchestration.retry import find_run
 from infra.platform.api import WORKER_LABEL, end_cut_off
 from infra.platform.health import given_up, waiting_for_workers

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from flows.parity_check import parity_check_flow
+from flows.feature_refresh import parity_check_flow
 from tasks.contracts.data import FeatureTables
 from tasks.features.checks.parity import check_parity
 from tasks.features.checks.reports import ParityReport

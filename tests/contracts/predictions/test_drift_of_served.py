@@ -14,8 +14,12 @@ import pytest
 from prefect import flow, get_client
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.drift_check import check_served, drift_check_log_flow, server_clock_offset
-from flows.drift_volume import check_served_by_volume
+from flows.drift_check import (
+    check_served,
+    check_served_by_volume,
+    drift_check_log_flow,
+    server_clock_offset,
+)
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset

@@ -13,7 +13,7 @@ import torch
 import yaml
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
-from flows.import_config import ImportConfig, read_import_config
+from flows.config import ImportConfig, read_import_config
 from flows.model_import import model_import_flow
 from tasks.imports.config import CorpusConfig
 from tasks.imports.corpus import tokenize

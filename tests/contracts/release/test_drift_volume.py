@@ -20,8 +20,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.drift_check import drift_check_flow
-from flows.drift_volume import TAG, check_drift_by_volume, new_since
+from flows.drift_check import TAG, check_drift_by_volume, drift_check_flow, new_since
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows

@@ -22,10 +22,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from falaj import __main__ as command
 from flows import release as release_module
-from flows import release_by_hand
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.release import release_flow
-from flows.release_by_hand import release_by_hand_flow
+from flows.release import release_by_hand_flow, release_flow
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.registry import pictures
 from tasks.registry.connection import RegistryLocation, prepare_database
@@ -154,7 +152,6 @@ def town(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     with admin_server(tmp_path) as server:
         town = Town(tmp_path, world, server, config.model_copy(update={"release": fast}))
         monkeypatch.setattr(release_module, "traffic_of", town.traffic)
-        monkeypatch.setattr(release_by_hand, "traffic_of", town.traffic)
         yield town
 
 
@@ -243,9 +240,8 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flows import release_ports
 
-    monkeypatch.setattr(release_ports, "traffic_of", town.traffic)
+    monkeypatch.setattr(release_module, "traffic_of", town.traffic)
     with prefect_api.in_process():
         begun = release_by_hand_flow("start", "Amal", town.config, "before the fair")
         assert begun is not None

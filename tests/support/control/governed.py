@@ -80,7 +80,7 @@ class Governed:
 
     def sweep(self) -> str:
         """Let the governor look for what is left."""
-        call = "from flows.governor_sweep import governor_sweep_flow; governor_sweep_flow()"
+        call = "from flows.decision import governor_sweep_flow; governor_sweep_flow()"
         return self._run([sys.executable, "-c", call])
 
     def judge(self, seen: Evidence, policy: RetrainingPolicy = FREE) -> str:

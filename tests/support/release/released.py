@@ -32,7 +32,7 @@ import yaml
 from numpy.typing import NDArray
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.release_ports import LoggedLabels, RegistryChampions, release_config, traffic_of
+from flows.release import LoggedLabels, RegistryChampions, release_config, traffic_of
 from infra.gateway.config import read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prefect import Flow
 
-from flows.whereabouts import not_retried_because, note_whereabouts
+from flows.process_labels import not_retried_because, note_process
 from infra.deploying.deployments import DeploymentItem, deployment_items, load_flow
 from infra.deploying.file import PREFECT_FILE, Deployment, PrefectFile, read_prefect_file
 from infra.deploying.pools import read_pools_file
@@ -50,7 +50,7 @@ def test_every_deployed_run_is_found_when_lost_and_can_be_retried_by_the_command
     entry: Deployment,
 ) -> None:
     flow = load_flow(entry.entrypoint)
-    assert note_whereabouts in flow.on_running_hooks
+    assert note_process in flow.on_running_hooks
     assert flow_named(flow.name) is flow
 
 
@@ -104,10 +104,10 @@ def test_every_pool_and_queue_of_the_file_is_made() -> None:
 
 
 def test_what_waits_for_stages_is_on_a_pool_of_its_own() -> None:
-    waiting = {"pipeline", "search", "retraining"}
+    waiting = {"pipeline_flow", "search_flow", "retraining_flow"}
     for entry in FILE.deployments:
         assert (entry.work_pool.name == "coordinator") >= (
-            entry.entrypoint.split(".")[1] in waiting
+            entry.entrypoint.split(".")[-1] in waiting
         )
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flows.clock import ClockConfig
-from flows.release_ports import LoggedLabels
+from flows.release import LoggedLabels
 from serving.calls import Slot
 from serving.log.prediction_log import PredictionLog
+from tasks.contracts.clock import ClockConfig
 from tasks.kernel.errors import DataContractError
 from tasks.predictions import joining, request_labels
 from tasks.predictions.labels import import_labels, labels_folder

@@ -13,8 +13,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.serializers import JSONSerializer, PickleSerializer
 from prefect.states import Completed
 
-from flows.routing import child_error, on_class
-from flows.stage_results import as_returned, dump_parameters, read_plain, unmarked
+from flows.routing import as_returned, child_error, dump_parameters, on_class, read_plain, unmarked
 from tasks.kernel.errors import DataContractError, StageError, StageLostError
 from tests.support.platform.routed_flows import LoopConfig, Number, first_flow, second_flow
 

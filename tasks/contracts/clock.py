@@ -9,11 +9,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tasks.contracts.base import TimeWindow, field_title
-from tasks.contracts.data import DataSplits
-from tasks.kernel.errors import WindowError
 
 if TYPE_CHECKING:
-    from flows.config import PipelineConfig
+    pass
 
 
 def _is_a_zone(name: str) -> str:
@@ -109,37 +107,3 @@ class ClockConfig(BaseModel):
         settled = self.shows(moment) - timedelta(hours=self.label_hours)
         date = settled.astimezone(zone).date() - timedelta(days=num_days)
         return datetime.combine(date, time.min, zone).astimezone(UTC)
-
-
-def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
-    """The use case with its windows moved to the newest complete day; all else is unchanged.
-
-    Training begins where it always did and grows; validation and test are the newest days.
-
-    Raises:
-        WindowError: too few days for training lie before them.
-    """
-    clock = config.clock
-    end = clock.day(moment)
-    test = clock.day_before(moment, clock.test_days)
-    validation = clock.day_before(moment, clock.test_days + clock.validation_days)
-    start = config.splits.train.start
-    if validation - start < timedelta(days=clock.min_train_days):
-        raise WindowError(
-            f"{config.name}: between {start:%Y-%m-%d} and {validation:%Y-%m-%d} lie fewer than "
-            f"{clock.min_train_days} days to train on; expected at least that many before "
-            f"{clock.validation_days} days of validation and {clock.test_days} of test that end at "
-            f"{end:%Y-%m-%d}. Wait for more data, or shorten them under `clock`. Nothing was run"
-        )
-    splits = DataSplits(
-        train=TimeWindow(start=start, end=validation),
-        validation=TimeWindow(start=validation, end=test),
-        test=TimeWindow(start=test, end=end),
-    )
-    return config.model_copy(
-        update={
-            "window": TimeWindow(start=config.window.start, end=end),
-            "splits": splits,
-            "current": clock.newest_days(moment),
-        }
-    )

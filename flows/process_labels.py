@@ -30,7 +30,7 @@ NOT_RETRIED = "falaj.not_retried"
 """Why a run is not started again by itself when it was cut off."""
 
 
-def note_whereabouts(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+def note_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Hook: write down the process that runs a flow run; its parent's for a flow that it calls."""
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(flow_run.id, own_labels())
@@ -58,16 +58,16 @@ def process_of(labels: Mapping[str, Any]) -> ProcessName | None:
     )
 
 
-RECORDED: dict[str, Any] = {**TOLD, "on_running": [note_whereabouts, *TOLD["on_running"]]}
+RECORDED: dict[str, Any] = {**TOLD, "on_running": [note_process, *TOLD["on_running"]]}
 """What a flow's decorator takes to be told in the lineage and to be found when it is lost."""
 
-FOUND: dict[str, Any] = {"on_running": [note_whereabouts]}
+FOUND: dict[str, Any] = {"on_running": [note_process]}
 """The same for a flow that is no part of the lineage."""
 
 
 def found_but_not_retried(why: str) -> dict[str, Any]:
     """As `FOUND`, for a flow that must not be started again by itself."""
-    return {"on_running": [_NoteWhy(why), note_whereabouts]}
+    return {"on_running": [_NoteWhy(why), note_process]}
 
 
 def not_retried_because(flow: Flow[..., Any]) -> str | None:
@@ -87,6 +87,6 @@ class _NoteWhy:
         return "note_why_not_retried"
 
     def __call__(self, flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-        """See `note_whereabouts`."""
+        """See `note_process`."""
         with get_client(sync_client=True) as client:
             client.update_flow_run_labels(flow_run.id, {NOT_RETRIED: self.why})
