@@ -45,7 +45,7 @@ from serving.config import (
     registered_model,
     section,
 )
-from serving.observability.config import LogConfig, SeeingConfig
+from serving.observability.config import LogConfig, ObservabilityConfig
 from serving.observability.logs import configure_logging
 from serving.protocol.http.openapi import document
 from serving.protocol.http.pages import TOKEN_FILE
@@ -128,7 +128,7 @@ def _serve(config: ServingConfig, home: Path, parts_of: PartsOf) -> int:
     async def run() -> None:
         await ServingProcess(config, home, parts_of).run()
 
-    with _logging(section("seeing", SeeingConfig, config.seeing).logs):
+    with _logging(section("observability", ObservabilityConfig, config.observability).logs):
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
         logging.getLogger("uvicorn.error").addFilter(_is_no_hostile_client)
         try:

@@ -267,13 +267,13 @@ def _only_one(home: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise ConfigurationError(
-                f"another process serves from {home}{_told_of(home)}; end it first (python -m "
-                "serving stop), or name another state folder. Nothing was started"
+                f"another process serves from {home}{_described_process(home)}; end it first "
+                "(python -m serving stop), or name another state folder. Nothing was started"
             ) from exc
         yield
 
 
-def _told_of(home: Path) -> str:
+def _described_process(home: Path) -> str:
     told = read_addresses(home)
     return f" (process {told['pid']}, {told['http']})" if told else ""
 

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -120,7 +121,11 @@ class ServingConfig(_Section):
     log: dict[str, Any] = Field(default={}, description="See `serving.log`.")
     entities: dict[str, Any] = Field(default={}, description="See `serving.features`.")
     security: dict[str, Any] = Field(default={}, description="See `serving.security`.")
-    seeing: dict[str, Any] = Field(default={}, description="See `serving.observability`.")
+    observability: dict[str, Any] = Field(
+        default={},
+        validation_alias=AliasChoices("observability", "seeing"),
+        description="See `serving.observability`. `seeing` is its former name.",
+    )
 
     @model_validator(mode="after")
     def _models_are_named_once(self) -> Self:

@@ -183,7 +183,7 @@ Pages = Mapping[str, Callable[[], tuple[str, bytes]]]
 """Extra pages of the admin interface: path -> function giving content type and body."""
 
 
-def tell_all(observers: Iterable[Observer], batch: ServedBatch) -> None:
+def report_to_all(observers: Iterable[Observer], batch: ServedBatch) -> None:
     """Hand a batch to every observer."""
     for observer in observers:
         observer.served(batch)

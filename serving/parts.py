@@ -25,16 +25,15 @@ from serving.calls import SLOTS, Call, ServedBatch, Slot
 from serving.config import SERVING_FILE, ServingConfig, section
 from serving.described import lines_of, settings_of
 from serving.engine.config import EngineConfig
-from serving.engine.counters import Sample
-from serving.engine.engine import ModelEngine
+from serving.engine.engine import ModelEngine, Sample
 from serving.errors import ServingError
 from serving.features.config import EntityConfig
 from serving.features.reader import FeastEntityReader
 from serving.interfaces import Observer
 from serving.log.prediction_log import PredictionLog
-from serving.observability.config import SeeingConfig
+from serving.observability.config import ObservabilityConfig
 from serving.observability.metrics import Source
-from serving.observability.seeing import Seeing
+from serving.observability.observers import Observability
 from serving.security.assembly import SECURITY_FILE, SecuritySection, secured
 from serving.security.config import SecurityConfig
 from tasks.kernel.errors import ConfigurationError, FalajError
@@ -125,7 +124,7 @@ class CheckedLog:
         except ConfigurationError as exc:
             if not unknown:
                 raise
-            self._tell_once(f"nothing is logged before entity keys are known ({unknown[0]}): {exc}")
+            self._log_once(f"nothing is logged before entity keys are known ({unknown[0]}): {exc}")
             return
         self._is_checked = True
 
@@ -149,10 +148,10 @@ class CheckedLog:
                 self.look()
             except ConfigurationError as exc:
                 self._trouble = exc
-                self._tell_once(f"no prediction is logged: {exc}")
+                self._log_once(f"no prediction is logged: {exc}")
         return self._is_checked
 
-    def _tell_once(self, sentence: str) -> None:
+    def _log_once(self, sentence: str) -> None:
         if sentence != self._told:
             self._told = sentence
             logger.error("%s", sentence)
@@ -188,9 +187,9 @@ class Installed:
         )
         security = secured(self.config.security, self.home, self.config.host)
         tls = None if security is None else security.tls
-        seeing = Seeing(
+        observability = Observability(
             self.settings,
-            section("seeing", SeeingConfig, self.config.seeing),
+            section("observability", ObservabilityConfig, self.config.observability),
             states=engine.states,
             sources=(
                 Source("engine", partial(_nested, engine.counters), ENGINE_GAUGES, ENGINE_LABELS),
@@ -204,7 +203,7 @@ class Installed:
             ),
         )
         checked = CheckedLog(log, engine, entities)
-        observers: tuple[Observer, ...] = (checked, *seeing.observers)
+        observers: tuple[Observer, ...] = (checked, *observability.observers)
         engine.observers.extend(observers)
 
         async def start() -> None:
@@ -213,7 +212,7 @@ class Installed:
             await self._go_on_with_releases(engine)
             await entities.start()
             checked.look()
-            await seeing.start()
+            await observability.start()
             if tls is not None:
                 tls.follow()
 
@@ -232,11 +231,11 @@ class Installed:
             observers=observers,
             guard=None if security is None else security.guard,
             entities=entities,
-            pages=seeing.pages,
+            pages=observability.pages,
             tls=None if tls is None else tls.context,
             grpc_credentials=None if security is None else security.grpc,
             starts=(start,),
-            stops=(stop_engine, entities.stop, seeing.stop, stop_log, stop_tls),
+            stops=(stop_engine, entities.stop, observability.stop, stop_log, stop_tls),
             follows=True,
         )
 
@@ -277,7 +276,7 @@ def all_settings() -> list[str]:
         "log": PredictionLogConfig,
         "entities": EntityConfig,
         "security": SecuritySection,
-        "seeing": SeeingConfig,
+        "observability": ObservabilityConfig,
     }
     return [
         *lines_of(

@@ -30,7 +30,7 @@ from infra.gateway.config import (
 from serving.calls import GRPC_MODEL_HEADER, SLOT_HEADER, SLOTS
 from serving.security.certificates import Pair
 from serving.security.config import KEY_HEADER, IssuerConfig
-from serving.security.headers import SECURITY_HEADERS
+from serving.security.guard import SECURITY_HEADERS
 
 Value = dict[str, Any]
 TYPES = "type.googleapis.com/"

@@ -18,13 +18,11 @@ from functools import partial
 
 from serving.calls import Answer, Call, Slot
 from serving.engine.backends import Backend
-from serving.engine.batches import Batch
+from serving.engine.batches import Batch, Workers
 from serving.engine.config import EngineConfig
-from serving.engine.lanes import Dropped, Lane, contiguous, joined
 from serving.engine.outcomes import Outcomes, sentence_of
-from serving.engine.placement import Place, place
+from serving.engine.queues import Dropped, Place, RequestQueue, contiguous, joined, place
 from serving.engine.versions import LoadedVersion
-from serving.engine.workers import Workers
 from serving.errors import (
     BackendError,
     NotReadyError,
@@ -68,9 +66,9 @@ class Dispatcher:
         self._loop = loop
         self._observers = observers
         self.idle = idle
-        self._ready: deque[Lane] = deque()
-        self._shadows: deque[Lane] = deque()
-        self._waiting: list[Lane] = []
+        self._ready: deque[RequestQueue] = deque()
+        self._shadows: deque[RequestQueue] = deque()
+        self._waiting: list[RequestQueue] = []
         self._retries: deque[Batch] = deque()
         self._scheduled = False
         self._flushed_at = 0.0
@@ -89,78 +87,78 @@ class Dispatcher:
 
     # Queueing
 
-    def queue(self, lane: Lane, call: Call, done: Done) -> None:
+    def queue(self, queue: RequestQueue, call: Call, done: Done) -> None:
         """Put a call into a lane, or refuse it in the next turn of the loop."""
         rows = call.num_rows
         if (
-            len(lane.entries) >= lane.most_requests
-            or lane.rows + rows > lane.most_rows
+            len(queue.entries) >= queue.most_requests
+            or queue.rows + rows > queue.most_rows
             or self.requests >= self._total_requests
             or self.rows + rows > self._total_rows
-        ) and not self._makes_room(lane, rows):
-            self.outcomes.refuse(call, done, self._overloaded(lane, rows))
+        ) and not self._makes_room(queue, rows):
+            self.outcomes.refuse(call, done, self._overloaded(queue, rows))
             return
-        objection = self.too_long(lane) or lane.version.objection(call)
+        objection = self.too_long(queue) or queue.version.objection(call)
         if objection is not None:
             self.outcomes.refuse(call, done, objection)
             return
-        lane.entries.append((call, done))
-        lane.rows += rows
+        queue.entries.append((call, done))
+        queue.rows += rows
         self.rows += rows
         self.requests += 1
-        if not lane.listed:
-            lane.listed = True
-            lane.version.uses += 1
-            (self._shadows if lane.is_shadow else self._ready).append(lane)
+        if not queue.listed:
+            queue.listed = True
+            queue.version.uses += 1
+            (self._shadows if queue.is_shadow else self._ready).append(queue)
             if not self._scheduled:
                 self._scheduled = True
                 self._loop.call_soon(self._flush)
-        elif len(lane.entries) == self._helped_from and len(lane.version.backends) > 1:
+        elif len(queue.entries) == self._helped_from and len(queue.version.backends) > 1:
             self._wake()
 
-    def too_long(self, lane: Lane) -> OverloadedError | None:
+    def too_long(self, queue: RequestQueue) -> OverloadedError | None:
         """Why one more call would wait too long; None where it may wait.
 
         What fits into the next batch may in any case, so that nothing is refused at low load.
         """
-        if lane.rows < self._batch_rows and not lane.version.has_free_axes:
+        if queue.rows < self._batch_rows and not queue.version.has_free_axes:
             return None
-        batches, each_ms = self._ahead(lane)
+        batches, each_ms = self._ahead(queue)
         # Of calls with more rows than a batch each is taken alone, and the pace is theirs.
-        paced_ms = min(batches, len(lane.entries)) * lane.pace_ms(time.monotonic())
+        paced_ms = min(batches, len(queue.entries)) * queue.pace_ms(time.monotonic())
         wait_ms = max(batches * each_ms, paced_ms)
-        working = sum(one.circuit.closed for one in lane.version.backends)
+        working = sum(one.circuit.closed for one in queue.version.backends)
         # Others than the first begin to help at the goal; without them half is left for the rest.
-        goal_ms = lane.goal_ms * (working if working > 1 else 0.5)
+        goal_ms = queue.goal_ms * (working if working > 1 else 0.5)
         if not batches or wait_ms <= max(goal_ms, DEEP * each_ms):
             return None
-        version = lane.version
+        version = queue.version
         return OverloadedError(
-            f"one more request would wait {wait_ms:.0f} ms for {version.model} ({lane.slot}), "
-            f"whose goal is {lane.goal_ms:g} ms; nothing was computed, come again",
+            f"one more request would wait {wait_ms:.0f} ms for {version.model} ({queue.slot}), "
+            f"whose goal is {queue.goal_ms:g} ms; nothing was computed, come again",
             retry_after_s=max(LEAST_RETRY_S, wait_ms / 1e3),
         )
 
-    def _ahead(self, lane: Lane) -> tuple[int, float]:
+    def _ahead(self, queue: RequestQueue) -> tuple[int, float]:
         """Batches before one more call, and what the model takes for each, in ms."""
-        version, times = lane.version, lane.version.backends[0].times
+        version, times = queue.version, queue.version.backends[0].times
         if not version.has_free_axes:
-            return lane.rows // self._batch_rows, times.expected_ms(
+            return queue.rows // self._batch_rows, times.expected_ms(
                 self._batch_rows * version.row_size
             )
-        num = len(lane.entries)
+        num = len(queue.entries)
         if not num:
             return 0, 0.0
-        first = lane.entries[0][0]
-        together = max(1.0, lane.together)
-        rows = min(lane.rows / num * min(together, num), self._batch_rows)
+        first = queue.entries[0][0]
+        together = max(1.0, queue.together)
+        rows = min(queue.rows / num * min(together, num), self._batch_rows)
         return int(num / together), times.expected_ms(round(rows * version.size_of(first)))
 
-    def retarget(self, lane: Lane, version: LoadedVersion) -> None:
+    def retarget(self, queue: RequestQueue, version: LoadedVersion) -> None:
         """Let another version answer what waits in a lane and what comes."""
-        former = lane.version
-        lane.version = version
-        if lane.listed and former is not version:
+        former = queue.version
+        queue.version = version
+        if queue.listed and former is not version:
             version.uses += 1
             self._release(former)
 
@@ -172,22 +170,22 @@ class Dispatcher:
     def abandon(self, error: Callable[[Call], ServingError]) -> None:
         """Refuse everything that waits, and start nothing any more."""
         self._ended = True
-        for lane in (*self._ready, *self._shadows, *self._waiting):
-            self._drop(lane, [(*entry, error(entry[0])) for entry in lane.entries])
-            lane.entries.clear()
-            lane.rows = 0
+        for queue in (*self._ready, *self._shadows, *self._waiting):
+            self._drop(queue, [(*entry, error(entry[0])) for entry in queue.entries])
+            queue.entries.clear()
+            queue.rows = 0
 
     def stop(self, wait_s: float) -> None:
         """End the workers' threads."""
         for workers in self._workers.values():
             workers.stop(wait_s)
 
-    def _makes_room(self, lane: Lane, rows: int) -> bool:
+    def _makes_room(self, queue: RequestQueue, rows: int) -> bool:
         """Drop mirrored calls, newest first, where only the process's bounds are in the way."""
         if (
-            lane.is_shadow
-            or len(lane.entries) >= lane.most_requests
-            or lane.rows + rows > lane.most_rows
+            queue.is_shadow
+            or len(queue.entries) >= queue.most_requests
+            or queue.rows + rows > queue.most_rows
         ):
             return False
         while self.requests >= self._total_requests or self.rows + rows > self._total_rows:
@@ -202,19 +200,19 @@ class Dispatcher:
             self.outcomes.refuse(call, done, OverloadedError(text))
         return True
 
-    def _overloaded(self, lane: Lane, rows: int) -> ServingError:
-        version = lane.version
-        if rows > min(lane.most_rows, self._total_rows):
+    def _overloaded(self, queue: RequestQueue, rows: int) -> ServingError:
+        version = queue.version
+        if rows > min(queue.most_rows, self._total_rows):
             return TooLargeError(
-                f"{rows} rows were sent, at most {min(lane.most_rows, self._total_rows)} may wait; "
-                "send them in parts"
+                f"{rows} rows were sent, at most {min(queue.most_rows, self._total_rows)} may "
+                "wait; send them in parts"
             )
-        batches = 1 + lane.rows // self._batch_rows
-        full = min(lane.rows, self._batch_rows) * version.row_size
+        batches = 1 + queue.rows // self._batch_rows
+        full = min(queue.rows, self._batch_rows) * version.row_size
         seconds = batches * version.backends[0].times.expected_ms(full) / 1e3
         return OverloadedError(
-            f"{len(lane.entries)} requests with {lane.rows} rows wait for {version.model} "
-            f"({lane.slot}), {self.requests} in all; nothing was computed, come again",
+            f"{len(queue.entries)} requests with {queue.rows} rows wait for {version.model} "
+            f"({queue.slot}), {self.requests} in all; nothing was computed, come again",
             retry_after_s=max(LEAST_RETRY_S, seconds),
         )
 
@@ -232,81 +230,81 @@ class Dispatcher:
         end = now + min(max(TURN_S, now - self._flushed_at), MOST_TURN_S)
         if self._retries:
             self._retry()
-        lanes = self._ready or self._shadows
-        while lanes:
-            lane = lanes.popleft()
-            if not lane.entries:
-                lane.listed = False
-                self._release(lane.version)
+        queues = self._ready or self._shadows
+        while queues:
+            queue = queues.popleft()
+            if not queue.entries:
+                queue.listed = False
+                self._release(queue.version)
                 continue
-            if not self._serve(lane):
-                self._waiting.append(lane)
+            if not self._serve(queue):
+                self._waiting.append(queue)
                 self._watch()
                 continue
-            if lane.entries:
-                lanes.append(lane)
+            if queue.entries:
+                queues.append(queue)
             else:
-                lane.listed = False
-                self._release(lane.version)
-            if lanes and time.monotonic() >= end:
+                queue.listed = False
+                self._release(queue.version)
+            if queues and time.monotonic() >= end:
                 break
         self._flushed_at = time.monotonic()
         if self._ready or self._shadows:
             self._schedule()
 
-    def _serve(self, lane: Lane) -> bool:
+    def _serve(self, queue: RequestQueue) -> bool:
         """Take a batch from a lane and see to it; False where its hardware is at work."""
-        version = lane.version
+        version = queue.version
         is_single = len(version.backends) == 1
-        if is_single and len(lane.entries) == 1 and self._serve_one(lane, version):
+        if is_single and len(queue.entries) == 1 and self._serve_one(queue, version):
             return True
         now = time.monotonic()
         if is_single:
             backend, passed_over = version.backends[0], ""
             if not backend.circuit.closed:
-                return self._give_up(lane, now)
-            if backend.busy or (self._threads_busy and self._has_to_wait(lane, backend)):
+                return self._give_up(queue, now)
+            if backend.busy or (self._threads_busy and self._has_to_wait(queue, backend)):
                 return False
         else:
-            found = self._place(lane, now)
+            found = self._place(queue, now)
             if found is None:
                 if any(one.circuit.closed for one in version.backends):
                     return False
-                return self._give_up(lane, now)
+                return self._give_up(queue, now)
             backend, passed_over = found.backend, found.fell_over_from
-        queued = lane.rows
-        calls, dones, rows, dropped = lane.take(self._batch_rows, now)
-        lane.note_taken(len(calls), now)
+        queued = queue.rows
+        calls, dones, rows, dropped = queue.take(self._batch_rows, now)
+        queue.note_taken(len(calls), now)
         self.requests -= len(calls)
-        self.rows -= queued - lane.rows
+        self.rows -= queued - queue.rows
         if dropped:
             self.requests -= len(dropped)
-            self.outcomes.tell_refusals(dropped)
+            self.outcomes.report_refusals(dropped)
         if not calls:
             return True
         size = rows * (version.row_size or version.size_of(calls[0]))
         expected_ms = backend.times.expected_ms(size)
-        if expected_ms < self._inline_ms or self._is_starved(lane, expected_ms, now):
-            self._compute_here(lane.slot, version, backend, passed_over, calls, dones, rows, size)
+        if expected_ms < self._inline_ms or self._is_starved(queue, expected_ms, now):
+            self._compute_here(queue.slot, version, backend, passed_over, calls, dones, rows, size)
         else:
-            batch = Batch(lane.slot, version, calls, dones, rows, size, passed_over)
+            batch = Batch(queue.slot, version, calls, dones, rows, size, passed_over)
             self._send(batch, backend)
         return True
 
-    def _is_starved(self, lane: Lane, expected_ms: float, now: float) -> bool:
+    def _is_starved(self, queue: RequestQueue, expected_ms: float, now: float) -> bool:
         """Whether a thread would rest for most of each turn, for the loop is slow to come back.
 
         Then a batch that takes no longer than a turn may is better computed right here.
         """
-        return expected_ms < TURN_S * 1e3 and lane.pace_ms(now) > 2 * expected_ms
+        return expected_ms < TURN_S * 1e3 and queue.pace_ms(now) > 2 * expected_ms
 
-    def _serve_one(self, lane: Lane, version: LoadedVersion) -> bool:
+    def _serve_one(self, queue: RequestQueue, version: LoadedVersion) -> bool:
         """A lone call that is soon computed, the usual one at low load; False where it is not that.
 
         The same as the longer way by `take`, with as little as can be around the model.
         """
         backend = version.backends[0]
-        call, done = lane.entries[0]
+        call, done = queue.entries[0]
         rows = call.num_rows
         size = rows * (version.row_size or version.size_of(call))
         started = time.monotonic()
@@ -318,24 +316,24 @@ class Dispatcher:
             or backend.times.expected_ms(size) >= self._inline_ms
         ):
             return False
-        lane.entries.popleft()
-        lane.rows -= rows
-        if lane.waiting_since:
-            lane.note_taken(1, started)
+        queue.entries.popleft()
+        queue.rows -= rows
+        if queue.waiting_since:
+            queue.note_taken(1, started)
         self.requests -= 1
         self.rows -= rows
         try:
             inputs = contiguous(call, version.names)
             output = backend.run(inputs, rows)
         except Exception as exc:  # of any runtime: found out about on a thread
-            batch = Batch(lane.slot, version, [call], [done], rows, size, "")
+            batch = Batch(queue.slot, version, [call], [done], rows, size, "")
             self._failed_here(batch, backend, exc)
             return True
         finished = time.monotonic()
         backend.times.note(size, (finished - started) * 1e3)
-        tally = backend.plain.get(lane.slot)
+        tally = backend.plain.get(queue.slot)
         if tally is None:
-            tally = backend.plain[lane.slot] = version.tally(backend, lane.slot, "")
+            tally = backend.plain[queue.slot] = version.tally(backend, queue.slot, "")
         tally.batches += 1
         tally.calls += 1
         tally.rows += rows
@@ -345,22 +343,22 @@ class Dispatcher:
         except Exception:  # of a protocol
             self.outcomes.lost(call)
         if self._observers:
-            self.outcomes.tell_observers([call], inputs, version, output, tally, started, finished)
+            self.outcomes.report_batch([call], inputs, version, output, tally, started, finished)
         return True
 
-    def _place(self, lane: Lane, now: float) -> Place | None:
-        version, config = lane.version, self._config.placement
-        rows = min(lane.rows, self._batch_rows)
-        size = rows * (version.row_size or version.size_of(lane.entries[0][0]))
+    def _place(self, queue: RequestQueue, now: float) -> Place | None:
+        version, config = queue.version, self._config.placement
+        rows = min(queue.rows, self._batch_rows)
+        size = rows * (version.row_size or version.size_of(queue.entries[0][0]))
         first = version.backends[0]
-        batches = lane.rows / max(rows, 1)
+        batches = queue.rows / max(rows, 1)
         wait_ms = batches * first.times.expected_ms(size)
         if first.busy:
             wait_ms += max(0.0, first.running_ms - (now - first.running_since) * 1e3)
-        lane.load.note(len(lane.entries), wait_ms, config, now)
+        queue.load.note(len(queue.entries), wait_ms, config, now)
         free = self._limits
         full = {name for name, count in self._running.items() if count >= free.get(name, 1)}
-        return place(version.backends, lane.load, size, rows, config, full)
+        return place(version.backends, queue.load, size, rows, config, full)
 
     def _compute_here(
         self,
@@ -472,7 +470,7 @@ class Dispatcher:
             f"{', '.join(sorted(batch.tried))}: {backend.circuit.reason}"
         )
         for call, done in zip(batch.calls, batch.dones, strict=True):
-            self.outcomes.tell_refusal(call, done, BackendError(text))
+            self.outcomes.report_refusal(call, done, BackendError(text))
 
     def _overdue(self, batch: Batch) -> None:
         """A thread does not come back with a batch: leave it to that, and compute it elsewhere.
@@ -505,27 +503,27 @@ class Dispatcher:
                 self._retries.append(batch)
                 continue
             dropped = batch.drop_ended(time.monotonic())
-            self.outcomes.tell_refusals(dropped)
+            self.outcomes.report_refusals(dropped)
             if free and batch.calls:
                 batch.error = None
                 self._send(batch, free[0])
             else:
                 for call, done in zip(batch.calls, batch.dones, strict=True):
                     text = f"every backend of {version.model} version {version.version} failed"
-                    self.outcomes.tell_refusal(call, done, BackendError(text))
+                    self.outcomes.report_refusal(call, done, BackendError(text))
             self._release(version)
 
-    def _give_up(self, lane: Lane, now: float) -> bool:
+    def _give_up(self, queue: RequestQueue, now: float) -> bool:
         """Nothing can compute a lane's calls for now: say so at once."""
-        version = lane.version
+        version = queue.version
         again = min(one.circuit.retry_at for one in version.backends)
         reasons = "; ".join(f"{one.hardware}: {one.circuit.reason}" for one in version.backends)
         text = f"every backend of {version.model} version {version.version} failed ({reasons})"
         wait_s = max(LEAST_RETRY_S, again - now)
-        entries = list(lane.entries)
-        lane.entries.clear()
-        lane.rows = 0
-        self._drop(lane, [(*entry, NotReadyError(text, wait_s)) for entry in entries])
+        entries = list(queue.entries)
+        queue.entries.clear()
+        queue.rows = 0
+        self._drop(queue, [(*entry, NotReadyError(text, wait_s)) for entry in entries])
         return True
 
     def _probe_later(self, version: LoadedVersion, backend: Backend) -> None:
@@ -571,8 +569,8 @@ class Dispatcher:
         return self._running[hardware] >= self._limits.get(hardware, 1)
 
     def _wake(self) -> None:
-        for lane in self._waiting:
-            (self._shadows if lane.is_shadow else self._ready).append(lane)
+        for queue in self._waiting:
+            (self._shadows if queue.is_shadow else self._ready).append(queue)
         self._waiting.clear()
         if self._ready or self._shadows or self._retries:
             self._schedule()
@@ -586,25 +584,25 @@ class Dispatcher:
         """Tell those whose time is over while the hardware is at work for others."""
         self._sweeping = False
         now = time.monotonic()
-        lanes = (*self._waiting, *self._shadows)
-        for lane in lanes:
-            self._drop(lane, lane.sweep(now))
-        if lanes:
+        queues = (*self._waiting, *self._shadows)
+        for queue in queues:
+            self._drop(queue, queue.sweep(now))
+        if queues:
             self._watch()
-        if any(len(lane.version.backends) > 1 for lane in self._waiting):
+        if any(len(queue.version.backends) > 1 for queue in self._waiting):
             self._wake()  # the wait has become longer: others may help by now
 
-    def _has_to_wait(self, lane: Lane, backend: Backend) -> bool:
+    def _has_to_wait(self, queue: RequestQueue, backend: Backend) -> bool:
         """Whether a batch would need a thread, and all of them are at work."""
         if not self._is_full(backend.hardware):
             return False
-        rows = min(lane.rows, self._batch_rows)
-        size = rows * (lane.version.row_size or lane.version.size_of(lane.entries[0][0]))
+        rows = min(queue.rows, self._batch_rows)
+        size = rows * (queue.version.row_size or queue.version.size_of(queue.entries[0][0]))
         return backend.times.expected_ms(size) >= self._inline_ms
 
-    def _drop(self, lane: Lane, dropped: Dropped) -> None:
+    def _drop(self, queue: RequestQueue, dropped: Dropped) -> None:
         self._forget(len(dropped), sum(call.num_rows for call, _, _ in dropped))
-        self.outcomes.tell_refusals(dropped)
+        self.outcomes.report_refusals(dropped)
 
     def _forget(self, requests: int, rows: int) -> None:
         self.requests -= requests

@@ -7,22 +7,20 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from serving.calls import Call, Slot
+from serving.engine.backends import Backend
 from serving.engine.catalogue import Catalogue, RegistryCatalogue
-from serving.engine.config import EngineConfig
-from serving.engine.counters import Sample, samples
+from serving.engine.config import EngineConfig, ServedModel
 from serving.engine.dispatch import Dispatcher
-from serving.engine.following import Follower
 from serving.engine.outcomes import sentence_of
-from serving.engine.retries import Failure
 from serving.engine.slots import ServedVersions
-from serving.engine.versions import LoadedVersion, VersionKey
+from serving.engine.versions import Failure, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
 from serving.interfaces import Done, Observer, VersionState
 from tasks.contracts.conversion import Signature
@@ -119,35 +117,35 @@ class ModelEngine:
         """See `Engine.submit`."""
         model = self._models.get(call.model)
         if model is not None and call.version is None and not self._stopping:
-            lane = model.lanes.get(call.slot)
-            if lane is not None:
-                self._dispatcher.queue(lane, call, done)
+            queue = model.queues.get(call.slot)
+            if queue is not None:
+                self._dispatcher.queue(queue, call, done)
                 return
         try:
             known = self._known(call.model)
             if self._stopping:
                 raise NotReadyError("the server is stopping; ask another one")
-            lane = known.lane(call.version, call.slot)
+            queue = known.queue(call.version, call.slot)
         except ServingError as exc:
             self._dispatcher.outcomes.refuse(call, done, exc)
             return
         known.passed_on += call.version is None
-        self._dispatcher.queue(lane, call, done)
+        self._dispatcher.queue(queue, call, done)
 
     def refusal(
         self, model: str, version: str | None = None, slot: Slot = "stable"
     ) -> ServingError | None:
         """See `Engine.refusal`."""
         known = self._models.get(model)
-        lane = known.lanes.get(slot) if known is not None and version is None else None
-        error = self._dispatcher.too_long(lane) if lane is not None else None
+        queue = known.queues.get(slot) if known is not None and version is None else None
+        error = self._dispatcher.too_long(queue) if queue is not None else None
         if error is not None:
             self._dispatcher.outcomes.refused[model, slot, error.reason] += 1
         return error
 
     def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
         """See `Engine.signature`."""
-        return self._known(model).lane(version, slot).version.signature
+        return self._known(model).queue(version, slot).version.signature
 
     def states(self) -> Sequence[VersionState]:
         """See `Engine.states`."""
@@ -359,3 +357,186 @@ class ModelEngine:
             self._num_loading -= 1
             if not self._num_loading:
                 sys.setswitchinterval(self._usual_switch_s)
+
+
+class Follower:
+    """Looks at the aliases of all configured models every few seconds.
+
+    It acts on moves alone: an alias that names something else than the stable slot does so because
+    a person or a release changed the slot, and that stands until the alias moves again.
+
+    Args:
+        config: models, and how often.
+        catalogue: is asked on a thread of its own; only where something changed.
+        engine: takes what moved.
+    """
+
+    def __init__(self, config: EngineConfig, catalogue: Catalogue, engine: ModelEngine) -> None:
+        self._config = config
+        self._catalogue = catalogue
+        self._engine = engine
+        self._seen: dict[str, VersionKey] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._ask_again = True
+
+    async def start(self) -> None:
+        """Look once, then go on in the background."""
+        await self.look()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Look at all aliases where the registry may have changed, or a load is due again."""
+        changed = await asyncio.to_thread(self._catalogue.has_changed)
+        if not (changed or self._ask_again or self._is_due()):
+            return
+        self._ask_again = False
+        for model in self._config.models:
+            try:
+                key = await asyncio.to_thread(self._catalogue.by_alias, model.name, model.alias)
+            except ServingError as exc:
+                self._ask_again = True
+                self._engine.served(model.name).notes["alias"] = str(exc)
+                continue
+            await self._see(model, key)
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.poll_s)
+            try:
+                await self.look()
+            except OSError as exc:
+                self._ask_again = True
+                logger.warning("the registry's files cannot be looked at: %s", exc)
+            except Exception:
+                # The next look may go well; without one no alias would be followed any more.
+                self._ask_again = True
+                logger.exception("the registry was not looked at")
+
+    async def _see(self, model: ServedModel, key: VersionKey | None) -> None:
+        state = self._engine.served(model.name)
+        if key is None:
+            state.notes["alias"] = (
+                f"no version has the alias {model.alias!r}; train and promote one"
+            )
+            return
+        state.notes.pop("alias", None)
+        former = self._seen.get(model.name)
+        if key == former or not self._may_try(state, key):
+            return
+        slot = self._slot(model, state, key, former)
+        if slot is None:
+            self._seen[model.name] = key
+            return
+        try:
+            await self._engine.follow(state, key, slot)
+        except ServingError as exc:
+            logger.warning("%s stays as it is: %s", model.name, exc)
+            return
+        self._seen[model.name] = key
+        logger.info("%s: %s is version %s now", model.name, slot, key.version)
+
+    def _slot(
+        self,
+        model: ServedModel,
+        state: ServedVersions,
+        key: VersionKey,
+        former: VersionKey | None,
+    ) -> Slot | None:
+        """The slot that is to mean what the alias names now; None where nothing is to be done."""
+        slots = state.slots()
+        is_first = former is None and slots["stable"] is None
+        if is_first or model.on_move == "swap":
+            return "stable"
+        told = f"alias {model.alias!r} names version {key.version}"
+        if model.on_move == "hold" or key.version == slots["stable"]:
+            if key.version != slots["stable"]:
+                logger.warning("%s: %s, and the configuration holds the slots", model.name, told)
+            return None
+        return "candidate"
+
+    def _may_try(self, state: ServedVersions, key: VersionKey) -> bool:
+        failure = state.failures.get(key.version)
+        if failure is None or failure.digest != key.digest:
+            return True
+        return time.monotonic() >= failure.retry_at
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        return any(
+            failure.retry_at <= now
+            for model in self._config.models
+            for failure in self._engine.served(model.name).failures.values()
+        )
+
+
+class Sample(NamedTuple):
+    """One number. Counters only grow while a version is loaded; gauges go up and down."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    labels: Mapping[str, str]
+    value: float
+
+
+def samples(models: Iterable[ServedVersions], dispatcher: Dispatcher) -> list[Sample]:
+    """Everything that is counted now."""
+    found = [
+        Sample("queued_requests_total", "gauge", {}, dispatcher.requests),
+        Sample("queued_rows_total", "gauge", {}, dispatcher.rows),
+        Sample("lost_outcomes", "counter", {}, dispatcher.outcomes.num_lost),
+        Sample("unseen_outcomes", "counter", {}, dispatcher.outcomes.num_unseen),
+    ]
+    for (model, slot, reason), count in dispatcher.outcomes.refused.items():
+        labels = {"model": model, "slot": slot, "reason": reason}
+        found.append(Sample("refused", "counter", labels, count))
+    for state in models:
+        found += _of_model(state)
+    return found
+
+
+def _of_model(state: ServedVersions) -> Iterator[Sample]:
+    labels = {"model": state.name}
+    yield Sample("loaded_versions", "gauge", labels, len(state.versions))
+    yield Sample("failed_loads", "gauge", labels, len(state.failures))
+    yield Sample("passed_on", "counter", labels, state.passed_on)
+    for slot, queue in state.queues.items():
+        here = {**labels, "slot": slot, "version": queue.version.version}
+        yield Sample("queued_requests", "gauge", here, len(queue.entries))
+        yield Sample("queued_rows", "gauge", here, queue.rows)
+        yield Sample("spilling", "gauge", here, queue.load.spilling)
+        yield Sample("spilled", "counter", here, queue.load.times_spilled)
+    for version in state.versions.values():
+        yield Sample(
+            "missing_backends", "gauge", {**labels, "version": version.version},
+            len(version.troubles),
+        )  # fmt: skip
+        for backend in version.backends:
+            yield from _of_backend(version, backend)
+
+
+def _of_backend(version: LoadedVersion, backend: Backend) -> Iterator[Sample]:
+    labels = {
+        "model": version.model,
+        "version": version.version,
+        "variant": backend.variant,
+        "hardware": backend.hardware,
+    }
+    yield Sample("backend_closed", "gauge", labels, backend.circuit.closed)
+    yield Sample("backend_opened", "counter", labels, backend.circuit.times_opened)
+    yield Sample("backend_failures", "counter", labels, backend.failures)
+    for tally in backend.tallies.values():
+        here = {
+            **labels,
+            "slot": tally.served.slot,
+            "fell_over_from": tally.served.fell_over_from,
+        }
+        yield Sample("answered", "counter", here, tally.calls)
+        yield Sample("answered_rows", "counter", here, tally.rows)
+        yield Sample("batches", "counter", here, tally.batches)
+        yield Sample("compute_seconds", "counter", here, tally.seconds)

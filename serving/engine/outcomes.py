@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from serving.calls import Answer, Array, Call, ServedBatch, Slot
 from serving.engine.backends import Backend, Tally
 from serving.engine.batches import Batch
-from serving.engine.lanes import Dropped
+from serving.engine.queues import Dropped
 from serving.engine.versions import LoadedVersion
 from serving.errors import NotComputedError, ServingError, UnknownModelError
 from serving.interfaces import Done, Observer
@@ -44,7 +44,7 @@ class Outcomes:
 
     def refuse(self, call: Call, done: Done, error: ServingError) -> None:
         """Tell in the next turn of the loop that a call is not answered."""
-        self._loop.call_soon(self.tell_refusal, call, done, error)
+        self._loop.call_soon(self.report_refusal, call, done, error)
 
     def deliver(
         self,
@@ -81,9 +81,9 @@ class Outcomes:
         tally.rows += output.shape[0]
         tally.seconds += finished - started
         if self._observers:
-            self.tell_observers(calls, inputs, version, output, tally, started, finished)
+            self.report_batch(calls, inputs, version, output, tally, started, finished)
 
-    def tell_observers(
+    def report_batch(
         self,
         calls: list[Call],
         inputs: dict[str, Array],
@@ -110,7 +110,7 @@ class Outcomes:
         assert backend is not None
         for call, done, outcome in zip(batch.calls, batch.dones, batch.singly, strict=True):
             if isinstance(outcome, Exception):
-                self.tell_refusal(call, done, NotComputedError(
+                self.report_refusal(call, done, NotComputedError(
                     f"{version.model} version {version.version} cannot compute these inputs: "
                     f"{sentence_of(outcome)}. It answers others, so look at the values"
                 ))  # fmt: skip
@@ -121,12 +121,12 @@ class Outcomes:
                 started, finished,
             )  # fmt: skip
 
-    def tell_refusals(self, dropped: Dropped) -> None:
+    def report_refusals(self, dropped: Dropped) -> None:
         """Tell now that calls are not answered."""
         for call, done, error in dropped:
-            self.tell_refusal(call, done, error)
+            self.report_refusal(call, done, error)
 
-    def tell_refusal(self, call: Call, done: Done, error: ServingError) -> None:
+    def report_refusal(self, call: Call, done: Done, error: ServingError) -> None:
         """Tell now that a call is not answered, and why; never within its submission."""
         # A name that means nothing here is not counted by itself: clients could send any number.
         model = "" if isinstance(error, UnknownModelError) else call.model

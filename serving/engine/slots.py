@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from serving.calls import SLOTS, Slot
 from serving.engine.config import EngineConfig
 from serving.engine.dispatch import Dispatcher
-from serving.engine.lanes import Lane
-from serving.engine.retries import Failure
-from serving.engine.versions import LoadedVersion
+from serving.engine.queues import RequestQueue
+from serving.engine.versions import Failure, LoadedVersion
 from serving.errors import NotReadyError, UnknownModelError
 from serving.interfaces import VersionState
 
@@ -34,7 +33,7 @@ class ServedVersions:
     def __init__(self, name: str, config: EngineConfig, dispatcher: Dispatcher) -> None:
         self.name = name
         self.lock = asyncio.Lock()
-        self.lanes: dict[Slot, Lane] = {}
+        self.queues: dict[Slot, RequestQueue] = {}
         self.versions: dict[str, LoadedVersion] = {}
         self.pinned: set[str] = set()
         self.warm: list[str] = []
@@ -49,19 +48,19 @@ class ServedVersions:
         goals = [model.goal_ms for model in config.models if model.name == name]
         self._goal_ms = goals[0] if goals else config.placement.latency_goal_ms
         self._dispatcher = dispatcher
-        self._explicit: dict[tuple[str, Slot], Lane] = {}
+        self._explicit: dict[tuple[str, Slot], RequestQueue] = {}
 
     def slots(self) -> dict[Slot, str | None]:
         """Which version each slot means."""
-        return {slot: lane.version.version for slot, lane in self.lanes.items()} | {
-            slot: None for slot in SLOTS if slot not in self.lanes
+        return {slot: queue.version.version for slot, queue in self.queues.items()} | {
+            slot: None for slot in SLOTS if slot not in self.queues
         }
 
     def slots_of(self, version: LoadedVersion) -> tuple[Slot, ...]:
         """Slots that mean a version."""
-        return tuple(s for s in SLOTS if s in self.lanes and self.lanes[s].version is version)
+        return tuple(s for s in SLOTS if s in self.queues and self.queues[s].version is version)
 
-    def lane(self, version: str | None, slot: Slot) -> Lane:
+    def queue(self, version: str | None, slot: Slot) -> RequestQueue:
         """The queue for a call.
 
         An empty candidate slot is answered by the stable version, so that no call is lost when a
@@ -72,10 +71,10 @@ class ServedVersions:
             NotReadyError: it is known and cannot answer now.
         """
         if version is not None:
-            return self._explicit_lane(version, slot)
-        found = self.lanes.get(slot)
+            return self._explicit_queue(version, slot)
+        found = self.queues.get(slot)
         if found is None and slot == "candidate":
-            found = self.lanes.get("stable")
+            found = self.queues.get("stable")
         if found is None:
             raise NotReadyError(self._why_not(slot))
         return found
@@ -85,12 +84,12 @@ class ServedVersions:
 
         Where a slot's versions differ in what they take, what waits is answered by the former one.
         """
-        former = self.lanes.get("stable")
+        former = self.queues.get("stable")
         leaving = former.version if former is not None else None
         for slot in SLOTS:
             if slot in changes:
                 self._point(slot, changes[slot])
-        stable = self.lanes.get("stable")
+        stable = self.queues.get("stable")
         if leaving is not None and (stable is None or stable.version is not leaving):
             self.warm = [leaving.version, *(w for w in self.warm if w != leaving.version)]
         self.tidy()
@@ -113,7 +112,7 @@ class ServedVersions:
 
     def tidy(self) -> None:
         """Take versions out that nothing asks for any more; each goes after its last call."""
-        used = {lane.version.version for lane in self.lanes.values()}
+        used = {queue.version.version for queue in self.queues.values()}
         self.warm = [w for w in self.warm if w not in used and w in self.versions]
         self.warm = self.warm[: self._config.keep_warm]
         for number in self.versions.keys() - used - self.pinned - set(self.warm):
@@ -136,7 +135,7 @@ class ServedVersions:
 
     def evictable(self) -> list[str]:
         """Versions that only stay for speed, the first to go first."""
-        used = {lane.version.version for lane in self.lanes.values()}
+        used = {queue.version.version for queue in self.queues.values()}
         staying = used | self.pinned | self.wanted
         return [w for w in reversed(self.warm) if w not in staying]
 
@@ -159,8 +158,8 @@ class ServedVersions:
         if version is not None:
             loaded = self.versions.get(version)
         else:
-            lane = self.lanes.get("stable")
-            loaded = lane.version if lane is not None else None
+            queue = self.queues.get("stable")
+            loaded = queue.version if queue is not None else None
         return loaded is not None and any(one.circuit.closed for one in loaded.backends)
 
     def _state(self, version: LoadedVersion) -> VersionState:
@@ -180,10 +179,10 @@ class ServedVersions:
             platform=first.platform,
         )
 
-    def _new_lane(self, version: LoadedVersion, slot: Slot) -> Lane:
-        return Lane(version, slot, self._config.queue, slot == "shadow", self._goal_ms)
+    def _new_queue(self, version: LoadedVersion, slot: Slot) -> RequestQueue:
+        return RequestQueue(version, slot, self._config.queue, slot == "shadow", self._goal_ms)
 
-    def _explicit_lane(self, number: str, slot: Slot) -> Lane:
+    def _explicit_queue(self, number: str, slot: Slot) -> RequestQueue:
         found = self._explicit.get((number, slot))
         if found is not None:
             return found
@@ -196,29 +195,29 @@ class ServedVersions:
                 f"{self.name} version {number} is not loaded here; loaded are "
                 f"{', '.join(sorted(self.versions)) or 'none'}. Load it first"
             )
-        lane = self._new_lane(version, slot)
-        self._explicit[number, slot] = lane
-        return lane
+        queue = self._new_queue(version, slot)
+        self._explicit[number, slot] = queue
+        return queue
 
     def _point(self, slot: Slot, version: LoadedVersion | None) -> None:
-        lane = self.lanes.get(slot)
+        queue = self.queues.get(slot)
         if version is None:
-            if lane is not None:
-                del self.lanes[slot]
-                self._pass_on(lane)
-        elif lane is None or lane.version.signature != version.signature:
-            self.lanes[slot] = self._new_lane(version, slot)
+            if queue is not None:
+                del self.queues[slot]
+                self._pass_on(queue)
+        elif queue is None or queue.version.signature != version.signature:
+            self.queues[slot] = self._new_queue(version, slot)
         else:
-            self._dispatcher.retarget(lane, version)
+            self._dispatcher.retarget(queue, version)
 
-    def _pass_on(self, lane: Lane) -> None:
+    def _pass_on(self, queue: RequestQueue) -> None:
         """What waits for an emptied slot goes to the stable version where that takes the same."""
-        stable = self.lanes.get("stable")
-        if lane.slot == "candidate" and stable is not None:
-            if stable.version.signature == lane.version.signature:
-                self.passed_on += len(lane.entries)
-                self._dispatcher.retarget(lane, stable.version)
-                lane.slot = "stable"
+        stable = self.queues.get("stable")
+        if queue.slot == "candidate" and stable is not None:
+            if stable.version.signature == queue.version.signature:
+                self.passed_on += len(queue.entries)
+                self._dispatcher.retarget(queue, stable.version)
+                queue.slot = "stable"
 
     def _close(self, version: LoadedVersion) -> None:
         version.closing = True

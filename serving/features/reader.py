@@ -10,24 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from feast import FeatureStore
+from feast.infra.registry.sql import SqlRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
 from serving.calls import Slot
 from serving.errors import NotReadyError, UnknownModelError
 from serving.features.answer import EntityFeatures
 from serving.features.config import EntityConfig, UseCaseReading, read_use_case
-from serving.features.moved import Stamp, files_stamp, registry_stamp
-from serving.features.origin import ModelOrigin, RegistryOrigins
 from serving.features.reads import ReadThreads, Resolved
-from serving.features.recipe import Recipe, fingerprint, open_recipe, service_of
+from serving.features.recipe import (
+    ModelOrigin,
+    Recipe,
+    RegistryOrigins,
+    fingerprint,
+    open_recipe,
+    service_of,
+)
 from serving.features.request import checked_columns
 from serving.interfaces import VersionState
 from tasks.contracts.conversion import Signature, tabular_signature
@@ -35,6 +43,36 @@ from tasks.features.access.profile import profile_file
 from tasks.features.access.store import open_store
 from tasks.kernel.errors import FalajError, TransientError
 from tasks.kernel.settings import USE_CASE_FILE, Settings
+
+SETTLED_S = 2
+"""A change may follow another one within the same second; after so long it cannot."""
+
+Stamp = tuple[object, ...]
+
+
+def registry_stamp(store: FeatureStore) -> Stamp | None:
+    """A value that changes with the registry; None where only reading it all would tell."""
+    registry = store.registry
+    if not isinstance(registry, SqlRegistry):
+        return None
+    changed = registry._get_last_updated_metadata(store.project)
+    if changed is None or time.time() - changed.timestamp() < SETTLED_S:
+        return None
+    return (changed,)
+
+
+def files_stamp(files: Iterable[Path]) -> Stamp:
+    """A value that changes with these files; one that is absent counts too."""
+    return tuple(_stamp_of(file) for file in files)
+
+
+def _stamp_of(file: Path) -> tuple[int, int] | None:
+    try:
+        seen = file.stat()
+    except FileNotFoundError:
+        return None
+    return seen.st_mtime_ns, seen.st_size
+
 
 logger = logging.getLogger(__name__)
 

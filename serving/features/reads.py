@@ -121,7 +121,7 @@ class ReadThreads:
     def _work(self) -> None:
         while (first := self._queue.get()) is not None:
             for group in _by_recipe(self._take(first)):
-                self._tell(group, self._answer(group))
+                self._report(group, self._answer(group))
 
     def _take(self, first: Waiting) -> list[Waiting]:
         """The request and what waits behind it, as far as one read goes."""
@@ -177,7 +177,7 @@ class ReadThreads:
         with self._lock:
             self.counters.refused[reason] = self.counters.refused.get(reason, 0) + 1
 
-    def _tell(self, group: list[Waiting], outcomes: list[Outcome]) -> None:
+    def _report(self, group: list[Waiting], outcomes: list[Outcome]) -> None:
         try:
             group[0].future.get_loop().call_soon_threadsafe(self._settle, group, outcomes)
         except RuntimeError:  # the loop was closed; nobody waits any more

@@ -10,10 +10,13 @@ together. What finds no place is dropped and counted, with the reason.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -23,8 +26,6 @@ import pyarrow.compute as pc
 from serving.calls import Call, Served, ServedBatch
 from serving.errors import ServingError
 from serving.log.columns import Layout, Refusal
-from serving.log.housekeeping import Housekeeper
-from serving.log.pending import Key, Pending
 from serving.log.refusals import RefusalGate, VersionOf
 from tasks.contracts.conversion import Signature
 from tasks.kernel.errors import ConfigurationError, FalajError
@@ -32,6 +33,100 @@ from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.masking import open_mask, unknown_names
 from tasks.predictions.parts import PartWriter
 from tasks.predictions.schema import EVENT_TIME, SUBJECT, day_folder
+from tasks.predictions.upkeep import keep_up
+
+NICE = 10
+END_S = 2.0
+
+
+class Housekeeper:
+    """Sees to old days and small parts, at once and then every `upkeep_s`.
+
+    Args:
+        home: state folder.
+        config: retention and merging.
+    """
+
+    def __init__(self, home: Path, config: PredictionLogConfig) -> None:
+        self._home, self._config = home, config
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="prediction-upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End soon; what is being merged is left as it was, and done by the next one."""
+        self._stopping.set()
+        self._thread.join(END_S)
+
+    def _run(self) -> None:
+        with suppress(OSError):  # where it may not, it works like any other thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while not self._stopping.is_set():
+            try:
+                with PartWriter(self._home) as writer:
+                    keep_up(
+                        self._home, writer, self._config, datetime.now(UTC), self._stopping.is_set
+                    )
+            except (OSError, FalajError, pa.ArrowException) as exc:  # it costs no prediction
+                logger.warning("the prediction log could not be seen to: %s", exc)
+            self._stopping.wait(self._config.upkeep_s)
+
+
+Key = tuple[str, str, date]
+"""Model, version and UTC day: the rows of one part."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    tables: list[pa.Table] = field(default_factory=list)
+    num_rows: int = 0
+    num_bytes: int = 0
+
+
+class Pending:
+    """Rows that are tables already; one thread uses it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, _Waiting] = {}
+        self.num_rows = 0
+        self.since = 0.0
+        """When the oldest row was added, on the caller's clock; of no meaning without rows."""
+
+    def add(self, key: Key, table: pa.Table, now: float) -> int:
+        """Keep a table; its bytes."""
+        if not self.num_rows:
+            self.since = now
+        waiting = self._waiting.setdefault(key, _Waiting())
+        waiting.tables.append(table)
+        waiting.num_rows += table.num_rows
+        waiting.num_bytes += table.nbytes
+        self.num_rows += table.num_rows
+        return int(table.nbytes)
+
+    def keys(self) -> list[Key]:
+        """What waits, oldest day first."""
+        return sorted(self._waiting, key=lambda key: (key[2], key[0], key[1]))
+
+    def num_rows_of(self, key: Key) -> int:
+        """Rows of one part."""
+        return self._waiting[key].num_rows
+
+    def table(self, key: Key) -> pa.Table:
+        """All rows of one part, in the order in which they were added."""
+        tables = self._waiting[key].tables
+        if len(tables) == 1:
+            return tables[0].unify_dictionaries()
+        return pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
+
+    def done(self, key: Key) -> int:
+        """Let go of a part that was written or given up; its bytes."""
+        waiting = self._waiting.pop(key)
+        self.num_rows -= waiting.num_rows
+        return waiting.num_bytes
+
 
 logger = logging.getLogger(__name__)
 
@@ -120,13 +215,13 @@ class PredictionLog:
             known.update(name for spec in signature.inputs for name in spec.columns)
         for keys in entity_keys.values():
             known.update(keys)
-        for field in ("masked", "left_out"):
-            unknown = unknown_names(getattr(self._config, field), known)
+        for setting in ("masked", "left_out"):
+            unknown = unknown_names(getattr(self._config, setting), known)
             if unknown:
                 raise ConfigurationError(
-                    f"log.{field} names {', '.join(map(repr, unknown))}, which no served model has;"
-                    f" expected of {', '.join(sorted(known))}. Nothing is served, so that no field "
-                    "that was to be hidden is written"
+                    f"log.{setting} names {', '.join(map(repr, unknown))}, which no served model "
+                    f"has; expected of {', '.join(sorted(known))}. Nothing is served, so that no "
+                    "field that was to be hidden is written"
                 )
 
     def start(self) -> None:

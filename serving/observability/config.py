@@ -71,7 +71,7 @@ class LogConfig(_Config):
     )
 
 
-class SeeingConfig(_Config):
+class ObservabilityConfig(_Config):
     """Everything that is shown of one serving process."""
 
     traces: TraceConfig = TraceConfig()

@@ -6,18 +6,23 @@ worked out while requests are answered.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
+import json
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from serving.calls import SLOTS
 from serving.interfaces import VersionState
-from serving.observability.config import SeeingConfig
+from serving.observability.config import ObservabilityConfig
 from serving.observability.counting import Counting, percentile_s
 from serving.observability.metrics import Source
 
@@ -49,7 +54,9 @@ class Point:
 class History:
     """The counters of the last minutes, one point a step. On the event loop's thread."""
 
-    def __init__(self, config: SeeingConfig, counting: Counting, sources: Iterable[Source]) -> None:
+    def __init__(
+        self, config: ObservabilityConfig, counting: Counting, sources: Iterable[Source]
+    ) -> None:
         self._config, self._counting, self._sources = config, counting, tuple(sources)
         self._points: deque[Point] = deque(maxlen=config.num_steps + 1)
         self.note()
@@ -100,7 +107,7 @@ class Status:
 
     def __init__(
         self,
-        config: SeeingConfig,
+        config: ObservabilityConfig,
         counting: Counting,
         history: History,
         states: Callable[[], Sequence[VersionState]],
@@ -311,3 +318,51 @@ def _notices(models: list[dict[str, Any]]) -> Iterable[str]:
                 yield f"{name} version {v['version']}: {v['reason']}"
         if (drift := model["drift"]) and drift.get("is_trouble"):
             yield f"{name}: the newest drift check says {drift['verdict'].replace('_', ' ')}"
+
+
+_TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>Falaj serving</title>
+<style>{style}</style>
+</head>
+<body>
+<header>
+<h1>Falaj <span>serving</span></h1>
+<p id="process"></p>
+<p id="asked" role="status"></p>
+</header>
+<main id="main"></main>
+<noscript><p class="plain">This page draws <a href="status.json">status.json</a> with a script of
+its own; without scripts, read that.</p></noscript>
+<script type="application/json" id="seen">{seen}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def status_page(status: Mapping[str, Any]) -> str:
+    """The page with what is known now; its script asks for more."""
+    style, script = _text("page.css"), _text("page.js")
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+    seen = json.dumps(status, allow_nan=False).replace("<", "\\u003c")
+    return _TEMPLATE.format(policy=policy, style=style, seen=seen, script=script)
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("serving.observability") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

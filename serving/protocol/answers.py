@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from serving.calls import Answer
-from serving.protocol.datatypes import DATATYPE_OF
+from serving.protocol.messages import DATATYPE_OF
 from serving.protocol.plans import Wanted
 
 _ENCODER = msgspec.json.Encoder()

@@ -12,10 +12,18 @@ import numpy as np
 
 from serving.calls import Array
 from serving.errors import BadRequestError
-from serving.protocol.datatypes import BYTES, KNOWN, NUMPY_OF, refuse_infinite
-from serving.protocol.messages import InferRequest, InputTensor
+from serving.protocol.messages import (
+    BYTES,
+    KNOWN,
+    NUMPY_OF,
+    InferRequest,
+    InputTensor,
+    refuse_infinite,
+)
 from serving.protocol.plans import binary_part, refuse_left_over, refuse_odd_source
 
+MOST_TEXT = 4096
+"""Characters of one value: keys go to the online store, and given columns into the log."""
 _TEXTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[str | None])
 _WHOLE: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[int | None])
 _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
@@ -60,11 +68,16 @@ def refuse_twice(name: str, found: Mapping[str, object]) -> None:
 
 
 def check_lengths(found: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse columns that differ in length.
+    """Refuse columns that differ in length, and texts that no key is as long as.
 
     Raises:
-        BadRequestError: they do.
+        BadRequestError: they do, or one is.
     """
+    for name, values in found.items():
+        if any(isinstance(value, str) and len(value) > MOST_TEXT for value in values):
+            raise BadRequestError(
+                f"input {name[:100]!r} has a text of more than {MOST_TEXT} characters"
+            )
     lengths = {name[:100]: len(values) for name, values in found.items()}
     if len(set(lengths.values())) != 1:
         raise BadRequestError(

@@ -17,8 +17,17 @@ import numpy as np
 
 from serving.calls import Array
 from serving.errors import BadRequestError
-from serving.protocol.datatypes import KNOWN, NUMPY_OF, datatype_of, exact, refuse_infinite
-from serving.protocol.messages import MOST_AXES, NO_DATA, InferRequest, InputTensor
+from serving.protocol.messages import (
+    KNOWN,
+    MOST_AXES,
+    NO_DATA,
+    NUMPY_OF,
+    InferRequest,
+    InputTensor,
+    datatype_of,
+    exact,
+    refuse_infinite,
+)
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 
 _ITEM_TYPE: dict[str, Any] = {"f": float, "i": int, "u": int, "b": bool}

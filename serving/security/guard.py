@@ -2,21 +2,127 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from http import HTTPStatus
 from typing import NoReturn, TypeVar
 
-from serving.errors import EndedError, ForbiddenError, TooManyRequestsError, UnauthorizedError
+from serving.errors import (
+    EndedError,
+    ForbiddenError,
+    ServingError,
+    TooManyRequestsError,
+    UnauthorizedError,
+)
 from serving.interfaces import Action, Headers, Principal
-from serving.security.certificate_header import subject_of
-from serving.security.config import SecurityConfig, roles_of
+from serving.security.config import Rate, SecurityConfig, roles_of
 from serving.security.keys import KeyRing
-from serving.security.limits import Buckets
 from serving.security.tokens import TokenReader
 from tasks.kernel.errors import ConfigurationError
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    counted: float
+    per_s: float
+    burst: float
+
+
+class Buckets:
+    """One token bucket a name; the name that was longest not seen makes room for a new one.
+
+    Args:
+        rate: of all that `special` does not name.
+        capacity: names that are remembered. Who is forgotten begins with a full bucket, so a
+            bound far below the number of clients weakens the limit; it never strengthens it.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        rate: Rate,
+        capacity: int,
+        special: dict[str, Rate] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rate = rate
+        self._special = special or {}
+        self._capacity = capacity
+        self._clock = clock
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, name: str) -> float:
+        """Take one request; 0.0 where it was there, else the seconds until there is one."""
+        now = self._clock()
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._remember(name, now)
+        self._buckets.move_to_end(name)
+        tokens = bucket.tokens + (now - bucket.counted) * bucket.per_s
+        bucket.counted = now
+        if tokens < 1.0:
+            bucket.tokens = tokens
+            return (1.0 - tokens) / bucket.per_s
+        bucket.tokens = (tokens if tokens < bucket.burst else bucket.burst) - 1.0
+        return 0.0
+
+    def _remember(self, name: str, now: float) -> _Bucket:
+        if len(self._buckets) >= self._capacity:
+            self._buckets.popitem(last=False)
+        rate = self._special.get(name, self._rate)
+        bucket = self._buckets[name] = _Bucket(rate.burst, now, rate.per_s, rate.burst)
+        return bucket
+
+
+Header = tuple[bytes, bytes]
+
+SECURITY_HEADERS: tuple[Header, ...] = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"strict-transport-security", b"max-age=31536000"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
+"""For answers to programs. A page for people needs a content policy of its own."""
+CHALLENGE: Header = (b"www-authenticate", b'Bearer realm="falaj"')
+
+
+def refusal_headers(error: ServingError) -> list[Header]:
+    """`WWW-Authenticate` of a 401, and `Retry-After` (whole seconds) where trying again helps."""
+    headers = [CHALLENGE] if error.status == HTTPStatus.UNAUTHORIZED else []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    return headers
+
+
+_SUBJECT = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
+
+
+def subject_of(value: str) -> str:
+    r"""Subject of the certificate, as RFC 2253 writes it.
+
+    The edge sets the header anew (`SANITIZE_SET`), so it has one element and one subject. Its
+    backslashes are those of RFC 2253 and stay: without them a common name with a comma in it,
+    `CN=batch\,O=acme`, would be taken for the two names `CN=batch,O=acme`.
+
+    Raises:
+        UnauthorizedError: it names none or several.
+    """
+    found = _SUBJECT.findall(value)
+    if len(found) != 1 or not found[0]:
+        raise UnauthorizedError("the edge named no subject of a certificate, or several")
+    return str(found[0])
+
 
 Kept = TypeVar("Kept")
 BEARER = b"bearer "

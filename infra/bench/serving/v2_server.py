@@ -25,8 +25,7 @@ from open_inference.grpc.protocol import (
 from infra.bench.waiting import wait_until
 from serving.errors import ServingError
 from serving.security.config import SecurityConfig, read_security
-from serving.security.guard import SecurityGuard
-from serving.security.headers import refusal_headers
+from serving.security.guard import SecurityGuard, refusal_headers
 from serving.security.tls import grpc_credentials, server_context
 
 MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer)?")

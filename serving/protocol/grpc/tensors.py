@@ -9,7 +9,6 @@ import numpy as np
 
 from serving.calls import Answer, Array
 from serving.errors import BadRequestError
-from serving.protocol.datatypes import BYTES, NUMPY_OF, datatype_of
 from serving.protocol.keys import (
     check_lengths,
     numbers_type,
@@ -18,7 +17,7 @@ from serving.protocol.keys import (
     texts_of,
     values_of,
 )
-from serving.protocol.messages import MOST_AXES, InputTensor
+from serving.protocol.messages import BYTES, MOST_AXES, NUMPY_OF, InputTensor, datatype_of
 from serving.protocol.plans import ModelPlan, Wanted
 
 _FIELD = {

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from serving.protocol.answers import InferAnswer
-from serving.protocol.datatypes import BYTES, NUMPY_OF
-from serving.protocol.messages import InferRequest
+from serving.protocol.messages import BYTES, NUMPY_OF, InferRequest
 from serving.protocol.metadata import server_metadata
 
 DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"

@@ -16,7 +16,7 @@ from open_inference.grpc.protocol import (  # type: ignore[import-not-found]
     ModelInferResponse,
 )
 
-from serving.security.headers import SECURITY_HEADERS
+from serving.security.guard import SECURITY_HEADERS
 from tests.support.host.processes import wait_until
 from tests.support.serving.edges import BODY_LIMIT, INFER, MODEL, OTHERS, Edge
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from serving.features.origin import ModelOrigin
+from serving.features.recipe import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables

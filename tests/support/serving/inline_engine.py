@@ -22,7 +22,7 @@ from serving.errors import (
     ServingError,
     UnknownModelError,
 )
-from serving.interfaces import Done, Observer, VersionState, tell_all
+from serving.interfaces import Done, Observer, VersionState, report_to_all
 from tasks.contracts.conversion import Signature
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -156,7 +156,7 @@ class InlineEngine:
             done(call, Answer(part, served))
         finished = time.monotonic()
         assert num_rows_of(inputs) == at
-        tell_all(
+        report_to_all(
             self.observers,
             ServedBatch(calls, inputs, outputs, served, started, finished, time.time()),
         )

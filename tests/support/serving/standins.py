@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from serving.calls import Answer, Array, Call, ServedBatch, Slot
-from serving.engine.backends import Backend
-from serving.engine.circuit import Circuit
+from serving.engine.backends import Backend, Circuit
 from serving.engine.config import EngineConfig, HardwareConfig, PlacementConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.versions import LoadedVersion, VersionKey

@@ -106,3 +106,7 @@ def test_what_is_said_of_a_served_model_reaches_the_engine(tmp_path: Path) -> No
         Path("rows.npz"),
         {"fp32": 0.1},
     )
+
+
+def test_the_former_name_of_a_section_is_still_read() -> None:
+    assert checked_config({"seeing": {"step_s": 2}}, "x").observability == {"step_s": 2}

@@ -12,8 +12,8 @@ import pytest
 
 from serving.errors import NotReadyError, UnknownModelError
 from serving.features.config import EntityConfig
-from serving.features.origin import ModelOrigin
 from serving.features.reader import FeastEntityReader
+from serving.features.recipe import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.conversion import tabular_signature

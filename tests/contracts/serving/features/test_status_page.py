@@ -15,9 +15,9 @@ import pytest
 
 from serving.errors import BadRequestError, OverloadedError
 from serving.interfaces import Pages, VersionState
-from serving.observability.config import SeeingConfig
+from serving.observability.config import ObservabilityConfig
 from serving.observability.metrics import Source
-from serving.observability.seeing import Seeing
+from serving.observability.observers import Observability
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.drift import DriftVerdict
 from tasks.control.retraining.config import RetrainingPolicy
@@ -84,14 +84,14 @@ def settings_with(home: Path, verdict: DriftVerdict, drifted: tuple[str, ...]) -
     return settings
 
 
-def seeing(
+def observability(
     settings: Settings | None = None,
     states: list[VersionState] | None = None,
     sources: tuple[Source, ...] = (),
     release: dict[str, Any] | None = None,
-) -> Seeing:
-    config = SeeingConfig(refresh_s=0.3, recent_s=60)
-    made = Seeing(
+) -> Observability:
+    config = ObservabilityConfig(refresh_s=0.3, recent_s=60)
+    made = Observability(
         settings,
         config,
         states=lambda: STATES if states is None else states,
@@ -103,7 +103,7 @@ def seeing(
     return made
 
 
-def with_traffic(made: Seeing, num_points: int = 60) -> Seeing:
+def with_traffic(made: Observability, num_points: int = 60) -> Observability:
     """Points of the last minutes, as a process that answers would have kept them."""
     for number in range(num_points):
         for _ in range(20 + (number * 7) % 13):
@@ -127,14 +127,14 @@ def entities(stale: int = 0) -> Source:
     return Source("entities", lambda: {"reads": 3100, "shared": 612, "freshness": freshness})
 
 
-def fine(home: Path) -> Seeing:
+def fine(home: Path) -> Observability:
     log = Source("log", lambda: {"written": 4182, "dropped": 0})
     release = {"state": "canary", "share": "10 %", "step": "2 of 5", "looks": 14}
     settings = settings_with(home, DriftVerdict.STABLE, ())
-    return with_traffic(seeing(settings, sources=(log, entities()), release=release))
+    return with_traffic(observability(settings, sources=(log, entities()), release=release))
 
 
-def troubled(home: Path) -> Seeing:
+def troubled(home: Path) -> Observability:
     states = [
         VersionState(
             MODEL, "3", "UNAVAILABLE", "its golden batch differs by 0.31, expected at most 1e-4"
@@ -148,7 +148,7 @@ def troubled(home: Path) -> Seeing:
     reads = Source("entities", lambda: {"freshness": {"weather": dict(stale)}})
     names = ("weather__temp", "origin_stats__late_rate_24h")
     settings = settings_with(home, DriftVerdict.RETRAIN, names)
-    made = with_traffic(seeing(settings, states, (log, reads)))
+    made = with_traffic(observability(settings, states, (log, reads)))
     numbers["dropped"], stale["stale"] = 17, 41
     for _ in range(212):
         made.counting.refused(call(), OverloadedError("full"))
@@ -156,7 +156,7 @@ def troubled(home: Path) -> Seeing:
     return made
 
 
-def told(made: Seeing) -> dict[str, Any]:
+def told(made: Observability) -> dict[str, Any]:
     kind, body = made.pages["/status.json"]()
     assert kind == "application/json"
     return dict(json.loads(body))
@@ -194,7 +194,7 @@ def test_trouble_is_told_in_sentences(tmp_path: Path) -> None:
 
 def test_looking_for_verdicts_makes_no_database(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    seeing(Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights"))
+    observability(Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights"))
     assert not home.exists()
 
 
@@ -249,7 +249,7 @@ def least_contrast(page: Page) -> float:
 @needs_browser
 def test_the_page_follows_what_happens_and_says_when_it_cannot(tmp_path: Path) -> None:
     states = [STATES[0]]
-    made = with_traffic(seeing(states=states))
+    made = with_traffic(observability(states=states))
     with browser(tmp_path) as page:
         with served(made.pages) as url:
             page.open(f"{url}/status")
@@ -265,7 +265,7 @@ def test_the_page_follows_what_happens_and_says_when_it_cannot(tmp_path: Path) -
 @pytest.mark.slow
 @needs_browser
 def test_a_process_without_models_says_so(tmp_path: Path) -> None:
-    made = seeing(states=[])
+    made = observability(states=[])
     with served(made.pages) as url, browser(tmp_path) as page:
         page.open(f"{url}/status")
         page.wait_for_text("No model is loaded")

@@ -98,12 +98,14 @@ def _expected(manner: str, rows: int) -> tuple[type[ServingError], ...]:
 
 def within_bounds(engine: ModelEngine) -> None:
     dispatcher = engine._dispatcher
-    lanes = {*dispatcher._ready, *dispatcher._shadows, *dispatcher._waiting}
-    assert dispatcher.requests == sum(len(lane.entries) for lane in lanes) <= QUEUE.total_requests
-    assert dispatcher.rows == sum(lane.rows for lane in lanes) <= QUEUE.total_rows
-    for lane in lanes:
-        assert len(lane.entries) <= lane.most_requests
-        assert sum(call.num_rows for call, _ in lane.entries) == lane.rows <= lane.most_rows
+    queues = {*dispatcher._ready, *dispatcher._shadows, *dispatcher._waiting}
+    assert (
+        dispatcher.requests == sum(len(queue.entries) for queue in queues) <= QUEUE.total_requests
+    )
+    assert dispatcher.rows == sum(queue.rows for queue in queues) <= QUEUE.total_rows
+    for queue in queues:
+        assert len(queue.entries) <= queue.most_requests
+        assert sum(call.num_rows for call, _ in queue.entries) == queue.rows <= queue.most_rows
 
 
 async def play(steps: list[Any], batch_rows: int) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from serving.engine.choosing import choose_variant
 from serving.engine.config import HardwareConfig
+from serving.engine.loading import choose_variant
 from tasks.contracts.base import Artifact
 from tasks.contracts.measurement import GoalStanding, VariantLatency
 from tasks.contracts.release import ModelVariant

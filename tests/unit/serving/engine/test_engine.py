@@ -572,13 +572,13 @@ def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptureFixtu
 
     async def test() -> None:
         async with serving(Shelf(), witness=Broken()) as desk:
-            seeing = Witness()
-            desk.engine.observers.append(seeing)
+            observability = Witness()
+            desk.engine.observers.append(observability)
             for _ in range(3):
                 desk.answer(await asked(desk))
             desk.engine.submit(replace(made_call("r", 1.0, 1), model="x"), lambda *_: None)
-            await until(lambda: seeing.refusals)
-            assert len(seeing.batches) == 3
+            await until(lambda: observability.refusals)
+            assert len(observability.batches) == 3
             (unseen,) = [s.value for s in desk.engine.counters() if s.name == "unseen_outcomes"]
             assert unseen == 4
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.engine.backends import Backend, Times
-from serving.engine.circuit import Circuit
+from serving.engine.backends import Backend, Circuit, Times
 from serving.engine.config import BatchConfig, HardwareConfig, PlacementConfig, ServedModel
-from serving.engine.placement import Load, place
+from serving.engine.queues import Load, place
 from serving.errors import BackendError, NotReadyError
 from tests.support.serving.standins import (
     SIGNATURE,
@@ -191,7 +190,7 @@ def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> None:
             assert 5 <= len(helped) < 25
             assert {one.fell_over_from for one in helped} == {"cpu"}
             assert {one.fell_over_from for one in served if one.hardware == "cpu"} == {""}
-            load = desk.engine.served("m").lanes["stable"].load
+            load = desk.engine.served("m").queues["stable"].load
             for _ in range(400):
                 if not load.spilling:
                     break

@@ -11,7 +11,7 @@ import pytest
 from serving.calls import Array
 from serving.engine.backends import Backend
 from serving.engine.config import BatchConfig, QueueConfig, ServedModel
-from serving.engine.lanes import PACE_HOLDS_S, Lane
+from serving.engine.queues import PACE_HOLDS_S, RequestQueue
 from serving.engine.versions import VersionKey
 from serving.errors import OverloadedError
 from tests.support.serving.standins import Desk, Shelf, configured, made_call, run, serving, until
@@ -27,7 +27,7 @@ def waiting_behind(desk: Desk, shelf: Shelf, most: int = 100) -> int:
 
 
 def first_backend(desk: Desk) -> Backend:
-    return desk.engine.served("m").lanes["stable"].version.backends[0]
+    return desk.engine.served("m").queues["stable"].version.backends[0]
 
 
 async def with_one_running(desk: Desk, shelf: Shelf) -> None:
@@ -92,9 +92,9 @@ def test_turns_that_take_long_count_more_than_what_the_model_takes(num_rows: int
             await with_one_running(desk, shelf)
             desk.ask(rows=num_rows)
             assert (desk.engine.refusal("m") is None) == (num_rows == 1)
-            lane, now = desk.engine.served("m").lanes["stable"], time.monotonic()
-            lane.note_taken(1, now - 0.5)
-            lane.note_taken(1, now)
+            queue, now = desk.engine.served("m").queues["stable"], time.monotonic()
+            queue.note_taken(1, now - 0.5)
+            queue.note_taken(1, now)
             error = desk.engine.refusal("m")
             assert error is not None
             assert error.retry_after_s == pytest.approx(0.5)
@@ -105,20 +105,20 @@ def test_turns_that_take_long_count_more_than_what_the_model_takes(num_rows: int
 
 
 def test_the_pace_is_measured_while_calls_wait_and_soon_forgotten() -> None:
-    lane = Lane(
+    queue = RequestQueue(
         Shelf().open(VersionKey("m", "1")), "stable", QueueConfig(requests=8), is_shadow=False
     )
-    lane.note_taken(1, 10.0)  # nothing waits behind it: the next one may come at any time
-    lane.note_taken(1, 17.0)
-    assert lane.pace_ms(17.0) == 0
-    assert lane.together == 8
-    lane.entries.append((made_call("r", 1.0, 1), lambda call, outcome: None))
+    queue.note_taken(1, 10.0)  # nothing waits behind it: the next one may come at any time
+    queue.note_taken(1, 17.0)
+    assert queue.pace_ms(17.0) == 0
+    assert queue.together == 8
+    queue.entries.append((made_call("r", 1.0, 1), lambda call, outcome: None))
     for number in range(40):
-        lane.note_taken(2, 20 + number * 0.03)
+        queue.note_taken(2, 20 + number * 0.03)
     last = 20 + 39 * 0.03
-    assert lane.pace_ms(last) == pytest.approx(30)
-    assert lane.together == pytest.approx(2, abs=0.01)
-    assert lane.pace_ms(last + PACE_HOLDS_S) == 0
+    assert queue.pace_ms(last) == pytest.approx(30)
+    assert queue.together == pytest.approx(2, abs=0.01)
+    assert queue.pace_ms(last + PACE_HOLDS_S) == 0
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
@@ -139,9 +139,9 @@ def test_a_short_batch_leaves_its_thread_where_the_loop_is_slow_to_come_back(
             desk.ask()
             if is_slow:  # another one waits, and the last turns took long
                 desk.ask()
-                lane, now = desk.engine.served("m").lanes["stable"], time.monotonic()
-                lane.note_taken(1, now - 0.5)
-                lane.note_taken(1, now)
+                queue, now = desk.engine.served("m").queues["stable"], time.monotonic()
+                queue.note_taken(1, now - 0.5)
+                queue.note_taken(1, now)
             await desk.settled()
             assert (True in threads) == is_slow
 

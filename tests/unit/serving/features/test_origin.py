@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.features.origin import RegistryOrigins
+from serving.features.recipe import RegistryOrigins
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import Settings
 from tasks.registry.mlflow_registry import Registry

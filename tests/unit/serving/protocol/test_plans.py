@@ -12,9 +12,8 @@ from hypothesis.extra import numpy as hnp
 from serving.calls import Answer, Array, Served
 from serving.errors import BadRequestError
 from serving.protocol.answers import encode_answer
-from serving.protocol.datatypes import DATATYPE_OF, NUMPY_OF, exact
 from serving.protocol.keys import read_columns
-from serving.protocol.messages import parse_request
+from serving.protocol.messages import DATATYPE_OF, NUMPY_OF, exact, parse_request
 from serving.protocol.plans import ModelPlan, Wanted
 from tasks.contracts.conversion import Signature
 

@@ -23,7 +23,7 @@ from serving.security.config import (
     check_exposure,
     read_security,
 )
-from serving.security.headers import CHALLENGE, refusal_headers
+from serving.security.guard import CHALLENGE, refusal_headers
 from serving.security.keys import create_key, read_keys
 from serving.security.tls import RenewingTls, grpc_credentials, server_context
 from tasks.kernel.errors import ConfigurationError

@@ -1,8 +1,8 @@
 """Everything that shows a serving process, in one object for its assembly.
 
-seeing = Seeing(settings, config, states=engine.states, sources=[Source("log", log.counters)])
-engine.add_observers(*seeing.observers);  admin.pages |= seeing.pages
-await seeing.start(); ...; await seeing.stop()
+shown = Observability(settings, config, states=engine.states, sources=[Source("log", log.counters)])
+engine.add_observers(*shown.observers);  admin.pages |= shown.pages
+await shown.start(); ...; await shown.stop()
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from contextlib import suppress
 from typing import Any
 
 from serving.interfaces import Observer, Pages, VersionState
-from serving.observability.config import SeeingConfig
+from serving.observability.config import ObservabilityConfig
 from serving.observability.counting import Counting
 from serving.observability.drift import DriftVerdicts
 from serving.observability.logs import AccessLog
 from serving.observability.metrics import Metrics, Source
-from serving.observability.page import status_page
-from serving.observability.status import About, History, Status
+from serving.observability.status import About, History, Status, status_page
 from serving.observability.tracing import Tracing
 from tasks.kernel.settings import Settings
 
@@ -33,7 +32,7 @@ def _nothing(model: str) -> Mapping[str, Any] | None:
     return None
 
 
-class Seeing:
+class Observability:
     """Counters, metrics, traces, access log and status page of one process.
 
     Args:
@@ -47,13 +46,13 @@ class Seeing:
     def __init__(
         self,
         settings: Settings | None,
-        config: SeeingConfig | None = None,
+        config: ObservabilityConfig | None = None,
         *,
         states: Callable[[], Sequence[VersionState]],
         sources: Iterable[Source] = (),
         release: About | None = None,
     ) -> None:
-        self.config = config or SeeingConfig()
+        self.config = config or ObservabilityConfig()
         self.counting = Counting(lambda model: any(state.name == model for state in states()))
         self.tracing = Tracing(self.config.traces)
         told = [*sources, Source("traces", self.tracing.counters, frozenset({"waiting"}))]
@@ -93,7 +92,7 @@ class Seeing:
     async def start(self) -> None:
         """Start keeping history and sending spans."""
         self.tracing.start()
-        self._task = asyncio.create_task(self._keep(), name="seeing")
+        self._task = asyncio.create_task(self._keep(), name="observability")
 
     async def stop(self) -> None:
         """Send the spans that wait, and end."""
