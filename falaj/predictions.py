@@ -84,10 +84,15 @@ def export(
     """
     import pyarrow as pa
 
-    from tasks.predictions.export import write_window
     from tasks.predictions.joining import JoinTally, labelled_rows
     from tasks.predictions.labels import LABEL
-    from tasks.predictions.reading import LogQuery, ReadTally, logged_columns, read_rows
+    from tasks.predictions.reading import (
+        LogQuery,
+        ReadTally,
+        logged_columns,
+        read_rows,
+        write_window,
+    )
 
     home, read, joined = context.home, ReadTally(), JoinTally()
     window, answered = optional_window(start, end), True if labels else None
@@ -154,8 +159,8 @@ def erase(subject: str, /, *, model: str | None = None, context: Here) -> list[s
         DataContractError: some files of the log could not be read.
     """
     from tasks.features.access.audit import AuditTrail
-    from tasks.predictions.erasure import erase_subject
     from tasks.predictions.masking import open_mask
+    from tasks.predictions.upkeep import erase_subject
 
     # The trail names nobody: a digest that only this installation can compare.
     named = open_mask(context.home).text(subject)

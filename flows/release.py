@@ -19,10 +19,9 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
 from tasks.features.task import record_act
 from tasks.kernel.settings import Settings
-from tasks.predictions.joining import JoinTally, LabelJoin
+from tasks.predictions.joining import JoinTally, LabelJoin, labels_of_requests
 from tasks.predictions.labels import KNOWN_AT
 from tasks.predictions.reading import LogQuery
-from tasks.predictions.request_labels import labels_of_requests
 from tasks.registry.approval import VISIBLE
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.standing import find_standing, roll_back

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
@@ -19,17 +21,20 @@ from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, Stor
 from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 
-TIMEOUT_S = 900
+STORED: Any = {
+    **RETRIED,
+    "timeout_seconds": 900,
+    "persist_result": True,
+    "result_serializer": "json",
+    "cache_policy": ByContent(task_file=__file__),
+}
+"""Each task is safe to repeat, and its result is reused for equal inputs and code."""
 
 
 @task(
     name="build-variant",
     task_run_name="build-v{program.version.version}-{name}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
+    **STORED,
 )
 def build_variant(
     name: str,
@@ -94,11 +99,7 @@ def build_variants(
 @task(
     name="map-program",
     task_run_name="map-v{source.program.version.version}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
+    **STORED,
 )
 def map_program(
     source: CalibrationSource, outcome: FitOutcome, dataset: ValidatedDataset, splits: DataSplits
@@ -150,11 +151,7 @@ def _whole(built: tuple[BuiltVariant, ...]) -> tuple[BuiltVariant, ...]:
 @task(
     name="judge-variants",
     task_run_name="judge-v{program.version.version}-on-{config.hardware_class}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
+    **STORED,
 )
 def judge_built(
     program: RegisteredProgram,
@@ -188,11 +185,7 @@ def judge_built(
 @task(
     name="write-triton-repository",
     task_run_name="triton-v{program.version.version}-{variant.name}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
+    **STORED,
 )
 def write_triton_repository(
     program: RegisteredProgram,

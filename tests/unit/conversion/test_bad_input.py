@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,19 +13,20 @@ import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from onnx import numpy_helper
 
-from tasks.contracts.conversion import PreparedRows
-from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.conversion import PreparedRows, tabular_signature
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.targets.catalog import with_sources
 from tasks.conversion.targets.onnx import MODEL_FILE, check_opset, export_onnx
-from tasks.conversion.targets.pytorch import load_program
+from tasks.conversion.targets.pytorch import check_program, load_program
 from tasks.conversion.variants import build_variant
-from tasks.kernel.errors import ConversionError, DataContractError, StorageError
+from tasks.kernel.errors import ArtifactError, ConversionError, DataContractError, StorageError
 from tasks.kernel.files import LEAST_FREE_BYTES
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.cases import Case
@@ -36,7 +40,7 @@ from tests.support.conversion.programs import (
     registered,
 )
 from tests.support.conversion.text_cases import NAMES, TextCase
-from tests.support.data.builders import dataset
+from tests.support.data.builders import COLUMNS, dataset
 from tests.support.host.disks import SmallDisk, small_disk
 
 
@@ -253,3 +257,97 @@ def test_a_disk_that_is_full_refuses_each_target_in_a_sentence_and_all_are_built
     for form in later.values():
         assert isinstance(form, BuiltVariant)
         assert form.failure is None
+
+
+@pytest.fixture(scope="module")
+def program_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("program") / "model.pt2"
+    path.write_bytes(exported(SmallNetwork()))
+    return path
+
+
+class _WritesAFile:
+    """Runs when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.target,)
+
+
+def _changed(source: Path, target: Path, ending: str, change: bytes) -> Path:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change if name.endswith(ending) else old.read(name))
+    return target
+
+
+def test_a_program_is_loaded_and_knows_its_inputs(program_file: Path) -> None:
+    program = load_program(program_file)
+    check_program(program, tabular_signature(COLUMNS))
+
+
+def test_a_program_with_two_answers_is_a_sentence(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return numbers + 1, numbers - 1
+
+    torch.export.save(torch.export.export(Two(), (torch.ones(2, 3),)), tmp_path / "two.pt2")
+    with pytest.raises(ArtifactError, match=r"two\.pt2 gives 2 tensors, expected one"):
+        load_program(tmp_path / "two.pt2")
+
+
+def test_a_program_with_a_pickled_object_is_refused_before_it_runs(
+    program_file: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "was-here"
+    content = tmp_path / "payload.pt"
+    torch.save((_WritesAFile(trace),), content)
+    tampered = _changed(program_file, tmp_path / "t.pt2", "model.pt", content.read_bytes())
+    with pytest.raises(ArtifactError, match="unpickling can run any code"):
+        load_program(tampered)
+    assert not trace.exists()
+
+
+def test_a_program_that_marks_a_weight_as_pickled_is_refused(
+    program_file: Path, tmp_path: Path
+) -> None:
+    entry = {"path_name": "weight_0", "is_param": True, "use_pickle": True, "tensor_meta": None}
+    config = json.dumps({"config": {"table": entry}}).encode()
+    tampered = _changed(program_file, tmp_path / "t.pt2", "weights_config.json", config)
+    with pytest.raises(ArtifactError, match=r"weights_config\.json"):
+        load_program(tampered)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", pickle.dumps({"a": 1})])
+def test_a_file_that_is_no_program_is_refused_with_a_sentence(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"cannot be read as a torch\.export program"):
+        load_program(path)
+
+
+def test_a_truncated_program_is_refused_with_a_sentence(program_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(program_file.read_bytes()[:-400])
+    with pytest.raises(ArtifactError, match="Train again"):
+        load_program(path)
+
+
+def test_a_program_of_other_columns_is_refused(program_file: Path) -> None:
+    fewer = DatasetSchema(**{**COLUMNS.model_dump(), "numeric": COLUMNS.numeric[:-1]})
+    with pytest.raises(ConversionError, match=r"'numeric' is float32 \['any', 5\], .* 4\]"):
+        check_program(load_program(program_file), tabular_signature(fewer))
+
+
+def test_a_program_with_other_input_names_is_refused() -> None:
+    class Renamed(torch.nn.Module):
+        def forward(self, codes: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+            return numeric.sum(1) + codes.sum(1)
+
+    program = torch.export.export(Renamed(), (torch.zeros(2, 3), torch.zeros(2, 5)))
+    with pytest.raises(ConversionError, match="takes inputs \\('codes', 'numeric'\\)"):
+        check_program(program, tabular_signature(COLUMNS))

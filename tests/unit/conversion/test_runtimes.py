@@ -1,20 +1,33 @@
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 
-from tasks.contracts.conversion import tabular_signature
+from tasks.contracts.conversion import Signature, TensorSpec, tabular_signature
+from tasks.conversion.convert import judge_variants
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
+from tasks.conversion.loading import load_variant
+from tasks.conversion.processor import LIMITS, Processor, this_processor
 from tasks.conversion.targets.interface import LoadedModel, Runtime, loaded
+from tasks.conversion.targets.openvino import without_reporting
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.conversion.targets.registry import load_files
+from tasks.conversion.targets.tensorrt import FACTS_FILE, equipment
+from tasks.conversion.targets.tensorrt_engine import ShapeRange, shape_ranges
 from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
+from tests.support.conversion.programs import build_one, built
 from tests.support.data.builders import COLUMNS
+from tests.support.suite.promises import Promise, proves
 
 
 @pytest.fixture(params=["pytorch", "onnx", "openvino"])
@@ -135,3 +148,169 @@ def test_the_thread_count_of_pytorch_is_put_back(case: Case) -> None:
         load_pytorch(path, case.program.signature, Runtime(threads=before + 1))
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
+TEXTS = Signature(
+    inputs=(TensorSpec(name="ids", dtype="int64", shape=("batch", "seq")),),
+    output=TensorSpec(name="unit", dtype="float32", shape=("batch", 8)),
+    largest={"batch": 512, "seq": 24},
+)
+
+
+def test_ranges_go_from_one_to_what_program_and_engine_take(case: Case) -> None:
+    table = shape_ranges(case.program.signature, typical_rows=32, most_rows=1024)
+    assert table["numeric"] == ShapeRange((1, 5), (32, 5), (1024, 5))
+    assert shape_ranges(TEXTS, 600, 1024) == {"ids": ShapeRange((1, 1), (512, 24), (512, 24))}
+
+
+def test_an_axis_without_a_largest_length_is_refused() -> None:
+    endless = TEXTS.model_copy(update={"largest": {"batch": 512}})
+    with pytest.raises(ConversionError, match="nothing says how long the axes seq may be"):
+        shape_ranges(endless, 32, 1024)
+
+
+@without_gpu
+def test_without_a_device_or_tensorrt_a_sentence_says_where_to_convert() -> None:
+    with pytest.raises(ConversionError, match="Convert on the `gpu` work pool"):
+        equipment()
+
+
+@without_gpu
+def test_an_engine_that_cannot_be_built_spoils_no_other_form_and_is_tried_anew(case: Case) -> None:
+    config = case.config.model_copy(update={"formats": ("onnx-fp32", "tensorrt-fp16")})
+    forms = built(case.program, case.rows, config, case.store, given=(case.onnx,))
+    assert [form.name for form in forms] == ["onnx-fp32", "onnx-fp16", "tensorrt-fp16"]
+    assert [form.failure is None for form in forms] == [True, True, False]
+    builds = case.store.num_builds
+    built(case.program, case.rows, config, case.store, given=forms[:2])
+    assert case.store.num_builds == builds  # what a machine lacks is not remembered as a result
+    onnx, engine = judge_variants(case.program, forms, case.rows, config, case.store)
+    assert onnx.latencies
+    assert not engine.accepted
+    assert engine.reason.startswith("Dropped: not built: ")
+
+
+def test_an_engine_is_not_loaded_on_a_processor(tmp_path: Path) -> None:
+    (tmp_path / FACTS_FILE).write_text(json.dumps({}))
+    with pytest.raises(ConversionError, match="an engine runs on graphics processors"):
+        load_files("tensorrt-fp16", tmp_path, TEXTS, Runtime())
+
+
+Host = Callable[..., None]
+NO_LIMIT = ""
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """Passes for a host whose processor has these flags, within a limit."""
+
+    def become(flags: str, limit: str = NO_LIMIT, name: str = LIMITS[0]) -> None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu avx2 {flags}\n\n")
+        monkeypatch.setattr("tasks.conversion.processor.CPU_INFO", tmp_path / "cpuinfo")
+        for each in LIMITS:
+            monkeypatch.delenv(each, raising=False)
+        monkeypatch.setenv(name, limit)
+
+    return become
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "computes_bf16", "saturates_int8"),
+    [
+        ("", NO_LIMIT, False, True),
+        ("avx512f avx512bw", NO_LIMIT, False, True),
+        ("avx512_vnni", NO_LIMIT, False, False),
+        ("avx_vnni", NO_LIMIT, False, False),
+        ("avx_vnni avx_ne_convert", NO_LIMIT, True, False),
+        ("avx512_vnni avx512_bf16", NO_LIMIT, True, False),
+        ("avx_vnni avx512_vnni avx512_bf16 amx_int8", "SSE41", False, True),
+        ("avx_vnni avx512_vnni avx512_bf16 amx_int8", "avx2", False, True),
+        ("avx_vnni avx512_vnni avx512_bf16 amx_int8", "AVX512_CORE", False, True),
+        ("avx_vnni avx512_vnni avx512_bf16 amx_int8", "AVX512_CORE_VNNI", False, False),
+        ("avx_vnni avx512_vnni avx512_bf16 amx_int8", "AVX512_CORE_BF16", True, False),
+        ("avx_vnni avx512_vnni avx512_bf16 amx_int8", "ALL", True, False),
+        ("avx512_vnni", "AVX2_VNNI", False, True),
+        ("avx_vnni avx_ne_convert", "AVX2_VNNI", False, False),
+        ("avx_vnni avx_ne_convert", "AVX2_VNNI_2", True, False),
+    ],
+)
+def test_flags_and_a_limit_decide(
+    host: Host, flags: str, limit: str, computes_bf16: bool, saturates_int8: bool
+) -> None:
+    host(flags, limit)
+    assert this_processor() == Processor(computes_bf16, saturates_int8)
+    assert this_processor().weight_bits == (7 if saturates_int8 else 8)
+
+
+def test_the_older_name_of_the_limit_counts_too(host: Host) -> None:
+    host("avx512_vnni", "AVX2", name=LIMITS[1])
+    assert this_processor().saturates_int8
+
+
+def test_a_processor_that_is_no_x86_does_not_saturate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
+    monkeypatch.setattr("tasks.conversion.processor.CPU_INFO", tmp_path / "cpuinfo")
+    assert this_processor() == Processor(computes_bf16=False, saturates_int8=False)
+
+
+def test_openvino_says_the_same_of_bfloat16_on_this_host() -> None:
+    able = without_reporting("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    assert this_processor().computes_bf16 == ("BF16" in able)
+
+
+@pytest.mark.skipif(any(name in os.environ for name in LIMITS), reason="limited")
+def test_onnx_runtime_saturates_on_this_host_where_that_is_said_and_never_with_7_bits() -> None:
+    for weight, is_right in ((127, not this_processor().saturates_int8), (64, True)):
+        got = _product(np.full((1, 64), 255, np.uint8), np.full((64, 16), weight, np.int8))
+        assert (got == 64 * 255 * weight).all() == is_right
+
+
+def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["left", "right"], ["sum"])],
+        "product",
+        [helper.make_tensor_value_info("left", TensorProto.UINT8, left.shape)],
+        [helper.make_tensor_value_info("sum", TensorProto.INT32, (len(left), right.shape[1]))],
+        [numpy_helper.from_array(right, "right")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    result: np.ndarray = session.run(None, {"left": left})[0]
+    return result
+
+
+@proves(Promise.NO_FALLBACK, "what the processor cannot compute is dropped with that reason")
+def test_bfloat16_is_dropped_with_the_reason_where_the_processor_lacks_it(
+    host: Host, case: Case
+) -> None:
+    host("avx512_vnni")
+    config = case.config.model_copy(update={"formats": ("openvino-bf16",)})
+    one = build_one("openvino-bf16", case.program, case.rows, config, case.store, case.onnx)
+    (variant,) = judge_variants(case.program, (one,), case.rows, config, case.store)
+    assert not variant.accepted
+    assert variant.reason.startswith("Dropped: not built: this processor computes no bfloat16")
+
+
+@proves(Promise.NO_FALLBACK, "8-bit weights run on no processor that saturates")
+@pytest.mark.parametrize("name", ["onnx-int8", "openvino-int8"])
+def test_a_form_for_one_class_of_processors_is_not_taken_for_that_of_another(
+    host: Host, case: Case, name: str
+) -> None:
+    made = {}
+    for flags in ("avx512_vnni", ""):
+        host(flags)
+        made[flags] = build_one(
+            name, case.program, case.rows, case.config, case.store, case.onnx, case.openvino
+        )
+    exact, limited = made.values()
+    assert (exact.settings["weight_bits"], limited.settings["weight_bits"]) == ("8", "7")
+    assert exact.files != limited.files
+    load_variant(limited, case.program, Runtime(), case.store)
+    with pytest.raises(ConversionError, match="convert the model again on such a processor"):
+        load_variant(exact, case.program, Runtime(), case.store)
+    host("avx512_vnni")
+    for one in made.values():
+        load_variant(one, case.program, Runtime(), case.store)

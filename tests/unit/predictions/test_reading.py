@@ -18,8 +18,6 @@ from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.erasure import erase_subject
-from tasks.predictions.export import write_window
 from tasks.predictions.masking import mask_key_file, open_mask
 from tasks.predictions.parts import PartWriter, locked, visible_parts
 from tasks.predictions.reading import (
@@ -29,9 +27,10 @@ from tasks.predictions.reading import (
     count_rows,
     read_rows,
     read_table,
+    write_window,
 )
 from tasks.predictions.schema import log_root, model_folder
-from tasks.predictions.upkeep import keep_up
+from tasks.predictions.upkeep import erase_subject, keep_up
 from tests.support.data.builders import frame
 from tests.support.serving.served_rows import MODEL, NOW, batch_of, call, open_log, served
 

@@ -17,7 +17,7 @@ from serving.calls import Slot
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.clock import ClockConfig
 from tasks.kernel.errors import DataContractError
-from tasks.predictions import joining, request_labels
+from tasks.predictions import joining
 from tasks.predictions.labels import import_labels, labels_folder
 from tasks.release.evidence import CANDIDATE, SHADOW, STABLE, Observed, observe
 from tasks.release.records import Period, Release, Shares
@@ -192,7 +192,7 @@ def test_without_labels_the_log_is_not_read(town: Town, monkeypatch: pytest.Monk
     def refuse(*_: Any) -> None:
         raise AssertionError("the log was read")
 
-    monkeypatch.setattr(request_labels, "read_rows", refuse)
+    monkeypatch.setattr(joining, "read_rows", refuse)
     assert town.observed().labels.empty
     town.tell(request_id=["a"], label=[0.0])
     assert town.known(NOW).empty  # nothing has settled yet

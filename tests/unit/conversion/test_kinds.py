@@ -1,0 +1,546 @@
+"""Rows of any program, and what its answers are worth, without anyone saying what it means."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.conversion import ConversionRows, PreparedRows, Signature, TensorSpec
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import RegisteredProgram
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.convert import judge_variants
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.interface import Batches, JudgedRows, ModelKind, Wording
+from tasks.conversion.kinds.registry import KINDS, bound_of
+from tasks.conversion.kinds.tabular import BOUNDS
+from tasks.conversion.kinds.tensor_rows import edge_calls, read_inputs
+from tasks.conversion.kinds.tensors import TENSORS, spread_distances, spread_of
+from tasks.conversion.kinds.text_embedding import (
+    IDS,
+    MASK,
+    TEXT_EMBEDDING,
+    cosine_distances,
+    edge_texts,
+    embedding_distances,
+    neighbour_overlaps,
+    overlap_change,
+    padded,
+    timing_texts,
+)
+from tasks.conversion.targets.catalog import FORMAT
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tests.support.conversion.forging import passed_off
+from tests.support.conversion.programs import build_one, built
+from tests.support.conversion.text_cases import NAMES, TextCase
+from tests.support.data import encoders
+
+CONFIG = ConversionConfig(batch_sizes=(1, 4), auc_replicates=50)
+
+
+def signature(*shape: str | int, output: tuple[int, ...] = (), **more: Any) -> Signature:
+    return Signature.model_validate(
+        {
+            "inputs": [{"name": "x", "dtype": "float32", "shape": ("batch", *shape), **more}],
+            "output": {"name": "y", "dtype": "float32", "shape": ("batch", *output)},
+            "largest": {"batch": 16},
+        }
+    )
+
+
+def program(taken: Signature) -> RegisteredProgram:
+    version = ModelVersionRef(
+        name="theirs", version=1, run_id="0" * 32, program_sha256="1" * 64, snapshot_sha256="2" * 64
+    )
+    file = Artifact(uri="programs/theirs", sha256="1" * 64, num_bytes=1)
+    return RegisteredProgram(version=version, program=file, family="tensors", signature=taken)
+
+
+def prepared(store: ArtifactStore, **columns: Any) -> PreparedRows:
+    rows = len(next(iter(columns.values())))
+    parts = ["calibration", "judged"] * (rows // 2)
+
+    def build(folder: StagedFolder) -> PreparedRows:
+        pq.write_table(pa.table({"part": parts, **columns}), folder.path / "rows.parquet")
+        data = folder.artifact("rows.parquet")
+        return PreparedRows(data=data, num_calibration=1, num_judged=1, made_from={})
+
+    return store.build_once("corpora", "rows", PreparedRows, build)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def test_lists_are_nested_as_the_axes_are_or_flat_where_all_axes_are_fixed() -> None:
+    values = np.arange(24).reshape(2, 3, 4)
+    nested = pa.table({"x": values.tolist()})
+    flat = pa.table({"x": values.reshape(2, 12).tolist()})
+    for table in (nested, flat):
+        np.testing.assert_array_equal(read_inputs(table, signature(3, 4))["x"], values)
+    np.testing.assert_array_equal(read_inputs(nested, signature("high", "wide"))["x"], values)
+    assert read_inputs(nested, signature(3, 4))["x"].dtype == np.float32
+
+
+def test_an_input_is_read_from_the_columns_that_it_names() -> None:
+    table = pa.table({"b": [3, 4], "a": [True, False]})
+    read = read_inputs(table, signature(2, columns=("a", "b")))
+    np.testing.assert_array_equal(read["x"], [[1, 3], [0, 4]])
+
+
+@pytest.mark.parametrize(
+    ("column", "taken", "sentence"),
+    [
+        ({"z": [1.0]}, signature(), r"have the columns z, expected 'x'"),
+        ({"x": [[1.0], [1.0, 2.0]]}, signature(2), "have 2 different lengths"),
+        ({"x": [[1.0], None]}, signature(1), "or are absent in some rows"),
+        ({"x": [1.0, None]}, signature(), "holds double with 1 nulls"),
+        ({"x": ["a"]}, signature(), "holds string"),
+        ({"x": [[1.0, 2.0]]}, signature(3), r"\[2\] values of 'x' each, the program takes \[3\]"),
+        ({"x": [[1.0, 2.0]]}, signature(2, 2), r"holds \[2\] numbers a row"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_with_a_sentence(
+    column: dict[str, Any], taken: Signature, sentence: str
+) -> None:
+    with pytest.raises(DataContractError, match=sentence):
+        read_inputs(pa.table(column), taken)
+
+
+def test_whole_numbers_are_not_made_of_others() -> None:
+    taken = Signature.model_validate(
+        {
+            "inputs": [{"name": "code", "dtype": "int64", "shape": ("batch",)}],
+            "output": {"name": "y", "dtype": "float32", "shape": ("batch",)},
+        }
+    )
+    assert read_inputs(pa.table({"code": [1.0, 7.0]}), taken)["code"].tolist() == [1, 7]
+    with pytest.raises(DataContractError, match=r"'code' hold 1\.5, and the program takes whole"):
+        read_inputs(pa.table({"code": [1.0, 1.5]}), taken)
+
+
+def test_edge_rows_stay_within_what_was_seen_and_come_in_calls_of_several_sizes() -> None:
+    codes = np.random.default_rng(0).integers(2, 9, (30, 3))
+    calls = edge_calls(ModelInputs({"codes": codes}), most_rows=16, seed=0)
+    assert [call.num_rows for call in calls] == [1, 2, 7]
+    mixed = np.concatenate([call["codes"] for call in calls])
+    assert mixed.min() == codes.min()
+    assert mixed.max() == codes.max()
+
+
+def test_each_answer_is_compared_in_units_of_its_own_spread() -> None:
+    answers = np.array([[0.0, 1000.0], [2.0, 1200.0]])
+    gaps = spread_distances(answers, answers + np.array([[0, 1], [5, 0]]))
+    np.testing.assert_allclose(gaps, [0.01, 5])  # 100 hides no 5 beside it
+    np.testing.assert_allclose(spread_distances(np.ones((2, 1)), np.zeros((2, 1))), [1, 1])
+
+
+def test_classes_share_a_unit_and_what_hardly_differs_has_a_hundredth_of_the_widest() -> None:
+    answers = np.array([[0.0, 100.0, 7.0], [20.0, 120.0, 7.0]])
+    np.testing.assert_allclose(spread_of(answers, apart=False), [20 / 3] * 3)
+    np.testing.assert_allclose(spread_of(answers, apart=True), [10, 10, 0.1])
+
+
+def test_a_call_of_one_row_is_compared_in_the_unit_of_all(store: ArtifactStore) -> None:
+    rows = prepared(store, x=list(range(40)))
+    judged = TENSORS.read_judged(program(signature()), rows, CONFIG, store)
+    assert judged.distances_of is not None
+    prices = np.linspace(2e5, 3e5, 20).astype(np.float32)
+    (gap,) = judged.distances_of(prices)(prices[:1], prices[:1] + 1)
+    assert gap == pytest.approx(1 / prices.std())
+
+
+@pytest.mark.parametrize(
+    ("labels", "output", "metric"),
+    [
+        (None, (), "agreement"),
+        (None, (3,), "agreement"),
+        ([0, 1] * 10 + [1, 0] * 10, (), "AUC"),
+        ([0.5, 1.5] * 20, (1,), "R²"),
+        ([0, 1, 2, 1] * 10, (3,), "accuracy"),
+    ],
+)
+def test_the_metric_follows_from_labels_and_output(
+    store: ArtifactStore, labels: list[float] | None, output: tuple[int, ...], metric: str
+) -> None:
+    x = np.random.default_rng(0).normal(size=40)
+    if labels == [0.5, 1.5] * 20:
+        labels = list(x)
+    rows = prepared(store, x=x, **({} if labels is None else {"label": labels}))
+    judged = TENSORS.read_judged(program(signature(output=output)), rows, CONFIG, store)
+    assert judged.wording.metric == metric
+    scores = np.random.default_rng(1).normal(size=(20, *output)).astype(np.float32)
+    assert judged.change(scores, scores).value == 0
+    other = judged.change(scores, np.roll(scores, 1, axis=0))
+    assert other.low <= other.value <= other.high
+    assert other.low < other.high
+
+
+def test_what_cannot_judge_or_calibrate_is_refused_with_a_sentence(store: ArtifactStore) -> None:
+    few = prepared(store, x=[1.0, 2.0])
+    with pytest.raises(DataContractError, match="have 1 rows to judge on, expected at least 8"):
+        TENSORS.read_judged(program(signature()), few, CONFIG, store)
+    many = CONFIG.model_copy(update={"batch_sizes": (1, 64)})
+    rows = ArtifactStore(store.root / "other")
+    with pytest.raises(ConfigurationError, match="64 rows a call, the program takes 16 at most"):
+        TENSORS.read_judged(program(signature()), prepared(rows, x=[1.0] * 20), many, rows)
+    third = ArtifactStore(store.root / "third")
+    strange = prepared(third, z=[1.0] * 20)
+    with pytest.raises(ConversionError, match=r"nothing to calibrate INT8 on.*expected 'x'"):
+        TENSORS.read_calibration(program(signature()), strange, CONFIG, third)
+
+
+def test_classes_that_are_no_whole_numbers_are_refused(store: ArtifactStore) -> None:
+    rows = prepared(store, x=[1.0] * 20, label=[0.5] * 20)
+    with pytest.raises(DataContractError, match="the number of each row's class"):
+        TENSORS.read_judged(program(signature(output=(3,))), rows, CONFIG, store)
+
+
+def test_calibration_takes_its_own_part_in_calls_that_the_program_takes(
+    store: ArtifactStore,
+) -> None:
+    rows = prepared(store, x=np.arange(100.0))
+    calls = TENSORS.read_calibration(program(signature()), rows, CONFIG, store)
+    assert [call.num_rows for call in calls] == [16, 16, 16, 2]
+    assert set(np.concatenate([call["x"] for call in calls]) % 2) == {0.0}
+
+
+SIGNATURE = Signature(
+    inputs=(
+        TensorSpec(name="image", dtype="uint8", shape=("batch", 3, "height", "width")),
+        TensorSpec(name="gain", dtype="float32", shape=("batch",)),
+    ),
+    output=TensorSpec(name="logits", dtype="float32", shape=("batch", 4)),
+    largest={"batch": 256, "height": 64, "width": 64},
+)
+
+
+class Pictures(nn.Module):
+    """Convolution, mean over the picture, classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.filters = nn.Conv2d(3, 8, 3, padding=1)
+        self.classes = nn.Linear(8, 4)
+
+    def forward(self, image: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        values = image.float() / 255 * gain[:, None, None, None]
+        return self.classes(torch.relu(self.filters(values)).mean((2, 3)))
+
+
+def _read(rows: ConversionRows, part: str, store: ArtifactStore) -> ModelInputs:
+    with np.load(store.path(rows.data)) as arrays:
+        return ModelInputs({name: arrays[f"{part}_{name}"] for name in ("image", "gain")})
+
+
+def _calibration(
+    program: RegisteredProgram, rows: ConversionRows, config: ConversionConfig, store: ArtifactStore
+) -> Batches:
+    return (_read(rows, "calibration", store),)
+
+
+def _judged(
+    program: RegisteredProgram, rows: ConversionRows, config: ConversionConfig, store: ArtifactStore
+) -> JudgedRows:
+    judged = _read(rows, "judged", store)
+
+    def same_class(reference: np.ndarray, converted: np.ndarray) -> Metric:
+        same = float((reference.argmax(1) == converted.argmax(1)).mean()) - 1
+        return Metric(value=same, low=same, high=same)
+
+    return JudgedRows(
+        batches=tuple(judged.blocks(7)),
+        edges=(judged.block(0, 1),),
+        distances=lambda reference, converted: np.abs(reference - converted).max(1),
+        change=same_class,
+        timing_batch=judged.repeated,
+        wording=Wording("a logit", "logits", "", "same class"),
+    )
+
+
+PICTURES = ModelKind("pictures", BOUNDS, _calibration, _judged)
+
+
+def _program(store: ArtifactStore) -> RegisteredProgram:
+    example = torch.zeros(2, 3, 6, 8, dtype=torch.uint8), torch.ones(2)
+    batch = torch.export.Dim("batch", min=1, max=256)
+    sides = {
+        2: torch.export.Dim("height", min=4, max=64),
+        3: torch.export.Dim("width", min=4, max=64),
+    }
+    exported = torch.export.export(
+        Pictures().eval(),
+        example,
+        dynamic_shapes={"image": {0: batch, **sides}, "gain": {0: batch}},
+    )
+    content = io.BytesIO()
+    torch.export.save(exported, content)
+
+    def build(folder: StagedFolder) -> RegisteredProgram:
+        (folder.path / "model.pt2").write_bytes(content.getvalue())
+        version = ModelVersionRef(
+            name="pictures",
+            version=1,
+            run_id="0" * 32,
+            program_sha256=digest_of(folder.path / "model.pt2"),
+            snapshot_sha256="0" * 64,
+        )
+        return RegisteredProgram(
+            version=version,
+            program=folder.artifact("model.pt2"),
+            family=PICTURES.name,
+            signature=SIGNATURE,
+        )
+
+    return store.build_once("programs", "pictures", RegisteredProgram, build)
+
+
+def _rows(store: ArtifactStore) -> PreparedRows:
+    rng = np.random.default_rng(0)
+
+    def build(folder: StagedFolder) -> PreparedRows:
+        arrays = {}
+        for part, count in (("calibration", 16), ("judged", 20)):
+            arrays[f"{part}_image"] = rng.integers(0, 256, (count, 3, 9, 11), dtype=np.uint8)
+            arrays[f"{part}_gain"] = rng.uniform(0.5, 1.5, count).astype(np.float32)
+        np.savez(folder.path / "rows.npz", **arrays)
+        return PreparedRows(
+            data=folder.artifact("rows.npz"), num_calibration=16, num_judged=20, made_from={}
+        )
+
+    return store.build_once("pictures", "rows", PreparedRows, build)
+
+
+@pytest.mark.slow
+def test_pictures_go_through_the_same_targets_and_the_same_judge(
+    tmp_path: Path, quick: ConversionConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, PICTURES.name, PICTURES)
+    store = ArtifactStore(tmp_path / "artifacts")
+    targets = ("onnx-fp32", "openvino-fp32", "openvino-int8", "onnx-int8", "onnx-fp16")
+    layers = ("MatMul", "Convolution")
+    config = quick.model_copy(update={"formats": targets, "quantized_layers": layers})
+    program, rows = _program(store), _rows(store)
+    forms = built(program, rows, config, store)
+    assert [one.failure for one in forms] == [None] * 5
+    variants = judge_variants(program, forms, rows, config, store)
+    for variant in variants:
+        assert variant.parity_max is not None
+        assert variant.parity_max < BOUNDS[variant.precision].max_gap
+        assert variant.quality_name == "same class"
+    assert "Logits differ from PyTorch by at most" in variants[0].reason
+
+
+def _random(rows: int, length: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(rows)
+    return dict(
+        padded([rng.integers(0, 60, rng.integers(1, length + 1)) for _ in range(rows)], length)
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 24), (3, 17), (33, 5)])
+@pytest.mark.parametrize(("name", "most"), [("onnx-fp32", 1e-6), ("openvino-fp32", 1e-6)])
+def test_any_number_of_texts_of_any_length_embeds_as_pytorch_does(
+    texts: TextCase, name: str, most: float, shape: tuple[int, int]
+) -> None:
+    inputs = _random(*shape)
+    got = texts.answers(name, inputs)
+    assert got.shape == (shape[0], 32)
+    assert cosine_distances(texts.expected(inputs), got).max() < most
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_target_is_built_and_near_enough(texts: TextCase, name: str) -> None:
+    assert texts.built[name].failure is None
+    judged = TEXT_EMBEDDING.read_judged(texts.program, texts.rows, texts.config, texts.store)
+    expected = np.concatenate([texts.expected(dict(batch)) for batch in judged.batches])
+    got = np.concatenate([texts.answers(name, dict(batch)) for batch in judged.batches])
+    bound = bound_of(TEXT_EMBEDDING, FORMAT[name].precision, texts.config)
+    slack = 10 if FORMAT[name].precision in ("int8", "weights-int8") else 1  # 32 wide and random
+    assert judged.distances(expected, got).max() < bound.max_gap * slack
+
+
+def test_padding_changes_nothing(texts: TextCase) -> None:
+    text = np.array([2, 9, 31, 3])
+    short, long = (dict(padded([text], length)) for length in (4, 20))
+    for name in ("onnx-fp32", "openvino-fp32"):
+        gap = np.abs(texts.answers(name, short) - texts.answers(name, long)).max()
+        assert gap < 1e-5
+
+
+def test_the_file_names_both_axes_that_change(texts: TextCase) -> None:
+    files = texts.built["onnx-fp32"].files
+    assert files is not None
+    graph = onnx.load(texts.store.path(files) / MODEL_FILE).graph
+    axes = {
+        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in (*graph.input, *graph.output)
+    }
+    assert axes == {
+        "input_ids": ["batch", "seq"],
+        "attention_mask": ["batch", "seq"],
+        "embedding_unit": ["batch", 32],
+    }
+
+
+def test_settings_tell_which_texts_calibrated(texts: TextCase) -> None:
+    settings = texts.built["openvino-int8"].settings
+    assert settings["calibration_rows"] == "33"  # 24, and 3 degenerate ones in each of 3 calls
+    assert settings["calibration_rows_sha256"] == texts.rows.data.sha256
+    assert settings["calibration_source_words"] == "1"
+
+
+@pytest.mark.slow
+def test_the_judge_takes_embeddings_as_it_takes_scores(texts: TextCase) -> None:
+    variants = judge_variants(
+        texts.program, tuple(texts.built.values()), texts.rows, texts.config, texts.store
+    )
+    assert [variant.name for variant in variants] == list(NAMES)
+    onnx_fp32 = variants[0]
+    assert onnx_fp32.quality_name == "neighbour overlap"
+    assert onnx_fp32.quality_change is not None
+    assert onnx_fp32.quality_change.value == pytest.approx(0, abs=0.005)
+    assert onnx_fp32.auc_change is None
+    assert [at.batch_rows for at in onnx_fp32.latencies] == [1, 8]
+    assert "(1 - cosine, or of its length)" in onnx_fp32.reason
+    assert "neighbour overlap by" in onnx_fp32.reason
+
+
+@pytest.mark.slow
+def test_a_form_of_another_encoder_is_caught(texts: TextCase) -> None:
+    other = encoders.registered(texts.store, "other", seed=1)
+    forged = build_one("onnx-fp32", other, texts.rows, texts.config, texts.store)
+    forged = passed_off(texts.store, forged, texts.built["onnx-fp32"])
+    config = texts.config.model_copy(update={"formats": ("onnx-fp32",)})
+    (variant,) = judge_variants(texts.program, (forged,), texts.rows, config, texts.store)
+    assert not variant.accepted
+    assert "an embedding differs by" in variant.reason
+
+
+def test_cosines_do_not_depend_on_length_and_no_direction_is_far_away() -> None:
+    one = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 4.0], [1.0, 1.0]])
+    other = np.array([[5.0, 0.0], [2.0, 0.0], [-3.0, -4.0], [0.0, 0.0]])
+    np.testing.assert_allclose(cosine_distances(one, other), [0, 1, 2, 1])
+
+
+def test_an_embedding_of_another_length_is_another_embedding() -> None:
+    one = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    other = np.array([[1.03, 0.0], [0.0, 0.5], [0.6, -0.8]])
+    np.testing.assert_allclose(embedding_distances(one, other), [0.03, 0.5, 1.28])
+
+
+def test_neighbours_that_stay_are_counted_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(30, 8))
+    variant = source + rng.normal(size=source.shape) * 0.5
+    expected = []
+    for text in range(30):
+        nearest = []
+        for model in (source, variant):
+            unit = model / np.linalg.norm(model, axis=1, keepdims=True)
+            order = [other for other in np.argsort(-(unit @ unit[text])) if other != text]
+            nearest.append(set(order[:5]))
+        expected.append(len(nearest[0] & nearest[1]) / 5)
+    np.testing.assert_allclose(neighbour_overlaps(source, variant), expected)
+    change = overlap_change(source, variant, replicates=200, seed=0)
+    assert change.value == pytest.approx(np.mean(expected) - 1)
+    assert change.low < change.value < change.high < 0
+    assert overlap_change(source, variant, replicates=200, seed=0) == change
+
+
+def test_equal_embeddings_keep_all_neighbours_for_certain() -> None:
+    source = np.random.default_rng(1).normal(size=(20, 4))
+    change = overlap_change(source, source * 3, replicates=50, seed=0)
+    assert (change.value, change.low, change.high) == (0, 0, 0)
+
+
+def test_too_few_texts_have_no_neighbours() -> None:
+    with pytest.raises(DataContractError, match="5 texts have no 5 neighbours each"):
+        neighbour_overlaps(np.eye(5), np.eye(5))
+
+
+def test_edge_texts_hold_one_token_and_the_longest_text_and_much_padding() -> None:
+    batches = edge_texts([np.array([2, 7, 3]), np.array([2, 9, 9, 3])], longest=24, seed=0)
+    shapes = {batch[IDS].shape for batch in batches}
+    assert {(1, 1), (1, 2), (1, 24), (2, 24)} <= shapes
+    assert all(width <= 24 for _, width in shapes)
+    fullness = [batch[MASK].mean(axis=1).min() for batch in batches]
+    assert min(fullness) < 0.1
+    assert all((batch[MASK].sum(axis=1) > 0).all() for batch in batches)
+
+
+def test_every_calibrating_call_holds_degenerate_texts_too(texts: TextCase) -> None:
+    calls = TEXT_EMBEDDING.read_calibration(texts.program, texts.rows, texts.config, texts.store)
+    assert [call.num_rows for call in calls] == [11, 11, 11]
+    for call in calls:
+        empty, short, repeated = call[IDS][-3:]
+        assert empty[:2].tolist() == [2, 3]
+        assert call[MASK][-3:].sum(axis=1).tolist() == [2, 3, 24]
+        assert short[[0, 2]].tolist() == [2, 3]
+        assert len(set(repeated.tolist())) == 1
+
+
+def test_texts_to_time_are_of_median_length_or_a_seeded_draw() -> None:
+    ten = [np.arange(1, length + 1) for length in range(1, 11)]
+    assert timing_texts(ten, 1, seed=0)[IDS].shape == (1, 6)
+    again = [timing_texts(ten, 32, seed=3)[IDS] for _ in range(2)]
+    assert again[0].shape[0] == 32
+    np.testing.assert_array_equal(*again)
+
+
+def test_texts_longer_than_the_program_takes_are_refused(texts: TextCase) -> None:
+    signature = texts.program.signature.model_copy(update={"largest": {"batch": 64, "seq": 8}})
+    program = texts.program.model_copy(update={"signature": signature})
+    with pytest.raises(DataContractError, match=r"than the program takes \(8\)"):
+        TEXT_EMBEDDING.read_judged(program, texts.rows, texts.config, texts.store)
+
+
+def test_few_texts_cannot_judge(texts: TextCase) -> None:
+    rows = encoders.prepared(texts.store, num_judged=7)
+    with pytest.raises(DataContractError, match="7 texts to judge on, expected at least 8"):
+        TEXT_EMBEDDING.read_judged(texts.program, rows, texts.config, texts.store)
+
+
+def test_a_corpus_without_a_calibration_part_cannot_calibrate(texts: TextCase) -> None:
+    rows = encoders.prepared(texts.store, num_judged=64, num_calibration=1)
+    data = _table(texts.store, {"part": ["judged"], "input_ids": [[2, 3]]})
+    emptied = rows.model_copy(update={"data": data})
+    with pytest.raises(ConversionError, match="nothing to calibrate INT8 on"):
+        TEXT_EMBEDDING.read_calibration(texts.program, emptied, texts.config, texts.store)
+
+
+def test_rows_without_token_ids_are_refused(texts: TextCase) -> None:
+    data = _table(texts.store, {"part": ["judged"], "words": ["a"]})
+    rows = texts.rows.model_copy(update={"data": data})
+    with pytest.raises(DataContractError, match="have the columns part, words, expected 'input_id"):
+        TEXT_EMBEDDING.read_judged(texts.program, rows, texts.config, texts.store)
+
+
+def _table(store: ArtifactStore, columns: dict[str, list[object]]) -> Artifact:
+    def build(folder: StagedFolder) -> PreparedRows:
+        table = pa.table(columns)
+        pq.write_table(table, folder.path / "texts.parquet")
+        return PreparedRows(
+            data=folder.artifact("texts.parquet"),
+            num_calibration=1,
+            num_judged=1,
+            made_from={},
+        )
+
+    return store.build_once("corpora", "-".join(columns), PreparedRows, build).data

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import r2_score, roc_auc_score
+
+from tasks.contracts.evaluation import Metric
+from tasks.conversion.config import QualityBound
+from tasks.conversion.gates.examination import quality_failure
+from tasks.conversion.gates.parity import ScoreGap, parity_failure, score_gap
+from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.kinds.tabular import WORDING, score_distances
+from tasks.conversion.kinds.tabular_metric import PairedAuc, PairedR2, paired_quality
+from tasks.conversion.kinds.tabular_rows import (
+    LabelledRows,
+    category_rows,
+    edge_rows,
+    magnitude_rows,
+    read_categories,
+    read_rows,
+    tabular_inputs,
+)
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
+from tests.support.data.builders import COLUMNS, dataset, frame, month
+
+
+def test_the_rows_of_a_window_are_those_in_it_and_in_order(store: ArtifactStore) -> None:
+    data = frame()
+    rows = read_rows(dataset(store, data), COLUMNS, month(9, 4), store)
+    inside = data[data[COLUMNS.event_time] >= month(9).start]
+    codes, numbers = COLUMNS.model_inputs(inside)
+    np.testing.assert_array_equal(rows.inputs["categorical"], codes)
+    np.testing.assert_array_equal(rows.inputs["numeric"], numbers)
+    np.testing.assert_array_equal(rows.labels, inside[COLUMNS.label] == 1)
+    assert rows.days.min() == np.datetime64("2013-09-01")
+    assert rows.days.max() == np.datetime64("2013-12-31")
+
+
+def test_a_row_at_the_end_of_a_window_is_outside(store: ArtifactStore) -> None:
+    data = frame(50)
+    data.loc[30, COLUMNS.event_time] = month(9).start
+    data.loc[31, COLUMNS.event_time] = month(10).start
+    data = data.iloc[[30, 31]]
+    assert read_rows(dataset(store, data), COLUMNS, month(9), store).inputs.num_rows == 1
+
+
+def test_a_sample_is_seeded_and_smaller(store: ArtifactStore) -> None:
+    rows = dataset(store)
+    one, same, other = (
+        read_rows(rows, COLUMNS, month(1, 6), store, limit=100, seed=seed).inputs["numeric"]
+        for seed in (1, 1, 2)
+    )
+    assert len(one) == 100
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other, equal_nan=True)
+
+
+def test_a_window_without_rows_is_refused(store: ArtifactStore) -> None:
+    rows = dataset(store, frame(50).iloc[:5])
+    with pytest.raises(DataContractError, match="has no row in 2013-09-01"):
+        read_rows(rows, COLUMNS, month(9), store)
+
+
+def test_edge_rows_hold_what_data_rarely_does_and_leave_the_typical_rows_alone() -> None:
+    typical = tabular_inputs(*COLUMNS.model_inputs(frame(10)))
+    before = typical["numeric"].copy()
+    edges = edge_rows(typical, 64, seed=0)
+    assert edges.num_rows == 64
+    assert np.isnan(edges["numeric"][0]).all()
+    assert (edges["numeric"][1] > 1e29).all()
+    assert (edges["numeric"][2] < -1e29).all()
+    assert not np.isin(edges["categorical"][4], typical["categorical"]).any()
+    np.testing.assert_array_equal(typical["numeric"], before)
+
+
+def test_blocks_hold_every_row_once() -> None:
+    inputs = tabular_inputs(*COLUMNS.model_inputs(frame(70)))
+    assert [block.num_rows for block in inputs.blocks(32)] == [32, 32, 6]
+    assert inputs.repeated(150)["numeric"].shape == (150, 5)
+
+
+def test_arrays_of_different_lengths_are_refused() -> None:
+    with pytest.raises(DataContractError, match="the same number in each array"):
+        ModelInputs({"a": np.zeros((2, 1)), "b": np.zeros((3, 1))})
+
+
+def test_every_category_of_the_snapshot_is_among_the_edge_rows(store: ArtifactStore) -> None:
+    data = frame(200)
+    data.loc[0, "carrier"] = "seen once, in training"
+    data.loc[1, "dest"] = None
+    codes = read_categories(dataset(store, data), COLUMNS, store)
+    inputs = tabular_inputs(*COLUMNS.model_inputs(data))
+    rows = category_rows(tabular_inputs(*COLUMNS.model_inputs(data.iloc[100:])), codes)
+    assert rows.num_rows == max(len(column) for column in codes)
+    for position in range(len(COLUMNS.categorical)):
+        expected = set(inputs["categorical"][:, position].tolist())
+        assert set(rows["categorical"][:, position].tolist()) == expected
+        assert set(codes[position].tolist()) == expected
+
+
+def test_some_numbers_are_far_from_what_they_use_to_be_and_most_are_not() -> None:
+    typical = tabular_inputs(*COLUMNS.model_inputs(frame(400)))
+    before = typical["numeric"].copy()
+    rows = magnitude_rows(typical, 400, seed=0)
+    other = rows["numeric"] != before
+    other &= np.isfinite(before)
+    assert 0.1 < other.mean() < 0.4
+    factors = np.abs(rows["numeric"][other] / before[other])
+    factors = factors[np.isfinite(factors) & (factors > 0)]
+    assert factors.min() < 0.01
+    assert 1e4 < factors.max() < 2e6
+    np.testing.assert_array_equal(typical["numeric"], before)
+    np.testing.assert_array_equal(magnitude_rows(typical, 400, seed=0)["numeric"], rows["numeric"])
+
+
+Case = tuple[LabelledRows, np.ndarray, np.random.Generator]
+
+
+def _rows(labels: np.ndarray, days: np.ndarray) -> LabelledRows:
+    nothing = tabular_inputs(np.empty((len(labels), 0), np.int32), np.empty((len(labels), 0)))
+    return LabelledRows(nothing, labels.astype(bool), np.datetime64("2013-09-01") + days)
+
+
+def _random_case(seed: int, num_rows: int = 200, num_days: int = 7) -> Case:
+    rng = np.random.default_rng(seed)
+    labels = rng.random(num_rows) < 0.3
+    labels[:2] = [True, False]
+    return _rows(labels, rng.integers(0, num_days, num_rows)), labels, rng
+
+
+@given(seed=st.integers(0, 10_000), decimals=st.integers(0, 3))
+def test_the_change_is_that_of_sklearn_ties_included(seed: int, decimals: int) -> None:
+    rows, labels, rng = _random_case(seed)
+    source, variant = (np.round(rng.random(200) + labels * 0.2, decimals) for _ in range(2))
+    change = PairedAuc(rows, replicates=20, seed=0).change(source, variant)
+    expected = roc_auc_score(labels, variant) - roc_auc_score(labels, source)
+    assert change.value == pytest.approx(expected, abs=1e-12)
+    assert change.low <= change.high
+
+
+def test_replicates_are_those_of_repeating_the_rows_of_drawn_days() -> None:
+    rows, labels, rng = _random_case(3)
+    scores = np.round(rng.random(200), 1)
+    paired = PairedAuc(rows, replicates=12, seed=5)
+    days = np.unique(rows.days)
+    for replicate, weights in enumerate(paired._weights):
+        repeated = np.repeat(np.arange(200), weights[np.searchsorted(days, rows.days)].astype(int))
+        expected = roc_auc_score(labels[repeated], scores[repeated])
+        assert paired._replicates(scores)[replicate] == pytest.approx(expected, abs=1e-12)
+
+
+def test_equal_scores_change_nothing() -> None:
+    rows, _, rng = _random_case(1)
+    scores = rng.random(200)
+    change = PairedAuc(rows, replicates=50, seed=0).change(scores, scores)
+    assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
+
+
+def test_a_clear_loss_has_an_interval_below_zero_and_is_reproducible() -> None:
+    rows, labels, rng = _random_case(2, num_rows=2000, num_days=60)
+    source = labels + rng.normal(size=2000)
+    variant = labels * 0.1 + rng.normal(size=2000)
+    one, same = (PairedAuc(rows, 200, seed=1).change(source, variant) for _ in range(2))
+    assert one == same
+    assert one.low < one.value < one.high < -0.1
+
+
+def test_a_single_day_has_no_interval() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(30) % 3 == 0
+    rows = _rows(labels, np.zeros(30, int))
+    change = PairedAuc(rows, 50, seed=0).change(rng.random(30), labels + rng.random(30))
+    assert change.low == change.value == change.high
+
+
+def test_days_without_one_of_the_labels_do_not_break_the_interval() -> None:
+    labels = np.array([True, True, False, False])
+    rows = _rows(labels, np.array([0, 0, 1, 1]))  # a draw of one day twice has one label only
+    change = PairedAuc(rows, 50, seed=0).change(np.array([0.9, 0.8, 0.1, 0.2]), np.zeros(4))
+    assert (change.value, change.low, change.high) == (-0.5, -0.5, -0.5)
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_one_label_alone_cannot_judge(label: bool) -> None:
+    with pytest.raises(DataContractError, match="AUC is undefined; expected both labels"):
+        PairedAuc(_rows(np.full(5, label), np.arange(5)), 10, seed=0)
+
+
+BOUND = QualityBound(max_gap=0.05, mean_gap=0.005, quality_drop=0.001)
+
+
+def rows(labels: np.ndarray, days: np.ndarray) -> LabelledRows:
+    nothing = np.empty((len(labels), 0))
+    none = tabular_inputs(nothing.astype(np.int32), nothing.astype(np.float32))
+    return LabelledRows(none, labels, np.datetime64("2018-04-01") + days)
+
+
+def test_the_change_of_r2_is_that_of_scikit_learn() -> None:
+    rng = np.random.default_rng(2)
+    labels, days = rng.normal(3000, 900, 600), np.repeat(np.arange(30), 20)
+    source = (labels + rng.normal(0, 300, 600)).astype(np.float32)
+    variant = (source + rng.normal(0, 90, 600)).astype(np.float32)
+    change = PairedR2(rows(labels, days), 200, seed=0).change(source, variant)
+    expected = r2_score(labels, variant.astype(float)) - r2_score(labels, source.astype(float))
+    assert change.value == pytest.approx(expected, rel=1e-6)
+    assert change.low < change.value < change.high < 0
+
+
+def test_equal_predictions_change_nothing_for_certain() -> None:
+    labels = np.arange(40, dtype=float)
+    same = labels.astype(np.float32)
+    change = PairedR2(rows(labels, np.arange(40) // 4), 50, seed=1).change(same, same)
+    assert change == Metric(value=0.0, low=0.0, high=0.0)
+
+
+def test_the_task_names_its_metric() -> None:
+    days = np.arange(8) // 2
+    number = rows(np.arange(8.0), days)
+    label = rows(np.arange(8) % 2 == 1, days)
+    assert isinstance(paired_quality("regression", number, 10, 0), PairedR2)
+    assert isinstance(paired_quality("classification", label, 10, 0), PairedAuc)
+
+
+def test_labels_that_are_all_equal_are_refused() -> None:
+    with pytest.raises(DataContractError, match="label 7 in all of 5 rows"):
+        PairedR2(rows(np.full(5, 7.0), np.arange(5)), 10, seed=0)
+
+
+def test_gaps_are_in_standard_deviations_of_the_label() -> None:
+    source = np.array([1000.0, 2000.0], dtype=np.float32)
+    variant = source + np.array([0, 100], dtype=np.float32)
+    gap = score_gap(source, variant, partial(score_distances, unit=2000.0))
+    assert (gap.largest, gap.mean) == pytest.approx((0.05, 0.025))
+    small = ScoreGap(0.001, 0.0001, 2)
+    bound = BOUND.model_copy(update={"max_gap": 0.01})
+    failure = parity_failure(gap, small, small, bound, WORDING["regression"])
+    assert failure is not None
+    assert "a prediction differs by 0.05 standard deviations" in failure
+
+
+def test_a_loss_of_r2_is_called_so() -> None:
+    failure = quality_failure(Metric(value=-0.01, low=-0.02, high=0.0), BOUND, "R²")
+    assert failure is not None
+    assert failure.startswith("R² changes by -0.01")
