@@ -188,7 +188,7 @@ class _ServedRows:
             logged=self._query.window,
             num_labelled=joined.labelled,
             left_out=self._left_out,
-            told=self._told(joined, read),
+            told=self._described(joined, read),
         )
 
     def _write_files(self, tables: Iterator[pa.Table], folder: Path) -> int:
@@ -282,7 +282,7 @@ class _ServedRows:
         )
         return ValidatedDataset(snapshot=snapshot, validation=validation)
 
-    def _told(self, joined: JoinTally, read: ReadTally) -> str:
+    def _described(self, joined: JoinTally, read: ReadTally) -> str:
         parts = [
             f"the current rows are of the prediction log: {joined.rows:,} that version "
             f"{self._model.version.version} answered as {STABLE} in {self._query.window}, "
