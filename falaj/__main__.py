@@ -60,6 +60,7 @@ COMMANDS = {
 app = App(
     name="falaj",
     help="Keep a machine-learning model good.",
+    help_format="plaintext",
     version_flags=[],
     default_parameter=Parameter(negative=""),
     result_action="return_value",

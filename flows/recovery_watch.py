@@ -8,14 +8,12 @@ server was away.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import signal
-import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
+import cyclopts
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
@@ -51,23 +49,23 @@ def _look(client: SyncPrefectClient, config: RecoveryConfig, told: set[str]) -> 
         recovery_sweep_flow(config)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Watch until a signal ends it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.recovery_watch", description=__doc__)
-    parser.add_argument("--every", type=float, default=LOOK_EVERY_S, help="seconds between looks")
-    parser.add_argument("--config", type=Path, help="JSON file with limits (default: built in)")
-    options = parser.parse_args(arguments)
-    config = RecoveryConfig()
-    if options.config:
-        config = RecoveryConfig.model_validate_json(options.config.read_text())
+def main(*, every: float = LOOK_EVERY_S, config: Path | None = None) -> None:
+    """Look for lost runs until a signal ends it.
+
+    Args:
+        every: Seconds between two cycles.
+        config: JSON file with limits (default: built in).
+    """
+    limits = RecoveryConfig()
+    if config is not None:
+        limits = RecoveryConfig.model_validate_json(config.read_text())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     # A sweep takes a moment, and the thread of heartbeats would delay its end by a second.
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        watch(config, options.every, stop)
-    return 0
+        watch(limits, every, stop)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cyclopts.run(main)

@@ -353,7 +353,7 @@ def test_an_answer_on_the_command_line_lets_the_run_that_asks_go_on(
     promoting(decision)
     wait_for(number, StateType.PAUSED)
     assert main(["models", "reject", NAME, str(number), "--approver", "Bo", "--comment", "no"]) == 0
-    assert "the run that asked goes on" in capsys.readouterr().out
+    assert "the run that asked resumes" in capsys.readouterr().out
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
