@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -211,17 +211,6 @@ class ParityConfig(FrozenConfig):
     )
 
 
-class SkewConfig(FrozenConfig):
-    """When logged serving features count as different from later historical retrieval."""
-
-    max_differing_share: float = Field(
-        default=0.0, ge=0, le=1, description="Share of a feature's logged values that may differ."
-    )
-    batch_rows: PositiveInt = Field(
-        default=50_000, description="Logged rows that are compared at one time."
-    )
-
-
 class FeatureConfig(FrozenConfig):
     """Everything the feature stages need to know about one use case."""
 
@@ -252,7 +241,12 @@ class FeatureConfig(FrozenConfig):
     materialization: MaterializationConfig = MaterializationConfig()
     online: OnlineConfig = OnlineConfig()
     parity: ParityConfig = ParityConfig()
-    skew: SkewConfig = SkewConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _skew_of_earlier_versions(cls, given: Any) -> Any:
+        """Snapshots of earlier versions keep settings of a check that is gone."""
+        return {k: v for k, v in given.items() if k != "skew"} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

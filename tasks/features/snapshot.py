@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tasks.contracts.data import (
     NumberSummary,
 )
 from tasks.features.access.store import (
+    Definition,
     apply_definitions,
     find_service,
     load_definitions,
@@ -74,8 +76,9 @@ def build_training_set(
     def build(folder: StagedFolder) -> FeatureSnapshot:
         features = features_folder(tables, store)
         feast = open_store(home, repo, features)
-        _check_defined(spec.feature_service, repo)
-        apply_definitions(feast, home, repo, keep_undefined=True)
+        definitions = load_definitions(repo)
+        _check_defined(spec.feature_service, definitions)
+        apply_definitions(feast, home, repo, definitions, keep_undefined=True)
         service = service_to_train_on(feast, spec.feature_service)
         frame = folder.path / "entities.parquet"
         excluded, labels = write_entities(tables, window, config, repo, store, frame)
@@ -241,9 +244,9 @@ def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, kind: str) -
         )
 
 
-def _check_defined(service: str, repo: Path) -> None:
+def _check_defined(service: str, definitions: Sequence[Definition]) -> None:
     """See that the repository defines a service; a registry also holds those it once defined."""
-    defined = [o.name for o in load_definitions(repo) if isinstance(o, FeatureService)]
+    defined = [o.name for o in definitions if isinstance(o, FeatureService)]
     if service not in defined:
         raise ConfigurationError(
             f"feature service {service!r} is not defined in the feature repository; it defines "

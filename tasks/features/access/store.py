@@ -108,6 +108,7 @@ def apply_definitions(
     store: GuardedFeatureStore,
     home: Path,
     repo: Path,
+    definitions: list[Definition] | None = None,
     *,
     again: bool = False,
     keep_undefined: bool = False,
@@ -120,6 +121,7 @@ def apply_definitions(
         store: the open store.
         home: state folder of the use case.
         repo: feature repository.
+        definitions: what `load_definitions` gave; None to load them where they are needed.
         again: apply whatever was applied before.
         keep_undefined: remove nothing that the repository no longer defines: whoever reads it goes
             on reading it until new tables are published.
@@ -128,7 +130,7 @@ def apply_definitions(
     digest = definitions_digest(repo)
     if read_json(mark).get("definitions") == digest and store.list_feature_views() and not again:
         return
-    objects = load_definitions(repo)
+    objects = definitions if definitions is not None else load_definitions(repo)
     _check_sources(objects, store)
     services = [o for o in objects if isinstance(o, FeatureService)]
     rest = [o for o in objects if not isinstance(o, FeatureService)]

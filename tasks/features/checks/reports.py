@@ -1,4 +1,4 @@
-"""What the feature room reports of itself: online reads, parity, skew and verified snapshots.
+"""What the feature room reports of itself: online reads, parity and verified snapshots.
 
 Values like those of `tasks.contracts`; no other room needs them.
 """
@@ -77,49 +77,6 @@ class ParityReport(Contract):
     examples: tuple[ParityDifference, ...]
     verdict: str = Field(pattern="^(equal|different|nothing compared)$")
     evidence: tuple[str, ...] = Field(description="The verdict in sentences, one a view at fault.")
-
-
-class FeatureSkew(Contract):
-    """Logged serving values of one feature against later historical retrieval."""
-
-    feature: str
-    view: str
-    num_rows: NonNegativeInt
-    num_differing: NonNegativeInt
-    num_explained_by_age: NonNegativeInt = Field(
-        description="Differing values that were right at the event time that was logged with them, "
-        "or were blank because what was stored was too old: the store was behind."
-    )
-    num_early: NonNegativeInt = Field(
-        description="Differing values that were served before their `created`: training would not "
-        "have known them at that moment."
-    )
-    num_missing_online: NonNegativeInt = Field(
-        description="Differing values of entities that the store did not have."
-    )
-    differing_share: float = Field(ge=0, le=1)
-    mean_absolute_difference: float | None = Field(
-        description="Over rows where both are numbers, in the feature's unit; none without any."
-    )
-
-    @property
-    def num_unexplained(self) -> int:
-        """Differing values that neither age nor absence explains."""
-        explained = self.num_explained_by_age + self.num_early + self.num_missing_online
-        return self.num_differing - explained
-
-
-class SkewReport(Contract):
-    """Skew of a log of served features."""
-
-    feature_service: str
-    num_rows: NonNegativeInt
-    first: datetime | None = Field(description="Earliest logged request.")
-    last: datetime | None = Field(description="Latest logged request.")
-    max_differing_share: float = Field(ge=0, le=1, description="The bound.")
-    features: tuple[FeatureSkew, ...]
-    verdict: str = Field(pattern="^(clean|stale|early|skewed|no rows)$")
-    evidence: tuple[str, ...]
 
 
 class SnapshotVerification(Contract):

@@ -11,7 +11,7 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 
-from tasks.features.offline.duck import names, sql_name
+from tasks.features.offline.duck import sql_name
 from tasks.features.offline.source import utc_moment
 from tasks.kernel.errors import FeatureStoreError
 
@@ -177,11 +177,6 @@ def seen_between(sources: Iterable[str]) -> str:
 def key_columns(entities: EntityRows) -> list[str]:
     """Columns of the entity frame other than its moment."""
     return [c for c in entities.columns if c != entities.event_time]
-
-
-def selected(entities: EntityRows, alias: str) -> str:
-    """The frame's columns, as a list to select."""
-    return ", ".join(f"{alias}.{names([column])}" for column in entities.columns)
 
 
 def _first_line(exc: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Feast offline store that answers point-in-time joins with DuckDB's ASOF join.
+"""Feast offline store that answers point-in-time joins by an as-of merge.
 
 A plug-in by Feast's own extension point: name it as `offline_store.type`. Feast's DuckDB store
-joins every entity row with all earlier rows of its key and then keeps the newest; an ASOF join
-finds the newest directly (`asof_join.py`), so time and memory no longer grow with history or TTL.
+joins every entity row with all earlier rows of its key and then keeps the newest; an as-of merge
+finds the newest directly (`join.py`), so time and memory no longer grow with history or TTL.
 Results are equal, row for row.
 """
 

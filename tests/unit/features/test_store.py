@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.features.access.store import open_store
+from tasks.features.config import FeatureConfig
 from tasks.kernel.errors import FeatureStoreError
 from tests.support.data.repository import SmallRepository
 
@@ -23,3 +24,11 @@ def test_a_damaged_registry_is_named_and_can_be_removed(tmp_path: Path) -> None:
         open_store(tmp_path / "home", repo)
     shutil.rmtree(registry.parent)
     assert open_store(tmp_path / "home", repo).list_feature_views() == []
+
+
+def test_the_configuration_that_an_earlier_version_kept_with_a_snapshot_is_read(
+    tmp_path: Path,
+) -> None:
+    config = SmallRepository(tmp_path, num_days=1).config
+    kept = {**config.model_dump(mode="json"), "skew": {"max_differing_share": 0.0}}
+    assert FeatureConfig.model_validate(kept) == config
