@@ -35,11 +35,15 @@ def trace(thing: str, /, *, context: Here) -> list[str]:
         thing: Beginning of a digest, or a name such as models/<name>/1.
     """
     from tasks.lineage.journal import Journal
-    from tasks.lineage.trace import tell
+    from tasks.lineage.trace import format_chain
     from tasks.lineage.trace import trace as trace_back
 
     chain = trace_back(thing, Journal(context.home / "lineage"))
-    return [*tell(chain), "", *(row("From", f"{d.name} {d.version}") for d in chain.sources())]
+    return [
+        *format_chain(chain),
+        "",
+        *(row("From", f"{d.name} {d.version}") for d in chain.sources()),
+    ]
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,9 @@ def withdraw(
 def _check_no_release(model: str, settings: Settings) -> None:
     from tasks.release.ledger import ReleaseLedger
 
-    if settings.database_url is None and not settings.operation_file.exists():
+    if settings.database_url is None and not settings.metadata_file.exists():
         return
-    release = ReleaseLedger(settings.operation_url).open_release(model)
+    release = ReleaseLedger(settings.metadata_url).open_release(model)
     if release is not None:
         raise ConfigurationError(
             f"a release of {model} version {release.candidate} is open; end it first with `python "

@@ -51,7 +51,7 @@ def status(model: Model = None, /, *, as_json: AsJson = False, context: Here) ->
     """Show the newest release, its evidence and its record."""
     from tasks.release.ledger import ReleaseLedger
 
-    ledger = ReleaseLedger(context.settings.operation_url)
+    ledger = ReleaseLedger(context.settings.metadata_url)
     model = model or read_pipeline_config(context.settings.feature_repo).registry.model_name
     release = ledger.last_release(model)
     if release is None:
@@ -81,7 +81,7 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
 
         check_name(approver)
         config, settings = read_pipeline_config(context.settings.feature_repo), context.settings
-        name, ledger = model or config.registry.model_name, ReleaseLedger(settings.operation_url)
+        name, ledger = model or config.registry.model_name, ReleaseLedger(settings.metadata_url)
         releasing = Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
         with AuditTrail(settings.home / "audit").recorded(
             ACTION,
@@ -162,7 +162,7 @@ def decisions(
         since=in_utc(since) if since else None,
         limit=limit,
     )
-    found = Ledger(context.settings.operation_url).decisions(wanted)
+    found = Ledger(context.settings.metadata_url).decisions(wanted)
     if as_json:
         return [json.dumps(made.model_dump(mode="json")) for made in found]
     if not found:

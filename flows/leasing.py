@@ -47,7 +47,7 @@ def leased(request: LeaseRequest, policy: StageLease) -> Iterator[Lease | None]:
         get_run_logger().info("no devices are leased: lease.enabled is false")
         yield None
         return
-    book = LeaseRepository(Settings.from_environment().operation_url, policy.terms)
+    book = LeaseRepository(Settings.from_environment().metadata_url, policy.terms)
     with (
         _Interruption() as interruption,
         acquire(
@@ -95,7 +95,7 @@ def lease_facts(settings: Settings) -> list[LeaseFacts]:
     Raises:
         TransientError, StorageError: the database does not answer, or refuses.
     """
-    return LeaseRepository(settings.operation_url).facts()
+    return LeaseRepository(settings.metadata_url).facts()
 
 
 def _holder() -> str:

@@ -135,7 +135,7 @@ def free_leases(settings: Settings) -> tuple[str, ...]:
     """Free the device leases whose holders on this host are dead; says whose they were."""
     from tasks.control.leases.repository import LeaseRepository
 
-    return tuple(str(claim) for claim in LeaseRepository(settings.operation_url).free_ended())
+    return tuple(str(claim) for claim in LeaseRepository(settings.metadata_url).free_ended())
 
 
 def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[Repair, ...]:

@@ -62,7 +62,7 @@ class FlowStarter:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ledger = Ledger(settings.operation_url)
+        self._ledger = Ledger(settings.metadata_url)
 
     def start_all(self, orders: Sequence[Order]) -> None:
         """Start what was claimed; a failed start is noted, and raised after the others."""

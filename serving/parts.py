@@ -250,7 +250,7 @@ class Installed:
             try:
                 champion = engine.slots(model.name).get("stable")
                 slots = await asyncio.to_thread(
-                    slots_at_start, self.settings.operation_url, model.name, champion or ""
+                    slots_at_start, self.settings.metadata_url, model.name, champion or ""
                 )
                 if slots is not None:
                     await _begin_with(engine, model.name, slots)

@@ -135,10 +135,10 @@ def read_status(files: PlatformFiles) -> Status:
 def _leases(files: PlatformFiles) -> tuple[tuple[LeaseFacts, ...], tuple[str, ...]]:
     """The leases, and what is wrong with their table; reading makes no database."""
     settings = replace(Settings.from_environment(), home=files.home)
-    if settings.database_url is None and not settings.operation_file.exists():
+    if settings.database_url is None and not settings.metadata_file.exists():
         return (), ()
     try:
-        return tuple(LeaseRepository(settings.operation_url).facts()), ()
+        return tuple(LeaseRepository(settings.metadata_url).facts()), ()
     except (TransientError, StorageError, ConfigurationError) as exc:
         return (), (f"the leases of devices cannot be read: {exc}",)
 

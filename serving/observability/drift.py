@@ -52,9 +52,9 @@ class DriftVerdicts:
         """The record; None where there is none yet, which looking must not make."""
         if self._ledger is None:
             is_file = self._settings.database_url is None
-            if is_file and not self._settings.operation_file.exists():
+            if is_file and not self._settings.metadata_file.exists():
                 return None
-            self._ledger = Ledger(self._settings.operation_url)
+            self._ledger = Ledger(self._settings.metadata_url)
         return self._ledger
 
 

@@ -113,12 +113,12 @@ class Settings:
         return self.home / "mlflow" / "artifacts"
 
     @property
-    def operation_url(self) -> str:
+    def metadata_url(self) -> str:
         """SQLAlchemy address of the database of operation: decisions, leases."""
-        return self.database_url or f"sqlite:///{self.operation_file}"
+        return self.database_url or f"sqlite:///{self.metadata_file}"
 
     @property
-    def operation_file(self) -> Path:
+    def metadata_file(self) -> Path:
         """SQLite file of the database of operation, where no other one is named."""
         return self.home / "operation" / "operation.db"
 

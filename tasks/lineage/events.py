@@ -1,7 +1,7 @@
 """Steps as OpenLineage events, through the attrs models of its client, which check each facet.
 
 A step's run id is a digest of its job and of the versions of all that it read and made. The same
-step, done or told again, is the same run; `tasks.lineage.journal` writes a run once.
+step, done or recorded again, is the same run; `tasks.lineage.journal` writes a run once.
 """
 
 from __future__ import annotations
@@ -114,8 +114,9 @@ def flow_event(
     if flow.root is not None:
         run_facets["parent"] = parent_facet(flow.root, settings)
     if message:
-        told = message[:MAX_MESSAGE]
-        run_facets["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(told, "PYTHON")
+        run_facets["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(
+            message[:MAX_MESSAGE], "PYTHON"
+        )
     kind = facets.job_type_job.JobTypeJobFacet("BATCH", "FALAJ", "FLOW")
     job_facets: dict[str, facets.JobFacet] = {"jobType": kind}
     if commit:
@@ -152,7 +153,7 @@ def parent_facet(flow: FlowRun, settings: LineageSettings) -> facets.parent_run.
 def _job(step: Step, settings: LineageSettings, commit: str) -> ol.Job:
     job_facets: dict[str, facets.JobFacet] = {
         "jobType": facets.job_type_job.JobTypeJobFacet("BATCH", "FALAJ", "TASK"),
-        "documentation": facets.documentation_job.DocumentationJobFacet(step.told),
+        "documentation": facets.documentation_job.DocumentationJobFacet(step.description),
         "sourceCodeLocation": _code(commit),
     }
     if step.sql:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import logging
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import urlsplit
+
+import httpx
 
 from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
@@ -88,12 +86,14 @@ def _pass_on(journal: Journal, events: Sequence[Event], settings: LineageSetting
         return 0
     queue = [*journal.outbox, *events]
     num_sent, num_refused, trouble = 0, 0, ""
-    for event in queue:
-        trouble = _send(event, settings)
-        if trouble and trouble not in FINAL:
-            break
-        num_refused += bool(trouble)
-        num_sent += 1
+    key = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    with httpx.Client(headers=key, timeout=TIMEOUT_S) as client:
+        for event in queue:
+            trouble = _send(client, event, settings)
+            if trouble and trouble not in FINAL:
+                break
+            num_refused += bool(trouble)
+            num_sent += 1
     left = queue[num_sent:]
     journal.keep_in_outbox(left[-MAX_WAITING:])
     host = urlsplit(settings.url).hostname
@@ -104,30 +104,14 @@ def _pass_on(journal: Journal, events: Sequence[Event], settings: LineageSetting
     return len(left)
 
 
-def _send(event: Event, settings: LineageSettings) -> str:
-    """Post one event; empty where it was taken, else what went wrong, without any address."""
-    request = urllib.request.Request(
-        f"{str(settings.url).rstrip('/')}/{settings.endpoint.lstrip('/')}",
-        data=json.dumps(event).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    if settings.api_key:
-        request.add_unredirected_header("Authorization", f"Bearer {settings.api_key}")
+def _send(client: httpx.Client, event: Event, settings: LineageSettings) -> str:
+    """Post one event; empty where it was taken, else what went wrong, without any address.
+
+    Redirects are not followed: another place than the one that was set gets no events.
+    """
+    address = f"{str(settings.url).rstrip('/')}/{settings.endpoint.lstrip('/')}"
     try:
-        with _OPENER.open(request, timeout=TIMEOUT_S):
-            return ""
-    except urllib.error.HTTPError as exc:
-        exc.close()
-        return f"HTTP {exc.code}"
-    except (OSError, http.client.HTTPException) as exc:
+        response = client.post(address, json=event)
+    except httpx.HTTPError as exc:
         return type(exc).__name__
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Another place than the one that was set gets no events."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects())
+    return "" if response.is_success else f"HTTP {response.status_code}"

@@ -54,7 +54,7 @@ class Step:
     job: str
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
-    told: str
+    description: str
     sql: str | None = None
 
 
@@ -79,22 +79,22 @@ def refresh_steps(refresh: FeatureRefresh, queries: Mapping[str, Query]) -> Iter
     for ref in refresh.rows.landed.tables:
         landed = _table("landed", ref, vouched, note=window)
         if ref.source is not None:
-            told = f"Copied the rows of {window}, typed, as they came."
-            yield Step(f"land.{ref.name}", (_file(ref.source),), (landed,), told)
+            description = f"Copied the rows of {window}, typed, as they came."
+            yield Step(f"land.{ref.name}", (_file(ref.source),), (landed,), description)
         if ref.name in raw:
             before = refresh.tables.follows.get(ref.name)
             changed = before and before != raw[ref.name].version
             known = (Node(f"raw/{ref.name}", str(before)),) if changed else ()
-            told = f"Put the validated rows of {window} in the place of what was there."
-            yield Step(f"merge.{ref.name}", (landed, *known), (raw[ref.name],), told)
+            description = f"Put the validated rows of {window} in the place of what was there."
+            yield Step(f"merge.{ref.name}", (landed, *known), (raw[ref.name],), description)
     tables = {ref.name: _table("features", ref, vouched) for ref in refresh.tables.tables}
     for name, node in tables.items():
         query = queries.get(name)
         read = query.reads if query else tuple(raw)
         inputs = tuple(raw[table] for table in read if table in raw)
         made = replace(node, validation=None)
-        told = "Computed features wherever the window's rows can be felt."
-        yield Step(f"compute.{name}", inputs, (made,), told, query.text if query else None)
+        description = "Computed features wherever the window's rows can be felt."
+        yield Step(f"compute.{name}", inputs, (made,), description, query.text if query else None)
     for view in refresh.views:
         if view.definition and view.table in tables:
             made = _view(view.name, view.version or 0, view.definition, tables[view.table])
@@ -111,8 +111,8 @@ def training_steps(trained: TrainingResult, query: Query | None) -> Iterator[Ste
     yield from snapshot_steps(trained.dataset.snapshot, query)
     snapshot = _snapshot(trained.dataset)
     model = _model(trained.version, trained.model)
-    told = f"Trained on {trained.model.num_ranks} rank(s) and registered the best epoch."
-    yield Step(f"train.{trained.version.name}", (snapshot,), (model,), told)
+    description = f"Trained on {trained.model.num_ranks} rank(s) and registered the best epoch."
+    yield Step(f"train.{trained.version.name}", (snapshot,), (model,), description)
     yield _judge_step(trained.version, model, snapshot, trained.evaluation)
 
 
@@ -136,8 +136,8 @@ def recalibration_steps(
     """
     yield from snapshot_steps(dataset.snapshot, query)
     snapshot, made = _snapshot(dataset), _model(version, model)
-    told = f"Fitted a map of version {source.version}'s scores on {model.splits.validation}."
-    yield Step(f"recalibrate.{version.name}", (_model(source), snapshot), (made,), told)
+    description = f"Fitted a map of version {source.version}'s scores on {model.splits.validation}."
+    yield Step(f"recalibrate.{version.name}", (_model(source), snapshot), (made,), description)
     yield _judge_step(version, made, snapshot, evaluation)
 
 
@@ -159,12 +159,12 @@ def shrinking_steps(
     """
     yield from snapshot_steps(dataset.snapshot, query)
     snapshot, made, how = _snapshot(dataset), _model(version, shrunk), shrunk.shrinking
-    told = (
+    description = (
         f"Made version {how.parent.version} smaller by {how.method}, "
         f"{'with' if how.is_taught else 'without'} its answers in the loss, on {shrunk.num_ranks} "
         "rank(s), and registered the best epoch."
     )
-    yield Step(f"shrink.{version.name}", (_model(how.parent), snapshot), (made,), told)
+    yield Step(f"shrink.{version.name}", (_model(how.parent), snapshot), (made,), description)
     yield _judge_step(version, made, snapshot, evaluation)
 
 
@@ -191,12 +191,12 @@ def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[S
         num_rows=snapshot.num_rows,
         num_bytes=snapshot.data.num_bytes,
     )
-    told = (
+    description = (
         f"Retrieved {snapshot.feature_service} version {snapshot.pins.service_version} for every "
         f"labelled row of {snapshot.window}, as known at its moment."
     )
     job = f"snapshot.{snapshot.feature_service}"
-    yield Step(job, (*views, *raw), (made,), told, query.text if query else None)
+    yield Step(job, (*views, *raw), (made,), description, query.text if query else None)
 
 
 def conversion_steps(
@@ -217,8 +217,8 @@ def conversion_steps(
             num_bytes=variant.num_bytes,
             artifact=variant.files,
         )
-        told = f"Converted and judged: {variant.reason}"
-        yield Step(f"convert.{variant.name}", (model, source), (made,), told)
+        description = f"Converted and judged: {variant.reason}"
+        yield Step(f"convert.{variant.name}", (model, source), (made,), description)
 
 
 def import_steps(version: ModelVersionRef, imported: ImportedProgram) -> Iterator[Step]:
@@ -229,12 +229,14 @@ def import_steps(version: ModelVersionRef, imported: ImportedProgram) -> Iterato
         for name, digest in sorted(imported.files.items())
     )
     model = replace(_model(version), num_bytes=imported.program.num_bytes)
-    told = f"Exported a network that was trained elsewhere{f' ({package})' if package else ''}."
-    yield Step(f"import.{version.name}", files, (model,), told)
+    description = (
+        f"Exported a network that was trained elsewhere{f' ({package})' if package else ''}."
+    )
+    yield Step(f"import.{version.name}", files, (model,), description)
 
 
 def _view_step(name: str, table: Node, view: Node) -> Step:
-    # Refresh and training tell of the same step, so its run is the same and is told once.
+    # Refresh and training record the same step under the same run, so it is written once.
     return Step(f"feature-view.{name}", (table,), (view,), "The view as Feast reads and serves it.")
 
 
@@ -251,8 +253,8 @@ def _judge_step(
     )
     overall = evaluation.overall
     quality = f"{overall.primary_name} {overall.primary.value:.4f}"
-    told = f"Scored the test window {evaluation.window}: {quality}."
-    return Step(f"judge.{version.name}", (model, snapshot), (scored,), told)
+    description = f"Scored the test window {evaluation.window}: {quality}."
+    return Step(f"judge.{version.name}", (model, snapshot), (scored,), description)
 
 
 def _file(source: SourceFile) -> Node:

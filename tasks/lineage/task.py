@@ -7,7 +7,7 @@ shows in the Prefect UI and in the log and goes no further, and Prefect logs wha
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Not cached: what was told already is found in the lineage files, step by step.
+# Not cached: what was recorded already is found in the lineage files, step by step.
 _POLICY: dict[str, Any] = {
     **RETRIED,
     "timeout_seconds": 120,
@@ -46,7 +46,7 @@ _POLICY: dict[str, Any] = {
 def record_refresh(
     refresh: FeatureRefresh, queries: Mapping[str, str], staging: Mapping[str, str], commit: str
 ) -> int:
-    """Tell where the feature tables came from; returns the number of steps that were new.
+    """Record where the feature tables came from; returns the number of steps that were new.
 
     Safe to retry: a step is written once.
 
@@ -73,7 +73,7 @@ def record_refresh(
 def record_training(
     trained: TrainingResult, entities: str, staging: Mapping[str, str], commit: str
 ) -> int:
-    """Tell where the snapshot and the model version came from; returns the number of new steps.
+    """Record where the snapshot and the model version came from; returns the number of new steps.
 
     Safe to retry: a step is written once.
 
@@ -104,7 +104,7 @@ def record_recalibration(
     staging: Mapping[str, str],
     commit: str,
 ) -> int:
-    """Tell where a recalibrated version came from; returns the number of steps that were new.
+    """Record where a recalibrated version came from; returns the number of steps that were new.
 
     Safe to retry: a step is written once.
 
@@ -139,7 +139,7 @@ def record_shrinking(
     staging: Mapping[str, str],
     commit: str,
 ) -> int:
-    """Tell where a smaller version came from; returns the number of steps that were new.
+    """Record where a smaller version came from; returns the number of steps that were new.
 
     Safe to retry: a step is written once.
 
@@ -169,7 +169,7 @@ def record_conversion(
     variants: tuple[ModelVariant, ...],
     commit: str,
 ) -> int:
-    """Tell where the variants came from; returns the number of steps that were new.
+    """Record where the variants came from; returns the number of steps that were new.
 
     Safe to retry: a step is written once.
     """
@@ -184,7 +184,7 @@ def record_conversion(
     **_POLICY,
 )
 def record_import(version: ModelVersionRef, imported: ImportedProgram, commit: str) -> int:
-    """Tell where an imported model came from; returns the number of steps that were new.
+    """Record where an imported model came from; returns the number of steps that were new.
 
     Safe to retry: a step is written once.
     """
@@ -239,49 +239,34 @@ def _current_flow() -> FlowRun:
     return FlowRun(own, name, FlowRun(top, first.name))
 
 
-def flow_started(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
-    """Hook: tell that a flow run began."""
-    _tell(flow, run, "START", None)
+def _hook(change: str) -> Callable[[Flow[..., Any], PrefectFlowRun, State[Any]], None]:
+    """A hook that records one change of a flow run, with the message of a bad end."""
 
+    def record_change(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
+        from openlineage.client.event_v2 import RunState
 
-def flow_completed(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
-    """Hook: tell that a flow run was completed."""
-    _tell(flow, run, "COMPLETE", None)
+        from tasks.lineage.config import LineageSettings
+        from tasks.lineage.events import FlowRun, flow_event
+        from tasks.lineage.record import record_events
 
+        settings = LineageSettings.from_environment()
+        event = flow_event(
+            FlowRun(str(run.id), flow.name),
+            RunState[change],
+            settings,
+            moment=datetime.now(UTC),
+            message=state.message if change in ("FAIL", "ABORT") else None,
+        )
+        record_events([event], settings)
 
-def flow_failed(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
-    """Hook: tell that a flow run failed or crashed, with the sentence of its error."""
-    _tell(flow, run, "FAIL", state.message)
-
-
-def flow_cancelled(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
-    """Hook: tell that a flow run was cancelled."""
-    _tell(flow, run, "ABORT", state.message)
-
-
-def _tell(flow: Flow[..., Any], run: PrefectFlowRun, change: str, message: str | None) -> None:
-    from openlineage.client.event_v2 import RunState
-
-    from tasks.lineage.config import LineageSettings
-    from tasks.lineage.events import FlowRun, flow_event
-    from tasks.lineage.record import record_events
-
-    settings = LineageSettings.from_environment()
-    event = flow_event(
-        FlowRun(str(run.id), flow.name),
-        RunState[change],
-        settings,
-        moment=datetime.now(UTC),
-        message=message,
-    )
-    record_events([event], settings)
+    return record_change
 
 
 RECORDED: dict[str, Any] = {
-    "on_running": [flow_started],
-    "on_completion": [flow_completed],
-    "on_failure": [flow_failed],
-    "on_crashed": [flow_failed],
-    "on_cancellation": [flow_cancelled],
+    "on_running": [_hook("START")],
+    "on_completion": [_hook("COMPLETE")],
+    "on_failure": [_hook("FAIL")],
+    "on_crashed": [_hook("FAIL")],
+    "on_cancellation": [_hook("ABORT")],
 }
-"""What a flow's decorator takes to have its runs told: `@flow(..., **RECORDED)`."""
+"""What a flow's decorator takes to have its runs recorded: `@flow(..., **RECORDED)`."""

@@ -40,7 +40,7 @@ class Origin:
     data: Data
     note: str
     job: str | None
-    """None where no event tells of its making: a raw file, or something older than the files."""
+    """None where no event records its making: a raw file, or something older than the files."""
     run_id: str | None
     commit: str | None
     inputs: tuple[Data, ...]
@@ -79,7 +79,7 @@ class Run(BaseModel):
 
 
 class Completed(BaseModel):
-    """An event that tells of something made."""
+    """An event of something made."""
 
     job: Job
     run: Run
@@ -137,7 +137,7 @@ def trace(name: str, journal: Journal) -> Chain:
             one name the newest is meant.
 
     Raises:
-        ArtifactError: the files tell of no such thing, or of several.
+        ArtifactError: the files hold no such thing, or of several.
     """
     makers: dict[Data, Completed] = {}
     notes: dict[Data, str] = {}
@@ -150,19 +150,19 @@ def trace(name: str, journal: Journal) -> Chain:
     return Chain(_named(name, makers), makers, notes)
 
 
-def tell(chain: Chain) -> list[str]:
+def format_chain(chain: Chain) -> list[str]:
     """The chain as lines of text: what a thing was made from stands below it, further in.
 
     Earlier versions of the same dataset stand beneath each other, and many become one line.
     """
     lines: list[str] = []
-    told: set[Data] = set()
+    shown_before: set[Data] = set()
     stack = [(chain.start, "", "")]
     while stack:
         data, first, rest = stack.pop()
         origin = chain.origin(data)
-        again = data in told and bool(origin.inputs)
-        told.add(data)
+        again = data in shown_before and bool(origin.inputs)
+        shown_before.add(data)
         note = f"  ({origin.note})" if origin.note else ""
         made = "  as above" if again else f"  by {origin.job}" if origin.job else ""
         lines.append(f"{first}{data}{note}{made}")
@@ -171,7 +171,7 @@ def tell(chain: Chain) -> list[str]:
         parts = [part for part in origin.inputs if part.name != data.name]
         earlier = _earlier(chain, origin)
         for shown in earlier[:MOST_EARLIER]:
-            told.add(shown.data)
+            shown_before.add(shown.data)
             parts += [part for part in shown.inputs if part.name != data.name]
         if earlier:
             more = f"{rest}{'│  ' if parts else '   '}"

@@ -89,7 +89,7 @@ def find_open_release(model: str) -> Release | None:
     """
     from tasks.release.ledger import ReleaseLedger
 
-    return ReleaseLedger(Settings.from_environment().operation_url).open_release(model)
+    return ReleaseLedger(Settings.from_environment().metadata_url).open_release(model)
 
 
 @task(name="look-at-release", task_run_name="look-{release.model}-v{release.candidate}", **_POLICY)
@@ -153,7 +153,7 @@ def show_release(release: Release) -> str:
     from tasks.release.page import picture, write_page
 
     settings = Settings.from_environment()
-    entries = ReleaseLedger(settings.operation_url).entries(release.release_id)
+    entries = ReleaseLedger(settings.metadata_url).entries(release.release_id)
     page = write_page(release, entries, settings.home)
     evidence = next((e.evidence for e in reversed(entries) if e.evidence), None)
     create_table_artifact(
@@ -221,5 +221,5 @@ def _releasing(traffic: Traffic, champions: Champions) -> Releasing:
     from tasks.release.acting import Releasing
     from tasks.release.ledger import ReleaseLedger
 
-    ledger = ReleaseLedger(Settings.from_environment().operation_url)
+    ledger = ReleaseLedger(Settings.from_environment().metadata_url)
     return Releasing(ledger, traffic, champions)

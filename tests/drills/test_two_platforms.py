@@ -109,7 +109,7 @@ def test_one_verdict_on_two_platforms_starts_one_retraining_and_the_next_episode
 @proves(Promise.TWO_PLATFORMS, "a device is held by one of them; then the other has it")
 def test_a_device_that_one_platform_holds_the_other_waits_for(platforms: list[Governed]) -> None:
     books = [
-        LeaseRepository(Settings.from_environment(platform.environment).operation_url)
+        LeaseRepository(Settings.from_environment(platform.environment).metadata_url)
         for platform in platforms
     ]
     one_core = host(cores=1)

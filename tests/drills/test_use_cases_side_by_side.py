@@ -109,7 +109,7 @@ class Shared:
         }
 
     def decisions(self, use_case: str) -> list[Decision]:
-        ledger = Ledger(self.settings(use_case).operation_url)
+        ledger = Ledger(self.settings(use_case).metadata_url)
         return ledger.decisions(Wanted(use_case=use_case))
 
     def started_by_the_governor(self) -> list[FlowRun]:
@@ -208,7 +208,7 @@ def test_each_verdict_is_decided_by_the_policy_of_its_own_use_case(loops: Shared
         wait_until(
             lambda name=use_case: loops.decisions(name), f"no decision about {use_case}", 900
         )
-        ledger = Ledger(loops.settings(use_case).operation_url)
+        ledger = Ledger(loops.settings(use_case).metadata_url)
         for decision in loops.decisions(use_case):
             verdict = ledger.verdict(decision.verdict_id)
             assert verdict.policy == POLICIES[use_case]

@@ -159,7 +159,7 @@ def _platform(folder: Path) -> Iterator[Ledger]:
         asyncio.run(_deploy())
         with api.worker(POOL, FALAJ_HOME=str(folder / "home"), PREFECT_WORKER_PREFETCH_SECONDS="0"):
             _wait_for_worker(api)
-            yield Ledger(Settings.from_environment().operation_url)
+            yield Ledger(Settings.from_environment().metadata_url)
 
 
 def _wait_for_worker(api: PrefectApi) -> None:

@@ -81,7 +81,7 @@ class Installation:
     def releasing(self) -> Releasing:
         """The real ports."""
         settings = Settings.from_environment({**os.environ, **self.environment})
-        ledger = ReleaseLedger(settings.operation_url)
+        ledger = ReleaseLedger(settings.metadata_url)
         return Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
 
     def promote(self, ref: ModelVersionRef) -> None:

@@ -203,7 +203,7 @@ def _reported(answered: Answer) -> Answer:
 def _ledger() -> Ledger:
     from tasks.control.retraining.ledger import Ledger
 
-    return Ledger(Settings.from_environment().operation_url)
+    return Ledger(Settings.from_environment().metadata_url)
 
 
 def _here(standing: ChampionStanding | None, mode: Mode, recalibrates: bool) -> Here:

@@ -99,23 +99,11 @@ def test_verdicts_stored_at_once_are_all_answered(url: str) -> None:
     assert all(governor.ledger.verdict(name).answered_at for name in names)
 
 
-def test_tables_made_by_two_processes_at_once_are_whole(url: str, runs: Path) -> None:
-    assert end(*(process(url, runs, "sweep") for _ in range(3))) == [0, 0, 0]
-    assert Ledger(url).decisions(Wanted()) == []
-
-
 def test_a_database_that_is_away_is_no_decision_and_names_no_password() -> None:
     address = f"postgresql://falaj:hunter2@127.0.0.1:{free_port()}/falaj"
     with pytest.raises(TransientError, match=r"falaj:\*\*\*@127.0.0.1") as refused:
         Ledger(address)
     assert "hunter2" not in str(refused.value)
-
-
-def test_a_database_that_went_away_leaves_what_was_recorded(tmp_path: Path) -> None:
-    governor = Governor(f"sqlite:///{tmp_path / 'operation.db'}")
-    governor.see(builders.stale(0))
-    (tmp_path / "operation.db").chmod(0o400)
-    assert len(governor.ledger.decisions(Wanted())) == 1
 
 
 def test_the_command_lists_decisions_and_prints_them_as_json(
@@ -125,7 +113,7 @@ def test_the_command_lists_decisions_and_prints_them_as_json(
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     assert main(["decisions"]) == 0
     assert capsys.readouterr().out.startswith("No such decision is recorded")
-    governor = Governor(Settings.from_environment().operation_url)
+    governor = Governor(Settings.from_environment().metadata_url)
     governor.see(builders.stale(0))
     governor.see(builders.faulty(1))
 

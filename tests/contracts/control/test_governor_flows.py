@@ -82,7 +82,7 @@ async def _deploy(
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    return Ledger(Settings.from_environment().operation_url)
+    return Ledger(Settings.from_environment().metadata_url)
 
 
 def runs_of(ledger: Ledger) -> list[FlowRun]:

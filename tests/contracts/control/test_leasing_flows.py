@@ -62,7 +62,7 @@ def leased_work(policy: StageLease) -> dict[str, str]:
 
 
 def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(home: Settings) -> None:
-    other = acquire(LeaseRepository(home.operation_url), LeaseRequest(cores=1), "somebody else")
+    other = acquire(LeaseRepository(home.metadata_url), LeaseRequest(cores=1), "somebody else")
     seen: list[LeaseFacts] = []
 
     def look_and_release() -> None:
@@ -102,7 +102,7 @@ def has_logged(run_id: str, text: str) -> bool:
 
 
 def test_a_flow_that_waits_in_vain_says_who_holds_the_devices(home: Settings) -> None:
-    book = LeaseRepository(home.operation_url)
+    book = LeaseRepository(home.metadata_url)
     with (
         acquire(book, LeaseRequest(cores=1), "somebody else"),
         pytest.raises(LeaseError, match="held by somebody else"),
@@ -118,7 +118,7 @@ def test_a_lost_lease_ends_the_work_and_is_not_retried(home: Settings, tmp_path:
     def work() -> None:
         with begun.open("a") as stream:
             stream.write("x")
-        book = LeaseRepository(home.operation_url)
+        book = LeaseRepository(home.metadata_url)
         book.give_back(lease_facts(home)[0].ticket)
         for _ in range(6000):
             time.sleep(0.05)

@@ -156,7 +156,7 @@ def test_shifted_rows_have_drifted_and_the_governor_gets_the_window_of_the_log(
     assert drifted == {"carrier", "late_rate_24h"}
     assert report.current_performance is not None
     assert report.current_performance.num_rows == len(rows)
-    ledger = Ledger(serving.settings.operation_url)
+    ledger = Ledger(serving.settings.metadata_url)
     verdict = ledger.newest_verdict(name, serving.config.name)
     assert verdict is not None
     assert verdict.evidence.verdict is DriftVerdict.RETRAIN
@@ -172,7 +172,7 @@ def test_too_few_rows_are_no_verdict(serving: Served) -> None:
     assert isinstance(outcome, TooFewPredictions)
     assert outcome.num_rows == 100
     assert "a verdict needs 300 rows on 7 days" in outcome.reason
-    ledger = Ledger(serving.settings.operation_url)
+    ledger = Ledger(serving.settings.metadata_url)
     assert ledger.newest_verdict(serving.config.registry.model_name, serving.config.name) is None
 
 
@@ -203,7 +203,7 @@ def test_enough_served_rows_start_one_check(serving: Served) -> None:
     rows = FRAME.head(50).copy()
     rows[COLUMNS.event_time] = newest.end - pd.to_timedelta(range(50, 0, -1), unit="min")
     serving.log(rows.head(39))
-    ledger = Ledger(serving.settings.operation_url)
+    ledger = Ledger(serving.settings.metadata_url)
     before = evidence.stable(0).model_copy(
         update={"window": TimeWindow(start=newest.start, end=newest.end - timedelta(hours=2))}
     )

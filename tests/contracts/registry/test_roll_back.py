@@ -145,7 +145,7 @@ def test_the_governor_takes_back_a_promotion_that_hurts_once(
 ) -> None:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    ledger = Ledger(Settings.from_environment().operation_url)
+    ledger = Ledger(Settings.from_environment().metadata_url)
     verdict = ledger.store_verdict(NAME, "journeys", evidence.hurt(0), evidence.FREE)
     with prefect_api.in_process():
         decision_flow(verdict.verdict_id)

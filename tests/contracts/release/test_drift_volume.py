@@ -59,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALAJ_HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("FALAJ_DATABASE_URL", raising=False)
-        yield Ledger(Settings.from_environment().operation_url)
+        yield Ledger(Settings.from_environment().metadata_url)
 
 
 @pytest.fixture(scope="module")

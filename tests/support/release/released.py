@@ -127,7 +127,7 @@ class Whole:
     def releasing(self) -> Releasing:
         """What a release is carried out with: the real ports."""
         settings = self.settings
-        ledger = ReleaseLedger(settings.operation_url)
+        ledger = ReleaseLedger(settings.metadata_url)
         return Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
 
     @property

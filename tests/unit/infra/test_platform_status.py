@@ -26,7 +26,7 @@ def test_status_shows_who_holds_devices_and_who_waits_for_them(
 ) -> None:
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    book = LeaseRepository(Settings.from_environment().operation_url, host="big-one")
+    book = LeaseRepository(Settings.from_environment().metadata_url, host="big-one")
     devices = host(cores=2)
     with acquire(book, TWO_CORES, "train-delay (run 1)", devices=devices):
         book.ask(TWO_CORES, "train-fares (run 2)", devices, priority=2)
@@ -97,7 +97,7 @@ def test_a_file_is_no_state_folder(
 
 
 def test_a_damaged_database_of_leases_is_told_and_the_rest_is_still_shown(tmp_path: Path) -> None:
-    file = Settings(home=tmp_path, feature_repo=tmp_path).operation_file
+    file = Settings(home=tmp_path, feature_repo=tmp_path).metadata_file
     file.parent.mkdir()
     file.write_bytes(b"no database at all" * 100)
     status = read_status(PlatformFiles(tmp_path))

@@ -297,10 +297,10 @@ def repository_of(folder: Path, text: str | None) -> Path:
 
 def test_operation_has_a_database_in_the_state_folder_or_a_shared_one(tmp_path: Path) -> None:
     own = Settings.from_environment({"FALAJ_HOME": str(tmp_path)})
-    assert own.operation_url == f"sqlite:///{tmp_path.resolve()}/operation/operation.db"
+    assert own.metadata_url == f"sqlite:///{tmp_path.resolve()}/operation/operation.db"
     address = "postgresql://falaj:hunter2@host/falaj"
     shared = Settings.from_environment({"FALAJ_DATABASE_URL": address})
-    assert shared.operation_url == address
+    assert shared.metadata_url == address
     assert "hunter2" not in repr(shared)
 
 

@@ -17,7 +17,7 @@ from tasks.lineage.journal import Journal
 from tasks.lineage.queries import queries_with_reads
 from tasks.lineage.record import record_events, record_steps
 from tasks.lineage.steps import Node, Step
-from tasks.lineage.trace import tell, trace
+from tasks.lineage.trace import format_chain, trace
 from tests.support.reporting.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
 
 
@@ -70,7 +70,7 @@ def test_an_unknown_name_is_refused_in_a_sentence(name: str, journal: Journal) -
 
 
 def test_the_chain_reads_as_a_tree(journal: Journal) -> None:
-    lines = tell(trace("snapshots/flight_delay_v1", journal))
+    lines = format_chain(trace("snapshots/flight_delay_v1", journal))
     assert lines[0].startswith("snapshots/flight_delay_v1 @ ")
     assert lines[0].endswith("(version 2)  by snapshot.flight_delay_v1")
     assert any(line.startswith("├─ views/carrier_stats") for line in lines)
@@ -134,7 +134,7 @@ def test_three_years_of_daily_refreshes_are_one_line_and_no_recursion(
     ]  # fmt: skip
     record_steps(steps, PARENT, STARTED, settings, store, COMMIT)
     chain = trace(raw(1099).version, Journal(settings.folder))
-    lines = tell(chain)
+    lines = format_chain(chain)
     assert "after 1099 earlier version(s) of raw/a" in "\n".join(lines)
     assert len(lines) < 10
     assert len(chain.sources()) == 1100
@@ -154,7 +154,7 @@ def test_any_graph_ends_even_one_with_circles(
     chain = trace("n1", Journal(folder))
     seen = [origin.data for origin in chain]
     assert len(seen) == len(set(seen)) <= 7
-    assert tell(chain)
+    assert format_chain(chain)
 
 
 def test_queries_say_which_raw_tables_they_read_through_staging() -> None:

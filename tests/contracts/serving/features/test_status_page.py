@@ -79,7 +79,7 @@ def evidence(verdict: DriftVerdict, drifted: tuple[str, ...]) -> Evidence:
 
 def settings_with(home: Path, verdict: DriftVerdict, drifted: tuple[str, ...]) -> Settings:
     settings = Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights")
-    ledger = Ledger(settings.operation_url)
+    ledger = Ledger(settings.metadata_url)
     ledger.store_verdict(MODEL, "flights", evidence(verdict, drifted), RetrainingPolicy())
     return settings
 

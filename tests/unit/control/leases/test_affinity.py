@@ -19,12 +19,9 @@ from tests.support.platform.lease_devices import host
 ONE = min(os.sched_getaffinity(0))
 
 
-def test_only_leased_gpus_are_shown_by_uuid() -> None:
+def test_only_leased_gpus_are_shown_by_uuid_and_threads_are_counted() -> None:
     grant = Grant(gpus={"GPU-a": tuple(range(20)), "MIG-b": (0,)})
     assert variables_of(grant, "m")["CUDA_VISIBLE_DEVICES"] == "GPU-a,MIG-b"
-
-
-def test_a_lease_on_cores_alone_hides_all_gpus_and_counts_threads() -> None:
     assert variables_of(Grant(cores=(2, 3)), "m") == {
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "2",

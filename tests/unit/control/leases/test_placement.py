@@ -134,40 +134,48 @@ def test_who_needs_nothing_of_the_first_in_line_goes_on() -> None:
     assert 3 in grants_for([first, second], Taken.by([running], BOOT))
 
 
-def test_cores_come_from_one_memory_node_and_from_the_one_of_the_gpu() -> None:
-    devices = host(cores=8, gpus=2, nodes=2)
-    taken = Taken(parts={"GPU-0": {0}})
-    grant = place(LeaseRequest(cores=3, gpus=1), devices, taken)
-    assert grant is not None
-    assert list(grant.gpus) == ["GPU-1"]
-    assert grant.cores == (4, 5, 6)
+SHARED = CoreSet(node=0, physical=((0, 4), (1, 5), (2, 6)))
 
 
-def test_the_node_with_the_least_room_that_will_do_is_taken() -> None:
-    grant = place(LeaseRequest(cores=2), host(cores=8, nodes=2), Taken(cores={4, 5}))
-    assert grant is not None
-    assert grant.cores == (6, 7)
-
-
-def test_two_memory_nodes_are_used_only_where_one_is_too_small() -> None:
-    grant = place(LeaseRequest(cores=5), host(cores=8, nodes=2), Taken())
-    assert grant is not None
-    assert len(grant.cores) == 5
-
-
-def test_whole_physical_cores_come_before_those_that_somebody_works_on() -> None:
-    shared = CoreSet(node=0, physical=((0, 4), (1, 5), (2, 6)))
-    grant = place(LeaseRequest(cores=2), HostDevices(core_sets=(shared,)), Taken(cores={0}))
-    assert grant is not None
-    assert grant.cores == (1, 5)
-
-
-def test_half_a_gpu_goes_where_the_other_half_is_taken() -> None:
-    devices = host(gpus=2)
-    taken = Taken(parts={"GPU-1": set(range(10))})
-    grant = place(LeaseRequest(gpus=1, gpu_share=0.5), devices, taken)
-    assert grant is not None
-    assert grant.gpus == {"GPU-1": tuple(range(10, 20))}
+@pytest.mark.parametrize(
+    ("request_", "devices", "taken", "cores", "gpus"),
+    [
+        pytest.param(
+            LeaseRequest(cores=3, gpus=1), host(cores=8, gpus=2, nodes=2),
+            Taken(parts={"GPU-0": {0}}), (4, 5, 6), {"GPU-1": tuple(range(20))},
+            id="cores of the memory node of the GPU",
+        ),
+        pytest.param(
+            LeaseRequest(cores=2), host(cores=8, nodes=2), Taken(cores={4, 5}), (6, 7), {},
+            id="the node with the least room that will do",
+        ),
+        pytest.param(
+            LeaseRequest(cores=5), host(cores=8, nodes=2), Taken(), (0, 1, 2, 3, 4), {},
+            id="two nodes only where one is too small",
+        ),
+        pytest.param(
+            LeaseRequest(cores=2), HostDevices(core_sets=(SHARED,)), Taken(cores={0}), (1, 5), {},
+            id="whole physical cores first",
+        ),
+        pytest.param(
+            LeaseRequest(gpus=1, gpu_share=0.5), host(gpus=2),
+            Taken(parts={"GPU-1": set(range(10))}), (), {"GPU-1": tuple(range(10, 20))},
+            id="half a GPU beside the half that is taken",
+        ),
+        pytest.param(
+            LeaseRequest(gpus=1, devices=("GPU-1",)), host(gpus=2), Taken(), (),
+            {"GPU-1": tuple(range(20))}, id="named by the beginning of its UUID",
+        ),
+    ],
+)  # fmt: skip
+def test_a_place_is_chosen_near_and_tight(
+    request_: LeaseRequest,
+    devices: HostDevices,
+    taken: Taken,
+    cores: tuple[int, ...],
+    gpus: dict[str, tuple[int, ...]],
+) -> None:
+    assert place(request_, devices, taken) == Grant(cores=cores, gpus=gpus)
 
 
 def test_slices_are_given_by_profile_and_whole_gpus_never_for_slices() -> None:
@@ -185,12 +193,6 @@ def test_slices_are_given_by_profile_and_whole_gpus_never_for_slices() -> None:
     assert whole is not None
     assert (list(sliced.gpus), list(whole.gpus)) == (["MIG-2"], ["GPU-0"])
     assert place(LeaseRequest(gpus=2), devices, Taken()) is None
-
-
-def test_a_device_can_be_named_by_the_beginning_of_its_uuid() -> None:
-    grant = place(LeaseRequest(gpus=1, devices=("GPU-1",)), host(gpus=2), Taken())
-    assert grant is not None
-    assert list(grant.gpus) == ["GPU-1"]
 
 
 def test_a_container_keeps_no_more_cores_busy_than_it_may() -> None:
