@@ -12,8 +12,8 @@ from flows.windows import days_or_newest, recalibration_run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.release import RecalibrationResult
 from tasks.conversion.task import map_program
+from tasks.evaluation.calibration.config import calibration_splits, split_window
 from tasks.evaluation.calibration.task import fit_score_map, weigh_recalibration
-from tasks.evaluation.calibration.windows import calibration_splits, split_window
 from tasks.evaluation.task import fit_yardstick, judge_candidate, score_model_window
 from tasks.features.task import build_training_set
 from tasks.kernel.provenance import code_commit

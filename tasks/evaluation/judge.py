@@ -10,32 +10,36 @@ import pandas as pd
 from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.evaluation import (
-    Comparison,
     EvaluationReport,
     RegressionMetrics,
     ScoredWindow,
     Yardstick,
 )
+from tasks.contracts.predictions import ServedWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel
 from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.curves import calibration_curve, precision_recall_curve, roc_curve
 from tasks.evaluation.measuring import (
     AnyMeasured,
     baseline_columns,
     check_judgeable,
+    difference,
     measure_rows,
     why_not_judged,
 )
 from tasks.evaluation.regression import (
-    MeasuredNumbers,
     observed_by_prediction,
     residual_classes,
 )
 from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE, slice_columns
 from tasks.evaluation.scoring import Program, score_rows
-from tasks.evaluation.slices import judge_slices
+from tasks.evaluation.slices import (
+    calibration_curve,
+    judge_slices,
+    precision_recall_curve,
+    roc_curve,
+)
 from tasks.evaluation.yardstick import read_scores
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -118,20 +122,8 @@ def score_window(
         program = Program.open(model.program, model.raw_columns, store)
         rows = score_rows(program, dataset, window, keep, store, config.batch_rows)
         rows.to_parquet(folder.path / "scores.parquet", index=False)
-        labelled = rows[rows[columns.label].notna()]
-        unjudged = why_not_judged(labelled, columns, config)
-        measured = None if unjudged else measure_rows(labelled, columns, SCORE, config)
-        excess = measured.metric("excess_brier") if isinstance(measured, Measured) else None
-        return ScoredWindow(
-            program_sha256=model.program.sha256,
-            snapshot_sha256=snapshot.data.sha256,
-            window=window,
-            num_rows=len(rows),
-            scores=folder.artifact("scores.parquet"),
-            metrics=measured.metric_set() if measured else None,
-            excess_brier=excess,
-            unjudged=unjudged,
-        )
+        scores = folder.artifact("scores.parquet")
+        return _judged(rows, model.program.sha256, dataset, window, scores, config)
 
     return store.build_once("scores", key, ScoredWindow, build)
 
@@ -230,10 +222,10 @@ def _report(
     columns = dataset.snapshot.columns
     candidate = measure_rows(rows, columns, SCORE, config)
     reference = measure_rows(rows, columns, YARDSTICK_SCORE, config)
-    comparisons = [_minus(candidate, reference, "yardstick")]
+    comparisons = [difference(candidate, reference, "yardstick")]
     if rival is not None:
         champion = measure_rows(rows, columns, CHAMPION_SCORE, config)
-        comparisons.append(_minus(candidate, champion, f"champion:{rival.version.version}"))
+        comparisons.append(difference(candidate, champion, f"champion:{rival.version.version}"))
     slices, skipped = judge_slices(rows, columns, config)
     overall = candidate.metric_set()
     logger.info("judged %d rows: %s %.4f", len(rows), overall.primary_name, overall.primary.value)
@@ -254,14 +246,6 @@ def _report(
             **_curves(candidate, config),
         }
     )
-
-
-def _minus(candidate: AnyMeasured, other: AnyMeasured, name: str) -> Comparison:
-    if isinstance(candidate, Measured):
-        assert isinstance(other, Measured)
-        return candidate.minus(other, name)
-    assert isinstance(other, MeasuredNumbers)
-    return candidate.minus(other, name)
 
 
 def _baseline(
@@ -293,3 +277,43 @@ def _curves(candidate: AnyMeasured, config: EvaluationConfig) -> dict[str, objec
         "observed": observed_by_prediction(candidate.rows, config.calibration_bins),
         "residuals": residual_classes(candidate.rows),
     }
+
+
+def judge_served(
+    served: ServedWindow, config: EvaluationConfig, store: ArtifactStore
+) -> ScoredWindow:
+    """The scores that were served, as `score_window` gives those that it makes; none is made here.
+
+    Raises:
+        ArtifactError: an artifact is absent or damaged.
+    """
+    snapshot = served.dataset.snapshot
+    rows = pd.read_parquet(store.path(served.scores))
+    return _judged(
+        rows, served.program_sha256, served.dataset, snapshot.window, served.scores, config
+    )
+
+
+def _judged(
+    rows: pd.DataFrame,
+    program_sha256: str,
+    dataset: ValidatedDataset,
+    window: TimeWindow,
+    scores: Artifact,
+    config: EvaluationConfig,
+) -> ScoredWindow:
+    """Quality of scored rows whose label is known."""
+    columns = dataset.snapshot.columns
+    labelled = rows[rows[columns.label].notna()]
+    unjudged = why_not_judged(labelled, columns, config)
+    measured = None if unjudged else measure_rows(labelled, columns, SCORE, config)
+    return ScoredWindow(
+        program_sha256=program_sha256,
+        snapshot_sha256=dataset.snapshot.data.sha256,
+        window=window,
+        num_rows=len(rows),
+        scores=scores,
+        metrics=measured.metric_set() if measured else None,
+        excess_brier=measured.metric("excess_brier") if isinstance(measured, Measured) else None,
+        unjudged=unjudged,
+    )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.evaluation import Comparison, ScoredWindow
 from tasks.evaluation.bootstrap import Measured, measure, too_few
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.regression import MeasuredNumbers, measure_numbers
-from tasks.evaluation.rows import joined, read_batches, slice_columns, utc_times
+from tasks.evaluation.rows import SCORE, joined, read_batches, slice_columns, utc_times
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import number_days
@@ -37,6 +39,15 @@ def measure_rows(
         return measure(labels, scores, times, config)
     baseline = None if columns.baseline is None else rows[columns.baseline].to_numpy(np.float64)
     return measure_numbers(labels, scores, baseline, times, columns.unit, config)
+
+
+def difference(one: AnyMeasured, other: AnyMeasured, name: str) -> Comparison:
+    """One model minus another of the same rows and draws, which is called `name`."""
+    if isinstance(one, Measured):
+        assert isinstance(other, Measured)
+        return one.minus(other, name)
+    assert isinstance(other, MeasuredNumbers)
+    return one.minus(other, name)
 
 
 def why_not_judged(
@@ -105,3 +116,53 @@ def check_test_window(
     wanted = (columns.label, columns.event_time)
     rows = joined(read_batches(dataset, window, wanted, store, LABEL_ROWS), dataset, window)
     check_judgeable(rows, columns, window, config)
+
+
+AGAINST = "present champion"
+
+
+def compare_scored(
+    former: ScoredWindow,
+    present: ScoredWindow,
+    columns: DatasetSchema,
+    config: EvaluationConfig,
+    store: ArtifactStore,
+) -> Comparison | None:
+    """Former minus present model on the labelled rows, both on the same bootstrap draws.
+
+    Args:
+        former: scores of the one.
+        present: scores of the other, of the same rows.
+        columns: of the snapshot that both scored.
+        config: bootstrap.
+        store: holds the scores.
+
+    Returns:
+        The differences; None where labels are too few to judge.
+
+    Raises:
+        DataContractError: they are not of the same rows.
+        ArtifactError: scores are absent or damaged.
+    """
+    if (former.snapshot_sha256, former.window) != (present.snapshot_sha256, present.window):
+        raise DataContractError(
+            f"one model scored {former.window} of snapshot {former.snapshot_sha256[:12]}, the other"
+            f" {present.window} of {present.snapshot_sha256[:12]}; score the same rows first"
+        )
+    if former.metrics is None or present.metrics is None:
+        return None
+    one, other = (_rows(scored, store) for scored in (former, present))
+    if not np.array_equal(one[columns.row_id].to_numpy(), other[columns.row_id].to_numpy()):
+        raise DataContractError(
+            f"two models scored {present.window}, and the ids of their rows differ; remove the "
+            "stored scores and score the window again"
+        )
+    known = other[columns.label].notna()
+    plain = columns.model_copy(update={"baseline": None})  # it is no part of what is compared
+    ours, theirs = (measure_rows(rows[known], plain, SCORE, config) for rows in (one, other))
+    return difference(ours, theirs, AGAINST)
+
+
+def _rows(scored: ScoredWindow, store: ArtifactStore) -> pd.DataFrame:
+    rows: pd.DataFrame = pq.read_table(store.path(scored.scores)).to_pandas()
+    return rows

@@ -6,18 +6,17 @@ import numpy as np
 import pandas as pd
 
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.evaluation import Comparison, StudentReport
+from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
-from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.measuring import (
     AnyMeasured,
     baseline_columns,
+    difference,
     measure_rows,
     why_not_judged,
 )
-from tasks.evaluation.regression import MeasuredNumbers
 from tasks.evaluation.rows import SCORE
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.kernel.errors import DataContractError
@@ -60,10 +59,12 @@ def judge_siblings(
         window=student.splits.test,
         parent=original.metric_set(),
         student=ours.metric_set(),
-        to_parent=_minus(ours, original, "parent"),
+        to_parent=difference(ours, original, "parent"),
         taught=with_teacher.metric_set() if with_teacher else None,
         untaught=alone.metric_set() if alone else None,
-        teaching=_minus(with_teacher, alone, "untaught twin") if with_teacher and alone else None,
+        teaching=difference(with_teacher, alone, "untaught twin")
+        if with_teacher and alone
+        else None,
         refusal=None,
     )
     return report.model_copy(update={"verdict": who_won(report), "refusal": why_refused(report)})
@@ -139,11 +140,3 @@ class _Scorer:
                 f"{reason or f'{bad:,} of {len(rows):,} rows have no label'}. Choose a longer "
                 "test window, or lower the limits in the evaluation's configuration"
             )
-
-
-def _minus(one: AnyMeasured, other: AnyMeasured, against: str) -> Comparison:
-    if isinstance(one, Measured) and isinstance(other, Measured):
-        return one.minus(other, against)
-    assert isinstance(one, MeasuredNumbers)
-    assert isinstance(other, MeasuredNumbers)
-    return one.minus(other, against)

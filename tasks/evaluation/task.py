@@ -164,7 +164,7 @@ def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> Score
 
     Safe to retry: it only reads artifacts.
     """
-    from tasks.evaluation.served import judge_served
+    from tasks.evaluation.judge import judge_served
 
     return judge_served(served, config, Settings.from_environment().store)
 
@@ -191,7 +191,7 @@ def compare_former(
     Raises:
         DataContractError: the two did not score the same rows. Not retried.
     """
-    from tasks.evaluation.pairing import compare_scored
+    from tasks.evaluation.measuring import compare_scored
 
     store = Settings.from_environment().store
     return compare_scored(former, present, dataset.snapshot.columns, config, store)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from tasks.contracts.base import Artifact
+from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
 from tasks.contracts.run import RunRecord
+from tasks.kernel.errors import ArtifactError
+from tasks.kernel.settings import URI_SCHEME, ArtifactStore, named_artifacts
 from tasks.reporting import conversion, facts, figures, judgement, quantities, training_cost
-from tasks.reporting.checks import Check, StoredArtifact, checks
 from tasks.reporting.drawing import STYLE_SHEET
+from tasks.reporting.quantities import count, decimal, percent
 
 FOLDER = Path(__file__).parent
 _UNBROKEN = re.compile(
@@ -93,3 +100,117 @@ def prose(text: str) -> Markup:
 
 def _without_control_characters(value: object) -> object:
     return value if isinstance(value, Markup) else quantities.printable(value)
+
+
+@dataclass(frozen=True)
+class StoredArtifact:
+    """One artifact: its `path` within the state folder; `whole` where it has its digest."""
+
+    artifact: Artifact
+    path: str
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim of the page and the command, run in the state folder, that gives it again."""
+
+    claim: str
+    value: str
+    command: str
+
+
+def stored_artifacts(record: RunRecord, store: ArtifactStore) -> tuple[StoredArtifact, ...]:
+    """Every artifact that the record names, each once, in order of its URI, read and digested.
+
+    An artifact that is absent, damaged or no artifact of this store is reported, not raised: the
+    rest of the report is still true.
+    """
+    found = {(a.uri, a.sha256): a for a in named_artifacts(record)}
+    return tuple(
+        StoredArtifact(found[key], relative_path(found[key], store), _is_whole(found[key], store))
+        for key in sorted(found)
+    )
+
+
+def relative_path(artifact: Artifact, store: ArtifactStore) -> str:
+    """Path within the state folder, such as `artifacts/snapshots/3f2a/data.parquet`."""
+    return f"{store.root.name}/{artifact.uri.removeprefix(URI_SCHEME)}"
+
+
+def _is_whole(artifact: Artifact, store: ArtifactStore) -> bool:
+    try:
+        return store.holds(artifact)
+    except (ArtifactError, OSError):  # unreadable is as good as absent
+        return False
+
+
+def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
+    """Commands that recompute the main claims from the stored files alone."""
+    paths = {(s.artifact.uri, s.artifact.sha256): s.path for s in stored}
+
+    def path(artifact: Artifact) -> str:
+        return paths[artifact.uri, artifact.sha256]
+
+    snapshot = record.dataset.snapshot
+    rows = f"d = pandas.read_parquet({json.dumps(path(snapshot.data))})"
+    label = json.dumps(snapshot.columns.label)
+    mean = percent(snapshot.positive_rate, 3)
+    if snapshot.label_summary is not None:
+        mean = decimal(snapshot.label_summary.mean, 3)
+    return [
+        *_of_predictions(record.evaluation, path(record.evaluation.predictions), label),
+        Check("Rows", count(snapshot.num_rows), _python(f"import pandas; {rows}; print(len(d))")),
+        Check(
+            "Positive rate" if snapshot.label_summary is None else "Mean label",
+            mean,
+            _python(f"import pandas; {rows}; print(d[{label}].mean())"),
+        ),
+        Check(
+            "Digest of the rows",
+            snapshot.data.sha256,
+            f"sha256sum {shlex.quote(path(snapshot.data))}",
+        ),
+        Check(
+            "Digest of the model",
+            record.model.program.sha256,
+            f"sha256sum {shlex.quote(path(record.model.program))}",
+        ),
+    ]
+
+
+def _of_predictions(report: EvaluationReport, path: str, label: str) -> list[Check]:
+    """Commands that recompute the metrics from the stored predictions."""
+    overall, yardstick = report.overall, report.yardstick
+    opened = f"import pandas, sklearn.metrics as m; p = pandas.read_parquet({json.dumps(path)})"
+    name, function = "AUC", "roc_auc_score"
+    if isinstance(overall, RegressionMetrics):
+        name, function = "R²", "r2_score"
+        second = Check(
+            "RMSE",
+            decimal(overall.rmse.value, 6),
+            _python(f"{opened}; print(((p[{label}] - p.score) ** 2).mean() ** 0.5)"),
+        )
+    else:
+        second = Check(
+            "Brier score",
+            decimal(overall.brier.value, 6),
+            _python(f"{opened}; print(((p[{label}] - p.score) ** 2).mean())"),
+        )
+    return [
+        Check(
+            name,
+            decimal(overall.primary.value, 6),
+            _python(f"{opened}; print(m.{function}(p[{label}], p.score))"),
+        ),
+        Check(
+            f"{name} of the yardstick",
+            decimal(yardstick.primary.value, 6),
+            _python(f"{opened}; print(m.{function}(p[{label}], p.yardstick_score))"),
+        ),
+        second,
+    ]
+
+
+def _python(program: str) -> str:
+    return f"python -c {shlex.quote(program)}"

@@ -36,8 +36,7 @@ def publish_report(record: RunRecord) -> ReportFiles:
         ConfigurationError: the run id cannot name a folder. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.announcement import announcement
-    from tasks.reporting.files import write_report
+    from tasks.reporting.files import announcement, write_report
 
     settings = Settings.from_environment()
     files = write_report(record, settings.store, settings.reports)

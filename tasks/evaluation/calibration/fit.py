@@ -14,11 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.calibration import FitOutcome, MapFit, ScoreMap
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.calibration.config import RecalibrationConfig
+from tasks.evaluation.rows import SCORE, utc_times
+from tasks.kernel.settings import ArtifactStore
+from tasks.stats.bootstrap import number_days
 
 Float64Array = NDArray[np.float64]
 LOWEST_PROBABILITY = 1e-7  # a 32-bit score of exactly 0 or 1 has a finite logit
@@ -208,3 +215,23 @@ def _sigmoid(logit: Float64Array) -> Float64Array:
 
 def _cross_entropy(logit: Float64Array, targets: Float64Array) -> float:
     return float(np.sum(np.logaddexp(0, logit) - targets * logit))
+
+
+def fit_scored(
+    scored: ScoredWindow, columns: DatasetSchema, config: RecalibrationConfig, store: ArtifactStore
+) -> FitOutcome:
+    """Fit a map to the labelled rows of a scored window.
+
+    Raises:
+        ArtifactError: the scores are absent or damaged.
+    """
+    rows: pd.DataFrame = pq.read_table(store.path(scored.scores)).to_pandas()
+    rows = rows[rows[columns.label].notna()]
+    return fit_map(
+        rows[columns.label].to_numpy(np.float64),
+        rows[SCORE].to_numpy(),
+        number_days(utc_times(rows, columns.event_time))[0],
+        scored.window,
+        config,
+        is_number=columns.task == "regression",
+    )

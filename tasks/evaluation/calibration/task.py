@@ -40,7 +40,7 @@ def fit_score_map(
     Raises:
         ArtifactError: the scores are absent or damaged. Not retried.
     """
-    from tasks.evaluation.calibration.scored import fit_scored
+    from tasks.evaluation.calibration.fit import fit_scored
 
     outcome = fit_scored(scored, columns, config, Settings.from_environment().store)
     if outcome.refusal:
@@ -64,8 +64,7 @@ def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) 
     """
     import pandas as pd
 
-    from tasks.evaluation.calibration.announcement import announcement
-    from tasks.evaluation.calibration.gain import why_no_gain
+    from tasks.evaluation.calibration.gain import announcement, why_no_gain
     from tasks.evaluation.calibration.picture import draw_reliability
 
     calibration, columns = model.calibration, model.columns

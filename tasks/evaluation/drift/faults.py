@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import bdtrc
 
 from tasks.evaluation.drift.config import DriftConfig, UnitChange
-from tasks.evaluation.drift.histograms import MISSING_BIN, Histogram
+from tasks.evaluation.drift.statistics import MISSING_BIN, Histogram
 from tasks.evaluation.drift.window import SECONDS_PER_DAY, Float64Array, Numbers, WindowColumns
 
 LEVELS = np.linspace(0.05, 0.95, 19)

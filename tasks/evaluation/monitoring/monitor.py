@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import duckdb
 
-from tasks.contracts.base import TimeWindow
+from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import (
     FeatureMonitoring,
     FeatureTables,
@@ -19,16 +19,20 @@ from tasks.contracts.data import (
     MonitoredPeriod,
     MonitoredView,
 )
-from tasks.evaluation.monitoring.alerts import AlertEvent, append_alerts, grouped
-from tasks.evaluation.monitoring.config import MonitoringConfig
-from tasks.evaluation.monitoring.drift import WindowDrift, measure_drift
-from tasks.evaluation.monitoring.history import keep
-from tasks.evaluation.monitoring.rules import (
+from tasks.evaluation.monitoring.alerts import FILE as ALERTS
+from tasks.evaluation.monitoring.alerts import (
+    AlertEvent,
+    append_alerts,
     drift_alerts,
     freshness_alerts,
+    grouped,
     null_alerts,
     volume_alerts,
 )
+from tasks.evaluation.monitoring.config import MonitoringConfig
+from tasks.evaluation.monitoring.drift import WindowDrift, measure_drift
+from tasks.evaluation.monitoring.history import FILE as HISTORY
+from tasks.evaluation.monitoring.history import keep
 from tasks.evaluation.monitoring.statistics import (
     DAY,
     MEMORY_LIMIT,
@@ -40,7 +44,7 @@ from tasks.evaluation.monitoring.statistics import (
     features_of,
     view_days,
 )
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 MOST_PERIODS = 53
 Day = TypeVar("Day")
@@ -241,3 +245,39 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+class KeptMonitoring(Contract):
+    """One monitoring result under its content key."""
+
+    monitoring: FeatureMonitoring
+
+
+def monitor_once(
+    tables: FeatureTables,
+    window: TimeWindow,
+    view_keys: Mapping[str, Sequence[str]],
+    config: MonitoringConfig,
+    home: Path,
+    store: ArtifactStore,
+) -> FeatureMonitoring:
+    """As `monitor_tables`, but measured only once while history and alerts are there.
+
+    Raises:
+        DataContractError: a table lacks its keys or times.
+        StorageError: the history could not be written.
+    """
+    digests = [[table.name, table.artifact.sha256] for table in tables.tables]
+    keys = {view: list(names) for view, names in view_keys.items()}
+    key = content_key(code_digest(__file__), tables.version, digests, window, keys, config)
+    if (home / HISTORY).exists() and (home / ALERTS).exists():
+        kept = store.find("monitoring", key, KeptMonitoring)
+        if kept:
+            return kept.monitoring.model_copy(update={"num_new_alerts": 0})
+    seen = monitor_tables(tables, window, view_keys, config, home, store)
+
+    def build(folder: StagedFolder) -> KeptMonitoring:
+        return KeptMonitoring(monitoring=seen)
+
+    store.build_once("monitoring", key, KeptMonitoring, build)
+    return seen

@@ -36,7 +36,7 @@ def monitor_features(
         DataContractError: a table lacks its keys or times. Not retried.
         StorageError: the history could not be written. Not retried.
     """
-    from tasks.evaluation.monitoring.kept import monitor_once
+    from tasks.evaluation.monitoring.monitor import monitor_once
 
     settings = Settings.from_environment()
     seen = monitor_once(tables, window, view_keys, config, settings.features_home, settings.store)

@@ -13,8 +13,14 @@ import pyarrow.parquet as pq
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import Metric, MetricSet, ScoredWindow
-from tasks.evaluation.drift.histograms import Histogram, count_categories, count_numbers
-from tasks.evaluation.drift.statistics import Change, draw_blocks, measure_changes
+from tasks.evaluation.drift.statistics import (
+    Change,
+    Histogram,
+    count_categories,
+    count_numbers,
+    draw_blocks,
+    measure_changes,
+)
 from tasks.evaluation.drift.window import WindowColumns
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.data.builders import COLUMNS

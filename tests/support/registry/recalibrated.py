@@ -18,7 +18,7 @@ from tasks.contracts.release import CalibrationSource, PromotionDecision
 from tasks.contracts.training import CandidateModel, RecalibratedModel
 from tasks.conversion.calibrator import map_program
 from tasks.evaluation.calibration.config import RecalibrationConfig
-from tasks.evaluation.calibration.scored import fit_scored
+from tasks.evaluation.calibration.fit import fit_scored
 from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.yardstick import score_yardstick

@@ -10,8 +10,7 @@ from markupsafe import Markup
 
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.checks import stored_artifacts
-from tasks.reporting.page import render_page
+from tasks.reporting.page import render_page, stored_artifacts
 
 DATA_DOCS = "../../data_docs/current/index.html"
 """The one link that leaves the page: to the pages beside it in the state folder."""

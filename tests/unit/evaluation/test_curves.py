@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.evaluation.curves import calibration_curve, precision_recall_curve, roc_curve
+from tasks.evaluation.slices import calibration_curve, precision_recall_curve, roc_curve
 from tasks.stats.ranked import METRICS, RankedRows
 
 

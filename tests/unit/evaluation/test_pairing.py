@@ -11,7 +11,7 @@ import pytest
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.pairing import compare_scored
+from tasks.evaluation.measuring import compare_scored
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.control.builders import metric

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.announcement import announcement
 from tasks.reporting.figures import gallery
-from tasks.reporting.files import write_report
+from tasks.reporting.files import announcement, write_report
 from tests.support.reporting.run_records import hostile_record, run_record
 
 

@@ -18,8 +18,7 @@ from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.reporting import files as files_module
-from tasks.reporting.checks import checks, stored_artifacts
-from tasks.reporting.files import write_report
+from tasks.reporting.page import checks, stored_artifacts, write_report
 from tests.support.reporting.run_records import hostile_record, later, run_record
 
 

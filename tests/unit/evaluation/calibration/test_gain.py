@@ -19,11 +19,13 @@ from tasks.contracts.evaluation import (
     PairedComparison,
     RegressionComparison,
 )
-from tasks.evaluation.calibration.announcement import announcement
-from tasks.evaluation.calibration.config import RecalibrationConfig
-from tasks.evaluation.calibration.gain import changes_told, why_no_gain
+from tasks.evaluation.calibration.config import (
+    RecalibrationConfig,
+    calibration_splits,
+    split_window,
+)
+from tasks.evaluation.calibration.gain import announcement, changes_told, why_no_gain
 from tasks.evaluation.calibration.picture import reliability
-from tasks.evaluation.calibration.windows import calibration_splits, split_window
 from tasks.kernel.errors import WindowError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import dataset, frame, month

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.evaluation.drift.columns import Windows, examine_categories, examine_numbers
+from tasks.evaluation.drift.compare import Windows, examine_categories, examine_numbers
 from tasks.evaluation.drift.config import COMMON_UNIT_CHANGES, DriftConfig, UnitChange
 from tasks.evaluation.drift.faults import UnitGuess, judge_guesses, largest_day_step
 from tests.support.evaluation.windows import window_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluation.drift.histograms import count_categories, count_numbers, quantile_cuts
+from tasks.evaluation.drift.statistics import count_categories, count_numbers, quantile_cuts
 from tests.support.evaluation.windows import window_of
 
 

@@ -12,13 +12,11 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureMonitoring
-from tasks.evaluation.monitoring.alerts import read_alerts
+from tasks.evaluation.monitoring.alerts import freshness_alerts, read_alerts
 from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.evaluation.monitoring.drift import baseline_noise
 from tasks.evaluation.monitoring.history import days_kept, read_feature
-from tasks.evaluation.monitoring.kept import monitor_once
-from tasks.evaluation.monitoring.monitor import monitor_tables
-from tasks.evaluation.monitoring.rules import freshness_alerts
+from tasks.evaluation.monitoring.monitor import monitor_once, monitor_tables
 from tasks.evaluation.monitoring.statistics import ViewDay
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
