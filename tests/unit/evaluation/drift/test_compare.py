@@ -102,9 +102,9 @@ def test_a_stale_model_is_retrained_and_a_hard_month_is_not(store: ArtifactStore
     hard = check(store, dataset, auc=0.68, excess=-0.03)
     assert hard.verdict == DriftVerdict.WATCH
     assert "no reason to retrain" in hard.evidence[0]
-    assert "flows withdraw" not in stale.evidence[0]
+    assert "models withdraw" not in stale.evidence[0]
     collapsed = check(store, dataset, auc=0.55, excess=0.05)
-    assert "flows withdraw" in collapsed.evidence[0]
+    assert "models withdraw" in collapsed.evidence[0]
 
 
 def to_celsius(data: pd.DataFrame, now: pd.Series) -> None:
