@@ -164,7 +164,7 @@ def variants(
             "name": "openvino-int8",
             "precision": "int8",
             "files": None,
-            "kept": False,
+            "accepted": False,
             "reason": "loses 0.004 AUC, bound 0.002",
         }
     )
