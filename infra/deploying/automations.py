@@ -19,7 +19,7 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from infra.deploying.blocks import channels_there
 from infra.deploying.deployments import OWN_TAG, find_id
 from infra.deploying.items import MISSING, Comparison, differences
-from infra.deploying.notifications import NOTIFICATIONS, Notification
+from infra.deploying.notifications import Notification, notifications
 from tasks.kernel.errors import TransientError
 
 DECISION_DEPLOYMENT = "decision/coordinator"
@@ -149,7 +149,7 @@ def tell(notification: Notification, *, resume: bool = False) -> AutomationItem:
 
 def automation_items(*, resume: bool = False) -> tuple[AutomationItem, ...]:
     """All automations."""
-    told = (tell(notification, resume=resume) for notification in NOTIFICATIONS)
+    told = (tell(each, resume=resume) for each in notifications())
     return (decide_on_drift(resume=resume), *told)
 
 

@@ -164,8 +164,24 @@ class DeploymentItem:
             await self._create(client)
             return
         await self._remove_schedules(client, found)
+        update = self._fields() | {"schedules": [self._updated(s) for s in self.entry.schedules]}
+        if self.resume:
+            update["paused"] = False
+        await client.update_deployment(found.id, DeploymentUpdate(**update))
+
+    async def _create(self, client: PrefectClient) -> UUID:
+        return await client.create_deployment(
+            flow_id=await client.create_flow_from_name(self.flow.name),
+            name=self.name,
+            schedules=[self._created(schedule) for schedule in self.entry.schedules],
+            **self._fields(),
+        )
+
+    def _fields(self) -> dict[str, Any]:
+        """What creating and updating have in common."""
         limit = self.entry.concurrency_limit
-        update: dict[str, Any] = {
+        options = {"collision_strategy": limit.collision_strategy} if limit else None
+        return {
             "description": self.entry.description,
             "entrypoint": self.entry.entrypoint,
             "path": None,
@@ -178,33 +194,8 @@ class DeploymentItem:
             "parameter_openapi_schema": _json_schema_of(self.flow),
             "enforce_parameter_schema": True,
             "concurrency_limit": limit.limit if limit else None,
-            "concurrency_options": _options(self.entry),
-            "schedules": [self._updated(schedule) for schedule in self.entry.schedules],
+            "concurrency_options": ConcurrencyOptions.model_validate(options) if options else None,
         }
-        if self.resume:
-            update["paused"] = False
-        await client.update_deployment(found.id, DeploymentUpdate(**update))
-
-    async def _create(self, client: PrefectClient) -> UUID:
-        limit = self.entry.concurrency_limit
-        return await client.create_deployment(
-            flow_id=await client.create_flow_from_name(self.flow.name),
-            name=self.name,
-            description=self.entry.description,
-            entrypoint=self.entry.entrypoint,
-            path=None,
-            pull_steps=[],
-            work_pool_name=self.entry.work_pool.name,
-            work_queue_name=self.entry.work_pool.work_queue_name,
-            job_variables=self.job_variables,
-            tags=self.tags,
-            parameters=self.parameters,
-            parameter_openapi_schema=_json_schema_of(self.flow),
-            enforce_parameter_schema=True,
-            concurrency_limit=limit.limit if limit else None,
-            concurrency_options=_options(self.entry),
-            schedules=[self._created(schedule) for schedule in self.entry.schedules],
-        )
 
     async def _remove_schedules(self, client: PrefectClient, found: DeploymentResponse) -> None:
         """Remove those that the file does not have: an update would keep them."""
@@ -332,13 +323,6 @@ def _schema_of(flow: Flow[..., Any]) -> ParameterSchema:
 
 def _json_schema_of(flow: Flow[..., Any]) -> dict[str, Any]:
     return _schema_of(flow).model_dump(mode="json", exclude_unset=True)
-
-
-def _options(entry: Deployment) -> ConcurrencyOptions | None:
-    limit = entry.concurrency_limit
-    if limit is None:
-        return None
-    return ConcurrencyOptions.model_validate({"collision_strategy": limit.collision_strategy})
 
 
 def _cron(schedule: Schedule) -> CronSchedule:

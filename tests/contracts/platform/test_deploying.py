@@ -24,7 +24,7 @@ from flows.config import PipelineConfig, read_pipeline_config
 from flows.windows import hours_or_newest, refresh_run_name
 from infra.deploying.automations import AutomationItem, decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
-from infra.deploying.notifications import NOTIFICATIONS
+from infra.deploying.notifications import notifications
 from tasks.contracts.base import TimeWindow
 from tasks.features.tables.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
@@ -309,7 +309,7 @@ def test_people_are_told_by_webhook_and_mail_with_what_to_do_next(
         written = redeploy(telling).written
         assert "block custom-webhook/falaj-webhook" in written
         assert "block slack-webhook/falaj-email" in written
-        assert {f"automation {n.automation_name}" for n in NOTIFICATIONS} <= set(written)
+        assert {f"automation {n.automation_name}" for n in notifications()} <= set(written)
         assert redeploy(telling).written == []
 
         closed = [{"gate": "min_auc", "evidence": "AUC 0.61 is below 0.70"}]

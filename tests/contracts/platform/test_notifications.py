@@ -24,18 +24,7 @@ from prefect.server.utilities.user_templates import validate_user_template
 
 from flows.feature_refresh import announce_staleness
 from flows.promotion import announce_refusal
-from infra.deploying.notifications import (
-    APPROVAL_WAITING,
-    DRIFT,
-    FAILED_ACTION,
-    FAILED_RUN,
-    NOTIFICATIONS,
-    PROMOTION_REFUSED,
-    PROMOTION_REJECTED,
-    STALE_FEATURES,
-    WORKER_OFFLINE,
-    Notification,
-)
+from infra.deploying.notifications import Notification, notification, notifications
 from infra.orchestration.embedded import send_what_is_left
 from tests.support.release.builders import WORSE, refused
 from tests.support.services.prefect_platform import PrefectApi
@@ -96,15 +85,15 @@ def inbox(prefect_api: PrefectApi) -> Iterator[Inbox]:
     """All notifications as automations of a real server; their messages arrive here."""
     with prefect_api.in_process(), receiver() as box, get_client(sync_client=True) as client:
         made = []
-        for notification in NOTIFICATIONS:
+        for each in notifications():
             block = CustomWebhookNotificationBlock(
-                name=notification.name,
-                url=f"http://127.0.0.1:{box.port}/{notification.name}",
+                name=each.name,
+                url=f"http://127.0.0.1:{box.port}/{each.name}",
                 json_data={"subject": "{{subject}}", "body": "{{body}}"},
             )
-            number = block.save(f"{notification.name}-under-test", overwrite=True)
+            number = block.save(f"{each.name}-under-test", overwrite=True)
             assert isinstance(number, UUID)
-            made.append(client.create_automation(automation(notification, number)))
+            made.append(client.create_automation(automation(each, number)))
         yield box
         for automation_id in made:
             client.delete_automation(automation_id)
@@ -136,13 +125,13 @@ def emit(event: str, resource: dict[str, str], payload: dict[str, Any]) -> None:
 
 
 def test_every_notification_is_a_template_and_says_what_to_do_next() -> None:
-    assert len({n.name for n in NOTIFICATIONS}) == len(NOTIFICATIONS)
-    for notification in NOTIFICATIONS:
-        validate_user_template(notification.subject)
-        validate_user_template(notification.body)
-        assert "\n" not in notification.subject
-        assert "What to do next:\n" in notification.body
-        assert notification.automation_name == f"notify-{notification.name}"
+    assert len({n.name for n in notifications()}) == len(notifications())
+    for each in notifications():
+        validate_user_template(each.subject)
+        validate_user_template(each.body)
+        assert "\n" not in each.subject
+        assert "What to do next:\n" in each.body
+        assert each.automation_name == f"notify-{each.name}"
 
 
 def test_a_failed_run_is_told_with_its_reason_and_its_page(inbox: Inbox) -> None:
@@ -153,7 +142,7 @@ def test_a_failed_run_is_told_with_its_reason_and_its_page(inbox: Inbox) -> None
     with pytest.raises(ValueError, match="312 nulls"):
         failing()
     send_what_is_left()
-    text = inbox.wait(FAILED_RUN, "train-delay-20130101")
+    text = inbox.wait(notification("failed-run"), "train-delay-20130101")
     assert text.startswith("Falaj: failing-under-test run train-delay-20130101 failed\n")
     assert "column dep_time has 312 nulls" in text
     assert "Run: train-delay-20130101" in text
@@ -168,7 +157,7 @@ def test_a_refused_promotion_is_told_gate_by_gate(inbox: Inbox) -> None:
 
     refusing()
     send_what_is_left()
-    text = inbox.wait(PROMOTION_REFUSED, "version 3")
+    text = inbox.wait(notification("promotion-refused"), "version 3")
     assert text.startswith("Falaj: delay version 3 was refused by 1 gate(s)\n")
     assert f"- champion: {WORSE}" in text
     assert "auc-floor" not in text
@@ -186,7 +175,7 @@ def test_a_rejected_promotion_is_told(inbox: Inbox, approver: str | None, told: 
         "reason": "rejected", "champion": None,
     }  # fmt: skip
     emit("falaj.promotion.rejected", MODEL, payload)
-    text = inbox.wait(PROMOTION_REJECTED, told)
+    text = inbox.wait(notification("promotion-rejected"), told)
     assert "There is no champion." in text
     assert "python -m falaj models approve delay 4 --approver NAME" in text
 
@@ -196,7 +185,7 @@ def test_a_candidate_that_waits_is_told_with_its_deadline(inbox: Inbox) -> None:
     payload = {"model": "delay", "version": 5, "summary": "11 of 11 gates are open.",
                "deadline": "2026-11-24 12:00 UTC"}  # fmt: skip
     emit("falaj.promotion.waiting", MODEL, payload)
-    text = inbox.wait(APPROVAL_WAITING, "version 5 waits for your approval")
+    text = inbox.wait(notification("approval-waiting"), "version 5 waits for your approval")
     assert "It is rejected by itself at 2026-11-24 12:00 UTC." in text
 
 
@@ -208,12 +197,12 @@ def test_drift_is_told_where_it_asks_for_something_and_not_where_it_does_not(inb
         payload = {"model": name, "use_case": "delays", "verdict": verdict,
                    "window": "2013-12", "verdict_id": "v1"}  # fmt: skip
         emit("falaj.drift.judged", labels, payload)
-    retrain = inbox.wait(DRIFT, "retrain: drift in 2013-12 asks for a retraining")
+    retrain = inbox.wait(notification("drift"), "retrain: drift in 2013-12 asks for a retraining")
     assert "Nothing, as a rule" in retrain
-    fault = inbox.wait(DRIFT, "data-fault: the data of 2013-12 are faulty")
+    fault = inbox.wait(notification("drift"), "data-fault: the data of 2013-12 are faulty")
     assert "Mend the feed" in fault
     assert "Nothing, as a rule" not in fault
-    assert inbox.count(DRIFT) == 2
+    assert inbox.count(notification("drift")) == 2
 
 
 @pytest.mark.slow
@@ -225,9 +214,9 @@ def test_stale_features_are_told_view_by_view(inbox: Inbox) -> None:
 
     stale()
     send_what_is_left()
-    text = inbox.wait(STALE_FEATURES, "features of delays are stale")
+    text = inbox.wait(notification("stale-features"), "features of delays are stale")
     assert "- weather is 31 h old\n- planes is 40 h old\n" in text
-    assert inbox.count(STALE_FEATURES) == 1
+    assert inbox.count(notification("stale-features")) == 1
 
 
 @pytest.mark.slow
@@ -238,7 +227,7 @@ def test_a_work_pool_without_a_worker_is_told(inbox: Inbox) -> None:
         "prefect.work-pool.type": "process",
     }
     emit("prefect.work-pool.not-ready", labels, {})
-    assert "no worker serves work pool gpu" in inbox.wait(WORKER_OFFLINE, "gpu")
+    assert "no worker serves work pool gpu" in inbox.wait(notification("worker-offline"), "gpu")
 
 
 @pytest.mark.slow
@@ -254,8 +243,10 @@ def test_a_failed_action_is_told_but_never_that_of_a_message(inbox: Inbox) -> No
     with get_client(sync_client=True) as client:
         made = [client.create_automation(core) for core in (silent, told)]
         emit(event, {"prefect.resource.id": "falaj.test"}, {})
-        text = inbox.wait(FAILED_ACTION, "automation decide-under-test could not act")
+        text = inbox.wait(
+            notification("failed-action"), "automation decide-under-test could not act"
+        )
         for number in made:
             client.delete_automation(number)
     assert "Its action run-deployment failed:" in text
-    assert inbox.count(FAILED_ACTION) == 1
+    assert inbox.count(notification("failed-action")) == 1

@@ -86,7 +86,7 @@ def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None
     listed = {line.split()[1] for line in done.stdout.splitlines()}
     tests = "test test-slow tools drills mutants test-cluster test-keras test-horovod"
     aside = "test-tensorrt-rtx test-triton test-serving-clients test-litert"
-    platform = "serve edge up down status doctor"
+    platform = "serve gateway up down status doctor"
     assert listed == set(
         f"help setup run {platform} {tests} {aside} bench lint format lock clean".split()
     )
@@ -217,7 +217,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(
 ) -> None:
     done = make(checkout, tools, "setup")
     assert done.returncode != 0
-    assert "[1/8] looking at the machine ... stopped" in done.stdout
+    assert "[1/8] checking the machine ... stopped" in done.stdout
     assert "this machine lacks a C++ compiler (on Debian and Ubuntu the package g++)" in done.stderr
     assert "Traceback" not in done.stderr
     assert not checkout.python.exists()

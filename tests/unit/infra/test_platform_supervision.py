@@ -1,4 +1,4 @@
-"""The supervisor, with real child processes."""
+"""The supervisor, with real child processes, and under a clock that is set back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from infra.orchestration.client import is_running
 from infra.platform import supervisor
 from infra.platform.api import PROBE_TIMEOUT_S
 from infra.platform.files import PlatformFiles
-from infra.platform.supervisor import Child, Service
+from infra.platform.supervisor import Child, Clock, Service
 from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.clocks import make_clock
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
 from tests.support.platform.supervised import LIMIT_S, sleeper, supervised
@@ -321,3 +322,43 @@ def test_a_down_interrupted_too_late_says_that_the_platform_goes_down(tmp_path: 
         assert down.returncode == EXIT_INTERRUPTED
         assert "goes down all the same" in said
         assert platform.process.wait(LIMIT_S) == 0
+
+
+def test_a_clock_that_is_set_back_is_told_of_once() -> None:
+    shown, steady = [1000.0], [10.0]
+    clock = Clock(lambda: shown[0], lambda: steady[0])
+    assert clock.set_back_s() == 0
+    shown[0], steady[0] = 1500.0, 510.0  # time goes by
+    assert clock.set_back_s() == 0
+    shown[0] -= 3600
+    assert clock.set_back_s() == pytest.approx(3600)
+    assert clock.set_back_s() == 0
+    shown[0] += 3600  # set ahead: what was planned is late, and is done at once
+    assert clock.set_back_s() == 0
+    shown[0] -= 30  # what NTP mends
+    assert clock.set_back_s() == 0
+
+
+def test_the_server_is_started_anew_when_the_clock_is_set_back_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = make_clock(tmp_path)
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    children = [{"name": name, "command": sleeper(tmp_path)} for name in ("server", "worker-x")]
+    with supervised(tmp_path, *children) as platform:
+        platform.until_up()
+        first = platform.child("server").pid
+        clock.jump_to(+5)
+        clock.jump_to(-5)
+        platform.until(
+            lambda state: state.services[0].restarts == 1 and state.services[0].condition == "up",
+            "the server is started anew",
+        )
+        assert platform.child("server").pid != first
+        assert platform.child("worker-x").restarts == 0
+        assert platform.child("worker-x").since < datetime.now(UTC) - timedelta(hours=4)
+        assert "clock was set back by" in platform.said()
+        told = tmp_path / "forgotten"  # the first time it could not
+        wait_until(lambda: told.exists() and told.read_text() == "asked\n" * 2, "asked twice", 60)
+    assert told.read_text() == "asked\n" * 2

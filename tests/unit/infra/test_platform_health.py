@@ -1,4 +1,4 @@
-"""What doctor says about each thing that can be wrong, on real files, disks and ports."""
+"""What status and doctor show, on real files, disks and ports, with and without a platform."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
-from falaj.__main__ import EXIT_FAILED, main
+from falaj.__main__ import EXIT_FAILED, EXIT_WRONG_INPUT, main
+from infra.platform import lifecycle
 from infra.platform.api import PrefectApi
 from infra.platform.config import PlatformConfig
 from infra.platform.files import PlatformFiles, PlatformState, ensure_password, write_state
 from infra.platform.health import (
+    EXIT_NOT_RUNNING,
     Finding,
-    check_api,
     check_clock,
     check_databases,
     check_disk,
@@ -38,10 +38,14 @@ from infra.platform.health import (
     report,
     table,
 )
+from tasks.control.leases.config import LeaseRequest
+from tasks.control.leases.leases import acquire
+from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.errors import TransientError
-from tasks.kernel.files import private_folder
-from tasks.kernel.settings import PROJECT_ROOT
+from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.host.disks import small_disk
+from tests.support.platform.lease_devices import host
 from tests.support.services.servers import free_port, redis_server
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -72,13 +76,6 @@ def test_versions_that_break_the_server_in_silence_are_a_problem(
     if level != "ok":
         assert f"{name} {installed} is installed, expected" in finding.seen
         assert "make setup" in finding.advice
-
-
-def test_what_is_installed_here_is_within_the_bounds_and_all_three_are_looked_at() -> None:
-    installed, bounds = installed_pins()
-    assert sorted(bounds) == ["fastapi", "prefect", "sqlalchemy"]
-    assert all(finding.level == "ok" for finding in check_pins(installed, bounds))
-    assert str(bounds["sqlalchemy"].specifier) == str(Requirement("x>=2.0,<2.1").specifier)
 
 
 def test_a_disk_with_less_space_than_asked_is_a_problem(tmp_path: Path) -> None:
@@ -175,11 +172,6 @@ def test_stores_that_do_not_answer_are_problems_and_no_password_is_told(tmp_path
     assert "the-password" not in finding.seen
     with redis_server(tmp_path) as server:
         assert only(check_redis(f"redis://{server.connection_string}/0"), "ok").name == "stores"
-
-
-def test_an_api_that_does_not_answer_is_a_problem() -> None:
-    finding = only(check_api(PrefectApi(f"http://127.0.0.1:{free_port()}/api", None)), "problem")
-    assert "does not answer: " in finding.seen
 
 
 class BusyAtFirst(BaseHTTPRequestHandler):
@@ -289,3 +281,91 @@ def test_a_platform_is_not_started_on_a_disk_that_can_only_be_read(
         disk.close()
         assert main(["--home", str(tmp_path), "up"]) == EXIT_FAILED
     assert "the disk refused a write" in capsys.readouterr().err
+
+
+TWO_CORES = LeaseRequest(cores=2)
+
+
+def test_status_shows_who_holds_devices_and_who_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    book = LeaseRepository(Settings.from_environment().metadata_url, host="big-one")
+    devices = host(cores=2)
+    with acquire(book, TWO_CORES, "train-delay (run 1)", devices=devices):
+        book.ask(TWO_CORES, "train-fares (run 2)", devices, priority=2)
+        held, waiting = read_status(PlatformFiles(tmp_path)).leases
+        assert (held.state, waiting.state) == ("held", "waiting")
+        code = main(["status"])
+    assert code == EXIT_NOT_RUNNING
+    _, _, header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == "Devices of State Since Priority What, and for whom".split()
+    assert first.startswith("big-one")
+    assert "held" in first
+    assert "train-delay (run 1), process" in first
+    assert "waiting" in second
+    assert second.split(": ")[1].startswith("train-fares (run 2)")
+
+
+def test_options_of_an_earlier_start_are_kept_shown_and_changed_by_giving_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, asked = PlatformFiles(tmp_path), list[PlatformConfig]()
+
+    def start(files: PlatformFiles, config: PlatformConfig, environment: dict[str, str]) -> None:
+        asked.append(config)
+        write_atomically(files.config, config.model_dump_json())
+
+    def ports(*options: str) -> tuple[int, int, bool]:
+        assert main(["--home", str(tmp_path), "up", *options]) == 0
+        return asked[-1].port, asked[-1].mlflow_port, asked[-1].serving
+
+    monkeypatch.setattr(lifecycle, "bring_up", start)
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    monkeypatch.delenv("FALAJ_PLATFORM_CONFIG", raising=False)
+    assert ports("--port", "14400", "--mlflow-port", "15000", "--no-serving") == (
+        14400,
+        15000,
+        False,
+    )
+    assert ports() == (14400, 15000, False)
+    assert ports("--port", "14401", "--serving") == (14401, 15000, True)
+    assert read_status(files).options == {"port": "14401", "mlflow_port": "15000"}
+    assert "port=14401, mlflow_port=15000; kept for each start" in table(read_status(files))
+    file = tmp_path / "platform.yaml"
+    file.write_text("port: 4300\n")
+    assert ports("--config", str(file)) == (4300, 5000, True)  # a file says all
+    assert ports("--reset") == (4200, 5000, True)
+    assert read_status(files).options == {}
+
+
+def test_looking_at_the_status_makes_no_database(tmp_path: Path) -> None:
+    status = read_status(PlatformFiles(tmp_path))
+    assert status.leases == ()
+    assert table(status) == f"No platform runs on {tmp_path}."
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "doctor", "logs"])
+def test_a_file_is_no_state_folder(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("FALAJ_HOME", str(file))  # so that it is put back
+    assert main(["--home", str(file / "home"), command]) == EXIT_WRONG_INPUT
+    assert f"refused: {file} is no folder, so {file}/home cannot be" in capsys.readouterr().err
+
+
+def test_a_damaged_database_of_leases_is_told_and_the_rest_is_still_shown(tmp_path: Path) -> None:
+    file = Settings(home=tmp_path, feature_repo=tmp_path).metadata_file
+    file.parent.mkdir()
+    file.write_bytes(b"no database at all" * 100)
+    status = read_status(PlatformFiles(tmp_path))
+    [sentence] = status.wrong
+    assert sentence.startswith("the leases of devices cannot be read: ")
+    assert sentence in table(status)
