@@ -126,8 +126,9 @@ class BoundedConnection(asyncio.Protocol):
                     self.refuse(headers_too_large(self._limits))
                 return
             data, self._head, self._in_head = self._head, b"", False
-            if NEEDS_H11.search(data):
-                if _FOLDED.search(data, 0, data.find(b"\r\n\r\n")):
+            end = data.find(b"\r\n\r\n")
+            if NEEDS_H11.search(data, 0, end if end > 0 else len(data)):
+                if _FOLDED.search(data, 0, end):
                     self.refuse(BadRequestError("a header goes over several lines"))
                     return
                 if not self.is_strict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -192,8 +193,9 @@ def too_large(num_bytes: int, most: int) -> TooLargeError:
     )
 
 
-def served_headers(served: Served) -> Headers:
-    """Headers that name what answered."""
+@lru_cache(256)
+def served_headers(served: Served) -> tuple[tuple[bytes, bytes], ...]:
+    """Headers that name what answered; the same few for all answers of a process."""
     values: tuple[str, ...] = (
         served.model,
         served.version,
@@ -202,7 +204,7 @@ def served_headers(served: Served) -> Headers:
         served.hardware,
     )
     values += (served.fell_over_from,) if served.fell_over_from else ()
-    return [(n.encode(), as_header(v)) for n, v in zip(SERVED_HEADERS, values, strict=False)]
+    return tuple((n.encode(), as_header(v)) for n, v in zip(SERVED_HEADERS, values, strict=False))
 
 
 def as_header(text: str) -> bytes:

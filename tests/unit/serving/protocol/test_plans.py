@@ -161,6 +161,16 @@ def test_text_that_is_no_utf_8_is_refused() -> None:
         read_columns(request, binary)
 
 
+def test_a_text_of_an_entity_request_is_bounded() -> None:
+    def columns(length: int) -> dict[str, list[Any]]:
+        column = {"name": "key", "datatype": "BYTES", "shape": [1], "data": ["x" * length]}
+        return read_columns(*parse_request(json.dumps({"inputs": [column]}).encode(), None))
+
+    assert len(columns(4096)["key"][0]) == 4096
+    with pytest.raises(BadRequestError):
+        columns(4097)
+
+
 def test_named_axes_agree_and_keep_their_bounds() -> None:
     def told(ids: list[int], mask: list[int]) -> dict[str, Any]:
         return {
