@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.training.launch.fork_server import Nursery
+from tasks.training.launch.fork_server import ForkServer
 from tasks.training.launch.guard import descendants
 from tests.support.host.processes import wait_until
 from tests.support.ranks.rank_programs import GONE_WITHIN_S, RANK_MODULE, group, run_to_the_end
@@ -59,26 +59,26 @@ def descriptions(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    with Nursery([RANK_MODULE], tmp_path) as prepared:
+def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
+    with ForkServer([RANK_MODULE], tmp_path) as prepared:
         yield prepared
 
 
 @pytest.fixture(scope="module")
-def shared_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery([RANK_MODULE], tmp_path_factory.mktemp("nursery")) as prepared:
+def shared_fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with ForkServer([RANK_MODULE], tmp_path_factory.mktemp("fork_server")) as prepared:
         assert prepared.wait_until_ready(READY_WITHIN_S)
         yield prepared
 
 
 def test_a_forked_rank_finds_what_a_started_one_finds(
-    tmp_path: Path, shared_nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shared_fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_DATABASE_PASSWORD", SECRET)
     with group(tmp_path / "started", None, "end", "end", threads=2) as ranks:
         run_to_the_end(ranks)
         assert (ranks.how_started, ranks.exit_codes) == ("started", {0: 0, 1: 0})
-    with group(tmp_path / "forked", shared_nursery, "end", "end", threads=2) as ranks:
+    with group(tmp_path / "forked", shared_fork_server, "end", "end", threads=2) as ranks:
         lines = run_to_the_end(ranks)
         assert (ranks.how_started, ranks.exit_codes) == ("forked", {0: 0, 1: 0})
     assert sorted(lines) == [(0, "about to end"), (1, "about to end")]
@@ -105,10 +105,10 @@ def test_a_forked_rank_finds_what_a_started_one_finds(
     ],
 )
 def test_a_forked_rank_ends_like_a_program(
-    tmp_path: Path, shared_nursery: Nursery, way: str, code: int, said: str
+    tmp_path: Path, shared_fork_server: ForkServer, way: str, code: int, said: str
 ) -> None:
     before = descendants(os.getpid())
-    with group(tmp_path / "run", shared_nursery, way) as ranks:
+    with group(tmp_path / "run", shared_fork_server, way) as ranks:
         lines = run_to_the_end(ranks)
         assert (0, said) in lines
         assert ranks.exit_codes == {0: code}
@@ -117,21 +117,21 @@ def test_a_forked_rank_ends_like_a_program(
 
 @pytest.mark.slow
 def test_a_killed_rank_is_told_from_a_stopped_one_and_the_others_go_with_the_group(
-    tmp_path: Path, shared_nursery: Nursery
+    tmp_path: Path, shared_fork_server: ForkServer
 ) -> None:
-    with group(tmp_path / "run", shared_nursery, "sleep", "sleep") as ranks:
+    with group(tmp_path / "run", shared_fork_server, "sleep", "sleep") as ranks:
         first, second = pids(tmp_path / "run", 2)
         os.kill(second, signal.SIGKILL)
         wait_until(lambda: ranks.exit_codes == {1: 128 + signal.SIGKILL}, "rank 1 is gone")
         assert is_alive(first)
     assert all_gone(first, second)
     assert ranks.stopped == {0}
-    assert shared_nursery.is_alive
+    assert shared_fork_server.is_alive
 
 
 @pytest.mark.slow
-def test_a_rank_goes_with_its_guard(tmp_path: Path, shared_nursery: Nursery) -> None:
-    with group(tmp_path / "run", shared_nursery, "sleep") as ranks:
+def test_a_rank_goes_with_its_guard(tmp_path: Path, shared_fork_server: ForkServer) -> None:
+    with group(tmp_path / "run", shared_fork_server, "sleep") as ranks:
         (rank,) = pids(tmp_path / "run", 1)
         psutil.Process(rank).parent().kill()
         wait_until(lambda: ranks.exit_codes == {0: 128 + signal.SIGKILL}, "the end is known")
@@ -140,10 +140,10 @@ def test_a_rank_goes_with_its_guard(tmp_path: Path, shared_nursery: Nursery) -> 
 
 @pytest.mark.slow
 def test_ps_names_ranks_and_shows_no_secret(
-    tmp_path: Path, shared_nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shared_fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_DATABASE_PASSWORD", SECRET)
-    with group(tmp_path / "run", shared_nursery, "sleep", "sleep"):
+    with group(tmp_path / "run", shared_fork_server, "sleep", "sleep"):
         ranks = [psutil.Process(pid) for pid in pids(tmp_path / "run", 2)]
         assert [rank.name() for rank in ranks] == ["falaj-rank-0", "falaj-rank-1"]
         for pid in descendants(os.getpid()):
@@ -153,30 +153,30 @@ def test_ps_names_ranks_and_shows_no_secret(
 
 @pytest.mark.slow
 def test_groups_leave_no_descriptor_open_in_the_driver(
-    tmp_path: Path, shared_nursery: Nursery
+    tmp_path: Path, shared_fork_server: ForkServer
 ) -> None:
     before = os.listdir("/proc/self/fd")
     for number in range(2):
-        with group(tmp_path / f"run-{number}", shared_nursery, "end") as ranks:
+        with group(tmp_path / f"run-{number}", shared_fork_server, "end") as ranks:
             run_to_the_end(ranks)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 @pytest.mark.slow
 def test_ranks_can_be_ordered_before_everything_is_imported(
-    tmp_path: Path, nursery: Nursery
+    tmp_path: Path, fork_server: ForkServer
 ) -> None:
-    assert not nursery.is_ready
-    with group(tmp_path / "run", nursery, "end") as ranks:
+    assert not fork_server.is_ready
+    with group(tmp_path / "run", fork_server, "end") as ranks:
         assert run_to_the_end(ranks) == [(0, "about to end")]
         assert (ranks.how_started, ranks.exit_codes) == ("forked", {0: 0})
 
 
 @pytest.mark.slow
 def test_kill_9_of_the_prepared_process_ends_its_ranks_and_the_next_are_started_anew(
-    tmp_path: Path, nursery: Nursery, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, fork_server: ForkServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with group(tmp_path / "run", nursery, "sleep", "sleep") as ranks:
+    with group(tmp_path / "run", fork_server, "sleep", "sleep") as ranks:
         killed = pids(tmp_path / "run", 2)
         psutil.Process(killed[0]).parent().parent().kill()
         wait_until(
@@ -185,7 +185,7 @@ def test_kill_9_of_the_prepared_process_ends_its_ranks_and_the_next_are_started_
     assert all_gone(*killed)
     with (
         caplog.at_level(logging.WARNING),
-        group(tmp_path / "again", nursery, "end") as ranks,
+        group(tmp_path / "again", fork_server, "end") as ranks,
     ):
         run_to_the_end(ranks)
         assert (ranks.how_started, ranks.exit_codes) == ("started", {0: 0})
@@ -197,12 +197,12 @@ def test_a_module_that_starts_a_thread_is_not_forked_from(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (
-        Nursery([RANK_MODULE, "tests.support.ranks.threaded"], tmp_path) as nursery,
-        group(tmp_path / "run", nursery, "end") as ranks,
+        ForkServer([RANK_MODULE, "tests.support.ranks.threaded"], tmp_path) as fork_server,
+        group(tmp_path / "run", fork_server, "end") as ranks,
     ):
         assert run_to_the_end(ranks) == []
         assert ranks.exit_codes == {0: 1}
-        assert not nursery.wait_until_ready(1)
+        assert not fork_server.wait_until_ready(1)
     assert (
         "importing tests.support.ranks.described_rank, tests.support.ranks.threaded has started "
         in (capfd.readouterr().err)

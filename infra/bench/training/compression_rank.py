@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
-from tasks.training.core.metrics import NUM_SCORE_BINS, histogram_auc, score_histograms
 from tasks.training.core.network import TabularNetwork
+from tasks.training.core.objective import NUM_SCORE_BINS, histogram_auc, score_histograms
 from tasks.training.core.run_directory import RunDirectory
 from tasks.training.core.schedule import adamw, one_cycle_rate
 from tasks.training.data.opening import open_sources

@@ -83,7 +83,7 @@ def drive(how: str, folder: Path) -> None:
     from tasks.training.config import TrainingConfig
     from tasks.training.core.run_directory import RunDirectory, TrainingJob, exclusive
     from tasks.training.launch.config import LaunchConfig
-    from tasks.training.launch.fork_server import Nursery
+    from tasks.training.launch.fork_server import ForkServer
     from tasks.training.launch.launcher import run_job
 
     launch = LaunchConfig(ranks=2, threads_per_rank=1, fork_ranks=how == "fork")
@@ -92,7 +92,7 @@ def drive(how: str, folder: Path) -> None:
     snapshot = rows.snapshot
     modules = [RANK_MODULE]
     with exclusive(run.path, 0) as lock:
-        with Nursery(modules, folder) if launch.fork_ranks else nullcontext() as nursery:
+        with ForkServer(modules, folder) if launch.fork_ranks else nullcontext() as fork_server:
             path = store.path(snapshot.data)
             job = TrainingJob(
                 snapshot_path=path,
@@ -102,7 +102,7 @@ def drive(how: str, folder: Path) -> None:
                 num_ranks=2,
                 threads_per_rank=1,
             )
-            run_job(run, job, lock, lambda _: None, RANK_MODULE, nursery)
+            run_job(run, job, lock, lambda _: None, RANK_MODULE, fork_server)
     first_step = float((run.path / "first-step").read_text())
     (folder / "seconds").write_text(str(first_step - begun))
 

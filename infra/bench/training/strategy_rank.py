@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
-from tasks.training.core.metrics import histogram_auc, score_histograms
 from tasks.training.core.network import TabularNetwork
+from tasks.training.core.objective import histogram_auc, score_histograms
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.strategies.base import Batch, Communicator, Strategy, build_strategy, join
 from tasks.training.strategies.config import StrategyConfig

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import KERAS_IS_MISSING
-from tasks.training.core.network import NumberEncoding
+from tasks.training.core.network import NumberEncoding, embedded, embedding_size
 from tasks.training.data.preprocess import Preprocessing
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class KerasNetwork(nn.Module):
         self.category_dropout = config.category_dropout
         sizes = [len(vocabulary) + 1 for vocabulary in preprocessing.vocabularies]
         self.register_buffer("unknown", torch.tensor([size - 1 for size in sizes]))
-        widths = [min(config.max_embedding_size, _root_up(size)) for size in sizes]
+        widths = [embedding_size(size, config) for size in sizes]
         # Keras numbers the layers of a process; given names are the same on every rank.
         self.embeddings = nn.ModuleList(
             _built(
@@ -96,14 +95,7 @@ class KerasNetwork(nn.Module):
 
     def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
         """Logits, shape (rows,); arguments as `TabularNetwork.forward`."""
-        if self.training and self.category_dropout > 0:
-            dropped = torch.rand(positions.shape, device=positions.device) < self.category_dropout
-            positions = torch.where(dropped, self.unknown, positions)
-        embedded = [
-            functional.embedding(positions[:, column], table)
-            for column, table in enumerate(self.tables)
-        ]
-        inputs = torch.cat([*embedded, *self.numbers(numeric)], dim=1)
+        inputs = embedded(self, positions, numeric)
         logits: Tensor = self.perceptron(inputs).squeeze(1)
         return logits
 
@@ -131,8 +123,3 @@ def _built(layer: Any, shape: tuple[int | None, ...]) -> nn.Module:
         layer.build(shape)
     module: nn.Module = layer
     return module
-
-
-def _root_up(number: int) -> int:
-    """The square root, rounded up."""
-    return int(-(-(number**0.5) // 1))

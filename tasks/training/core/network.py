@@ -7,8 +7,10 @@ Embeddings for Numerical Features in Tabular Deep Learning" (2022), categories t
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +100,7 @@ class TabularNetwork(nn.Module):
         self.numbers = NumberEncoding(preprocessing)
         sizes = [len(vocabulary) + 1 for vocabulary in preprocessing.vocabularies]
         self.tables = nn.ParameterList(
-            nn.Parameter(torch.empty(size, _embedding_size(size, config)).normal_(std=0.1))
+            nn.Parameter(torch.empty(size, embedding_size(size, config)).normal_(std=0.1))
             for size in sizes
         )
         self.category_dropout = config.category_dropout
@@ -113,7 +115,7 @@ class TabularNetwork(nn.Module):
             positions: int64 (rows, categories), from `Preprocessing.category_positions`.
             numeric: float32 (rows, numbers); NaN is missing.
         """
-        logits: Tensor = self.perceptron(_embedded(self, positions, numeric)).squeeze(1)
+        logits: Tensor = self.perceptron(embedded(self, positions, numeric)).squeeze(1)
         return logits
 
     def tensor_parallel_plan(self, num_parts: int) -> dict[str, Cut]:
@@ -170,23 +172,24 @@ class FirstStage(nn.Module):
 
     def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
         """What the next stage takes, from the inputs of `TabularNetwork.forward`."""
-        passed_on: Tensor = self.layers(_embedded(self, positions, numeric))
+        passed_on: Tensor = self.layers(embedded(self, positions, numeric))
         return passed_on
 
 
-def _embedded(part: TabularNetwork | FirstStage, positions: Tensor, numeric: Tensor) -> Tensor:
+def embedded(part: TabularNetwork | FirstStage | Any, positions: Tensor, numeric: Tensor) -> Tensor:
     """What the perceptron takes; in training some categories are shown as unknown."""
     if part.training and part.category_dropout > 0:
         dropped = torch.rand(positions.shape, device=positions.device) < part.category_dropout
         positions = torch.where(dropped, part.unknown, positions)
-    embedded = [
+    parts = [
         functional.embedding(positions[:, column], table)
         for column, table in enumerate(part.tables)
     ]
-    return torch.cat([*embedded, *part.numbers(numeric)], dim=1)
+    return torch.cat([*parts, *part.numbers(numeric)], dim=1)
 
 
-def _embedding_size(table_rows: int, config: TrainingConfig) -> int:
+def embedding_size(table_rows: int, config: TrainingConfig) -> int:
+    """Columns of a category's table."""
     return min(config.max_embedding_size, math.ceil(math.sqrt(table_rows)))
 
 
@@ -270,3 +273,16 @@ def export_program(network: TabularNetwork, preprocessing: Preprocessing) -> byt
     content = io.BytesIO()
     torch.export.save(exported, content)
     return content.getvalue()
+
+
+def build_network(preprocessing: Preprocessing, config: TrainingConfig) -> TabularNetwork:
+    """A new network of the kind that `config.network` names; all kinds have one interface.
+
+    Raises:
+        ConfigurationError: `keras` is asked for where it is not installed.
+    """
+    if config.network == "torch":
+        return TabularNetwork(preprocessing, config)
+    module = importlib.import_module("tasks.training.core.keras_network")  # an optional extra
+    network: TabularNetwork = module.KerasNetwork(preprocessing, config)
+    return network

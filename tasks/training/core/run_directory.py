@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -42,6 +43,9 @@ LEFTOVERS = (
     "rank-*.json", "progress-*.json", "telemetry-*.json",
     "plan.json", "result.json", "epochs.jsonl", "elastic.json",
 )  # fmt: skip
+
+
+T = TypeVar("T", bound=Contract)
 
 
 class TrainingJob(Contract):
@@ -183,7 +187,7 @@ class RunDirectory:
             for pattern in LEFTOVERS:
                 for leftover in self.path.glob(pattern):
                     leftover.unlink()
-        write_atomically(self.path / "job.json", job.model_dump_json(indent=1))
+        self._write("job.json", job)
 
     def read_job(self) -> TrainingJob:
         """What the driver asks for."""
@@ -195,7 +199,7 @@ class RunDirectory:
         Raises:
             StorageError: the disk refused the write.
         """
-        write_atomically(self._rank_file("rank", error.rank), error.model_dump_json(indent=1))
+        self._write(f"rank-{error.rank:05d}.json", error)
 
     def read_errors(self) -> list[RankError]:
         """Errors of all ranks that reported one, the earliest first."""
@@ -207,32 +211,24 @@ class RunDirectory:
 
     def write_progress(self, rank: int, progress: RankProgress) -> None:
         """Say what a rank is doing; not flushed to disk, since it matters only while it runs."""
-        file = self._rank_file("progress", rank)
+        file = self.path / f"progress-{rank:05d}.json"
         write_atomically(file, progress.model_dump_json(), durable=False)
 
-    def read_progress(self, rank: int) -> RankProgress | None:
-        """What a rank last said; None before it said anything."""
-        try:
-            return RankProgress.model_validate_json(self._rank_file("progress", rank).read_text())
-        except FileNotFoundError:
-            return None
-
     def read_all_progress(self) -> dict[int, RankProgress]:
-        """What each rank last said, of those that have said anything."""
-        ranks = (int(path.stem.rpartition("-")[2]) for path in self.path.glob("progress-*.json"))
-        said = {rank: self.read_progress(rank) for rank in sorted(ranks)}
-        return {rank: progress for rank, progress in said.items() if progress is not None}
+        """The last report of each rank that has made one."""
+        seen = {
+            int(path.stem.rpartition("-")[2]): self._read(path.name, RankProgress)
+            for path in sorted(self.path.glob("progress-*.json"))
+        }
+        return {rank: progress for rank, progress in seen.items() if progress is not None}
 
     def write_plan(self, plan: RunPlan) -> None:
         """Rank 0: how much there is to do."""
-        write_atomically(self.path / "plan.json", plan.model_dump_json())
+        self._write("plan.json", plan)
 
     def read_plan(self) -> RunPlan | None:
         """How much there is to do; None before rank 0 knows."""
-        try:
-            return RunPlan.model_validate_json((self.path / "plan.json").read_text())
-        except FileNotFoundError:
-            return None
+        return self._read("plan.json", RunPlan)
 
     def rewrite_epochs(self, epochs: list[EpochMetrics]) -> None:
         """Rank 0: the epochs done so far, one line each."""
@@ -249,21 +245,24 @@ class RunDirectory:
 
     def write_elastic(self, report: Contract) -> None:
         """Driver: what became of the ranks of an elastic run; kept with the model."""
-        write_atomically(self.elastic, report.model_dump_json(indent=1))
+        self._write(self.elastic.name, report)
 
     def write_result(self, result: RunResult) -> None:
         """Rank 0: all is done, and the program and the best checkpoint are whole."""
-        write_atomically(self.path / "result.json", result.model_dump_json(indent=1))
+        self._write("result.json", result)
 
     def read_result(self) -> RunResult | None:
         """What rank 0 reported at the end; None where it did not."""
+        return self._read("result.json", RunResult)
+
+    def _write(self, name: str, content: Contract) -> None:
+        write_atomically(self.path / name, content.model_dump_json(indent=1))
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
         try:
-            return RunResult.model_validate_json((self.path / "result.json").read_text())
+            return kind.model_validate_json((self.path / name).read_text())
         except FileNotFoundError:
             return None
-
-    def _rank_file(self, name: str, rank: int) -> Path:
-        return self.path / f"{name}-{rank:05d}.json"
 
 
 class ProgressReporter:

@@ -25,8 +25,7 @@ from tasks.training.checkpoints.files import serialized, write_file
 from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tasks.training.core.network import export_program
-from tasks.training.core.networks import build_network
+from tasks.training.core.network import build_network, export_program
 from tasks.training.core.objective import Objective, labels_of, objective_of
 from tasks.training.core.run_directory import (
     ProgressReporter,

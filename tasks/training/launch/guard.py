@@ -7,7 +7,7 @@ all descendants of the command, when the command ends, when it is sent SIGTERM, 
 when its parent dies, by kill -9 too. Descendants get SIGTERM, and SIGKILL after the grace. It exits
 with the command's code, or 128 plus the number of the signal that ended the command or the guard.
 
-A process that forks, see `warm.py`, calls `run_guarded` in the fork instead.
+A process that forks, see `fork_server.py`, calls `run_guarded` in the fork instead.
 
 Only the standard library is used, so that it starts in a few milliseconds.
 """

@@ -22,13 +22,11 @@ from tasks.training.core.replay import write_replayed
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
-from tasks.training.launch.fork_server import GRACE_S, Nursery
-from tasks.training.launch.host import Host
-from tasks.training.launch.monitor import OnEpoch, Watch
+from tasks.training.launch.fork_server import GRACE_S, ForkServer
+from tasks.training.launch.host import Host, RankPlan, plan_ranks
+from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor
 from tasks.training.launch.outcome import failure_of
-from tasks.training.launch.planning import RankPlan, plan_ranks
 from tasks.training.launch.rank_group import RankGroup, RankSpec
-from tasks.training.launch.rank_log import RankLog
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES
 from tasks.training.telemetry.exporting import RunLabels
 from tasks.training.telemetry.facts import job_facts
@@ -94,10 +92,10 @@ def launch_training(
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
-        with _nursery_of(config, run) as nursery:
+        with _fork_server_of(config, run) as fork_server:
             job, plan = _planned(dataset, splits, config, store, run, initial, lesson)
             job = job.model_copy(update={"applied": applied})
-            result = run_job(run, job, lock, on_epoch or (lambda _: None), nursery=nursery)
+            result = run_job(run, job, lock, on_epoch or (lambda _: None), fork_server=fork_server)
         if result.telemetry and result.telemetry.diagnosis:
             note_diagnosis(advice, kind, config, result.telemetry.diagnosis)
         model = _published(run, result, dataset, job, plan, folder)
@@ -151,12 +149,12 @@ def _planned(
     return job, plan
 
 
-def _nursery_of(
+def _fork_server_of(
     config: TrainingConfig, run: RunDirectory
-) -> AbstractContextManager[Nursery | None]:
+) -> AbstractContextManager[ForkServer | None]:
     if not config.launch.fork_ranks or config.elastic.enabled:
         return nullcontext()
-    return Nursery([WORKER_MODULE], run.path)
+    return ForkServer([WORKER_MODULE], run.path)
 
 
 def run_job(
@@ -165,7 +163,7 @@ def run_job(
     lock: int,
     on_epoch: OnEpoch,
     module: str = WORKER_MODULE,
-    nursery: Nursery | None = None,
+    fork_server: ForkServer | None = None,
 ) -> RunResult:
     """Start all ranks of a job, watch them to the end, and return what rank 0 reported.
 
@@ -175,7 +173,7 @@ def run_job(
         lock: descriptor of the lock on the run directory, see `run_directory.exclusive`.
         on_epoch: called after each epoch.
         module: what each rank runs; elastic ranks have a module of their own.
-        nursery: where to fork the ranks, see `Nursery`.
+        fork_server: where to fork the ranks, see `ForkServer`.
 
     Raises:
         TransientError, DataContractError, ConfigurationError, TrainingError, StorageError: as
@@ -183,7 +181,7 @@ def run_job(
     """
     run.prepare(job)
     config = job.config
-    watch = Watch(run, job, on_epoch)
+    monitor = RunMonitor(run, job, on_epoch)
     sampler = TelemetrySampler(
         run.path,
         config.telemetry,
@@ -197,10 +195,10 @@ def run_job(
     ):
         log.note(f"--- attempt at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}, {job.num_ranks} ranks")
         if config.elastic.enabled:
-            _run_elastic(run, job, lock, watch, log)
+            _run_elastic(run, job, lock, monitor, log)
         else:
-            _run_fixed(run, job, lock, watch, log, module, nursery)
-    watch.report_epochs()
+            _run_fixed(run, job, lock, monitor, log, module, fork_server)
+    monitor.report_epochs()
     result = run.read_result()
     if result is None:
         raise TransientError(
@@ -215,10 +213,10 @@ def _run_fixed(
     run: RunDirectory,
     job: TrainingJob,
     lock: int,
-    watch: Watch,
+    monitor: RunMonitor,
     log: RankLog,
     module: str,
-    nursery: Nursery | None,
+    fork_server: ForkServer | None,
 ) -> None:
     """Run as many ranks as planned, on this host; the end of one is the end of all."""
     # Ranks on torch.distributed meet through a file, whose name must be new for each attempt.
@@ -234,11 +232,11 @@ def _run_fixed(
             store_file=meeting / "meeting",
             variables=_profiling(job.config),
         )
-        with RankGroup(spec, nursery) as ranks:
+        with RankGroup(spec, fork_server) as ranks:
             while ranks.has_output:
                 for rank, line in ranks.read_lines(POLL_S):
                     log.add(rank, line)
-                watch.look_after(ranks)
+                monitor.check_ranks(ranks)
     if failure := failure_of(run, ranks.exit_codes, ranks.stopped):
         raise failure
 
@@ -248,7 +246,7 @@ def _profiling(config: TrainingConfig) -> dict[str, str]:
 
 
 def _run_elastic(
-    run: RunDirectory, job: TrainingJob, lock: int, watch: Watch, log: RankLog
+    run: RunDirectory, job: TrainingJob, lock: int, monitor: RunMonitor, log: RankLog
 ) -> None:
     """Run ranks wherever there are hosts, which may come and go."""
     spec = ElasticSpec(
@@ -264,7 +262,7 @@ def _run_elastic(
         lock_descriptor=lock,
     )
     with ElasticDriver(spec, job.config.elastic, log.add) as driver:
-        report = driver.run(watch.look)
+        report = driver.run(monitor.check)
     run.write_elastic(report)
 
 

@@ -1,25 +1,188 @@
-"""What the driver looks after while ranks run: epochs, progress, failures and deadlines."""
+"""What the driver does while ranks run: it passes on epochs and lines, and keeps the deadlines."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tasks.contracts.training import EpochMetrics
-from tasks.kernel.errors import TrainingError, TransientError
+from tasks.kernel.errors import TrainingError, TransientError, refused_writes_explained
 from tasks.training.core.run_directory import RankProgress, RunDirectory, TrainingJob
-from tasks.training.launch.eta import Eta, Position
 from tasks.training.launch.rank_group import RankGroup
 
 LOGGER = logging.getLogger(__name__)
+WINDOW_S = 60.0
+"""The speed is that of the last minute: a machine that got busy shows within it."""
+MIN_SPAN_S = 2.0
+LINE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class Position:
+    """Steps that are done. `epoch` counts from 0, `step` those done in it."""
+
+    epoch: int
+    step: int
+
+
+class Eta:
+    """Turns positions into lines; the time of validation and checkpoints counts like any other.
+
+    Args:
+        num_epochs: epochs of the run, unless it stops early.
+        steps_per_epoch: the same for all epochs.
+        rows_per_step: rows of the global batch.
+    """
+
+    def __init__(self, num_epochs: int, steps_per_epoch: int, rows_per_step: int) -> None:
+        self._num_epochs = num_epochs
+        self._steps_per_epoch = steps_per_epoch
+        self._rows_per_step = rows_per_step
+        self._seen: deque[tuple[float, int]] = deque()
+        self._logged_at: float | None = None
+
+    def line(self, now_s: float, position: Position) -> str | None:
+        """A line about the run, or None where the last one is fresh enough.
+
+        There is one every ten seconds, none before the speed is known. After a position that lies
+        before the last (a rank was lost, the run went on from a checkpoint) the speed is measured
+        anew.
+
+        Args:
+            now_s: of a clock that never goes back.
+            position: of the rank that is furthest behind, or of any.
+        """
+        done = self._note(now_s, position)
+        steps_per_s = self._steps_per_s()
+        is_due = self._logged_at is None or now_s - self._logged_at >= LINE_EVERY_S
+        if steps_per_s is None or not is_due:
+            return None
+        self._logged_at = now_s
+        left_s = (self._num_epochs * self._steps_per_epoch - done) / steps_per_s
+        return (
+            f"epoch {position.epoch + 1} of {self._num_epochs}, step {position.step} of "
+            f"{self._steps_per_epoch}, {steps_per_s * self._rows_per_step:,.0f} rows/s, about "
+            f"{duration(left_s)} left"
+        )
+
+    def _note(self, now_s: float, position: Position) -> int:
+        """Remember what was seen; returns the steps that are done in all."""
+        done = position.epoch * self._steps_per_epoch + position.step
+        if self._seen and done < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((now_s, done))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_s - WINDOW_S:
+            self._seen.popleft()
+        return done
+
+    def _steps_per_s(self) -> float | None:
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        if last_s - first_s < MIN_SPAN_S or last == first:
+            return None
+        return (last - first) / (last_s - first_s)
+
+
+def duration(seconds: float) -> str:
+    """About how long, in the two units that matter: `40 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 90:
+        return f"{round(seconds)} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+LINES_PER_S = 2
+# What may come at once before that rate holds: all that ranks say while they start.
+BURST_LINES = 20
+# How a rank's line says its level: our own lines with a word, Horovod's core with a letter behind
+# the time. Any other line (a traceback, a library's print) is for the file alone.
+LEVEL_PATTERN = re.compile(r"(?:(DEBUG|INFO|WARNING|ERROR) |\[[^]]*: ([WEF]) )")
+LEVELS = {
+    "DEBUG": logging.DEBUG,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "W": logging.WARNING,
+    "E": logging.ERROR,
+    "F": logging.ERROR,
+}
+
+
+class RankLog:
+    """Writes every line into a file and passes warnings, and few other lines, on to the log.
+
+    Raises:
+        StorageError: the disk refused a write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with refused_writes_explained(path):
+            self._file = path.open("a", encoding="utf-8")
+        self._started = self._refilled = time.monotonic()
+        self._allowance = float(BURST_LINES)
+        self._left_out = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        if self._left_out:
+            LOGGER.info("%d more lines of the ranks are in training.log", self._left_out)
+
+    def note(self, line: str) -> None:
+        """Write a line of the driver itself, into the file only."""
+        with refused_writes_explained(self._path):
+            self._file.write(f"{line}\n")
+            self._file.flush()
+
+    def add(self, rank: int | str, line: str) -> None:
+        """Take one line that a rank printed; `rank` is its number, or its place in words."""
+        who = f"rank {rank}" if isinstance(rank, int) else rank
+        self.note(f"{time.monotonic() - self._started:8.1f} s  {who} | {line}")
+        match = LEVEL_PATTERN.match(line)
+        if match is None:
+            return
+        level = LEVELS.get(match[1] or match[2], logging.INFO)
+        if level == logging.DEBUG:
+            return
+        if level == logging.INFO and self._is_over_rate():
+            self._left_out += 1
+            return
+        LOGGER.log(level, "%s: %s", who, line[match.end() :] if match[1] else line)
+
+    def _is_over_rate(self) -> bool:
+        """A token bucket: refilled at the rate, and never fuller than the burst."""
+        now = time.monotonic()
+        earned = (now - self._refilled) * LINES_PER_S
+        self._allowance = min(BURST_LINES, self._allowance + earned)
+        self._refilled = now
+        if self._allowance < 1:
+            return True
+        self._allowance -= 1
+        return False
+
+
 # After a first rank has failed, how long the others may take to notice and report.
 SETTLE_S = 5.0
 
 OnEpoch = Callable[[EpochMetrics], None]
 
 
-class Watch:
+class RunMonitor:
     """Passes on what ranks report, and keeps the deadlines of one attempt.
 
     Args:
@@ -36,10 +199,10 @@ class Watch:
         self._started = time.monotonic()
         self._failed_at: float | None = None
         self._progress_at = self._started
-        self._last_said: dict[int, RankProgress] = {}
+        self._last_progress: dict[int, RankProgress] = {}
         self._eta: Eta | None = None
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Pass on new epochs and progress, and keep the time limit.
 
         Raises:
@@ -47,16 +210,16 @@ class Watch:
         """
         self.report_epochs()
         self._read_progress()
-        self._tell_eta()
+        self._log_eta()
         if time.monotonic() - self._started > self._config.time_limit_s:
             raise TrainingError(
                 f"training did not end within time_limit_s={self._config.time_limit_s}; it has "
-                f"done {self._num_epochs} epoch(s). Raise the limit and run again: it goes on from "
+                f"done {self._num_epochs} epoch(s). Raise the limit and run again: it resumes from "
                 "its newest checkpoint"
             )
 
-    def look_after(self, ranks: RankGroup) -> None:
-        """As `look`, and stop the ranks that a failed one has left behind, or that are stuck.
+    def check_ranks(self, ranks: RankGroup) -> None:
+        """As `check`, and stop the ranks that a failed one has left behind, or that are stuck.
 
         Raises:
             TransientError: no rank has made progress for too long.
@@ -69,8 +232,8 @@ class Watch:
             if now - self._failed_at > SETTLE_S:
                 ranks.stop()
             return
-        self.look()
-        self._check_progress(now)
+        self.check()
+        self._check_for_progress(now)
 
     def report_epochs(self) -> None:
         """Pass on the epochs that rank 0 has finished since the last call."""
@@ -81,17 +244,17 @@ class Watch:
 
     def _read_progress(self) -> None:
         for rank, progress in self._run.read_all_progress().items():
-            if self._last_said.get(rank) != progress:
-                self._last_said[rank] = progress
+            if self._last_progress.get(rank) != progress:
+                self._last_progress[rank] = progress
                 self._progress_at = time.monotonic()
 
-    def _tell_eta(self) -> None:
-        """Say how far the rank is that is furthest behind, once it is known how far there is."""
+    def _log_eta(self) -> None:
+        """Log how far the rank is that is furthest behind, once the number of steps is known."""
         plan = self._run.read_plan()
         positions = [
-            Position(said.epoch, said.step)
-            for said in self._last_said.values()
-            if said.epoch is not None and said.step is not None
+            Position(progress.epoch, progress.step)
+            for progress in self._last_progress.values()
+            if progress.epoch is not None and progress.step is not None
         ]
         if plan is None or not positions:
             return
@@ -102,15 +265,16 @@ class Watch:
         if line := self._eta.line(time.monotonic(), furthest_behind):
             LOGGER.info("%s", line)
 
-    def _check_progress(self, now: float) -> None:
-        """A rank that waits for another says nothing either: so all must be silent."""
+    def _check_for_progress(self, now: float) -> None:
+        """A rank that waits for another reports nothing either: so all must be silent."""
         silence_s = now - self._progress_at
         if silence_s > self._config.progress_timeout_s:
-            said = self._last_said.items()
-            last = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(said))
+            last = "; ".join(
+                f"rank {rank}: {text}" for rank, text in sorted(self._last_progress.items())
+            )
             raise TransientError(
                 f"no rank has made progress for {silence_s:.0f} s (limit progress_timeout_s="
                 f"{self._config.progress_timeout_s}); last seen: {last or 'nothing yet'}. All "
-                "ranks were stopped. A new attempt goes on from the newest checkpoint; all lines "
+                "ranks were stopped. A new attempt resumes from the newest checkpoint; all lines "
                 f"are in {self._run.log}"
             )

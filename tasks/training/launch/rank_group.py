@@ -15,7 +15,7 @@ from typing import IO, Protocol, Self, cast
 
 from tasks.training.launch.fork_server import (
     END_WITHIN_S,
-    Nursery,
+    ForkServer,
     allowed_environment,
     guarded_command,
 )
@@ -90,12 +90,12 @@ class RankGroup:
 
     Args:
         spec: what to start.
-        nursery: where to fork the ranks; without one, or should it have died, they are started.
+        fork_server: where to fork the ranks; without one, or should it have died, they are started.
     """
 
-    def __init__(self, spec: RankSpec, nursery: Nursery | None = None) -> None:
+    def __init__(self, spec: RankSpec, fork_server: ForkServer | None = None) -> None:
         self._spec = spec
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._guards: list[RankProcess] = []
         self._selector = selectors.DefaultSelector()
         self._partial: dict[int, bytes] = {}
@@ -122,7 +122,7 @@ class RankGroup:
     @property
     def how_started(self) -> str:
         """`forked` where the ranks come from a prepared process, else `started`."""
-        return "forked" if self._nursery else "started"
+        return "forked" if self._fork_server else "started"
 
     def _start(self, rank: int, port: int) -> None:
         environment = self._spec.environment(rank, port, os.environ)
@@ -135,17 +135,17 @@ class RankGroup:
 
     def _fork(self, rank: int, environment: Mapping[str, str]) -> RankProcess | None:
         spec = self._spec
-        if self._nursery is None:
+        if self._fork_server is None:
             return None
-        if not self._nursery.is_alive or spec.module not in self._nursery.modules:
+        if not self._fork_server.is_alive or spec.module not in self._fork_server.modules:
             LOGGER.warning(
                 "there is no living process prepared for %s; ranks are started anew, which takes "
                 "some seconds more",
                 spec.module,
             )
-            self._nursery = None
+            self._fork_server = None
             return None
-        return self._nursery.fork(
+        return self._fork_server.fork(
             rank,
             spec.module,
             [str(spec.run_path)],

@@ -32,7 +32,7 @@ from tasks.training.core.run_directory import (
     TrainingJob,
 )
 from tasks.training.core.train import TrainingSession
-from tasks.training.launch.pinning import Cores, cores_near_gpu
+from tasks.training.launch.host import Cores, cores_near_gpu
 from tasks.training.strategies.base import Communicator, join
 
 LOGGER = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
-from tasks.training.launch.fork_server import Nursery
+from tasks.training.launch.fork_server import ForkServer
 from tasks.training.launch.rank_group import RankGroup, RankSpec
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 from tasks.training.strategies.torch_communicator import local_torch_variables
@@ -98,7 +98,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> list[int | N
 
 @contextmanager
 def group(
-    folder: Path, nursery: Nursery | None, *ways: str, threads: int = 1
+    folder: Path, fork_server: ForkServer | None, *ways: str, threads: int = 1
 ) -> Iterator[RankGroup]:
     """Ranks that end in the given ways."""
     from tests.support.ranks.described_rank import WAYS_FILE  # with Horovod, which not all have
@@ -117,7 +117,7 @@ def group(
         store_file=folder / "meeting",
     )
     try:
-        with RankGroup(spec, nursery) as ranks:
+        with RankGroup(spec, fork_server) as ranks:
             yield ranks
     finally:
         os.close(lock)
@@ -134,8 +134,8 @@ def run_to_the_end(ranks: RankGroup) -> list[tuple[int, str]]:
 def be_driver(folder: Path) -> None:
     """Run ranks that would stay for ever."""
     with (
-        Nursery([RANK_MODULE], folder) as nursery,
-        group(folder / "run", nursery, "sleep", "sleep") as ranks,
+        ForkServer([RANK_MODULE], folder) as fork_server,
+        group(folder / "run", fork_server, "sleep", "sleep") as ranks,
     ):
         run_to_the_end(ranks)
 

@@ -42,7 +42,7 @@ def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -
     assert run.read_job() == JOB
     assert run.read_errors() == []
     assert run.read_epochs() == []
-    assert run.read_progress(0) is None
+    assert run.read_all_progress().get(0) is None
     assert run.read_result() is None
     assert (run.checkpoints / "epoch-0001.pt").read_bytes() == b"state"
 
@@ -60,9 +60,11 @@ def test_progress_is_written_at_once_and_then_at_most_once_a_second(tmp_path: Pa
     reporter.enter("training")
     for _ in range(50):
         reporter.step(epoch=0)
-    assert str(run.read_progress(3)) == "training"
-    wait_until(lambda: reporter.step(1) or str(run.read_progress(3)) != "training", "a second")
-    assert re.fullmatch(r"training, epoch 1, step \d\d+", str(run.read_progress(3)))
+    assert str(run.read_all_progress().get(3)) == "training"
+    wait_until(
+        lambda: reporter.step(1) or str(run.read_all_progress().get(3)) != "training", "a second"
+    )
+    assert re.fullmatch(r"training, epoch 1, step \d\d+", str(run.read_all_progress().get(3)))
 
 
 def test_every_written_step_differs_from_the_one_before(
@@ -76,7 +78,7 @@ def test_every_written_step_differs_from_the_one_before(
     said = []
     for _ in range(3):
         reporter.step()
-        said.append(str(run.read_progress(0)))
+        said.append(str(run.read_all_progress().get(0)))
     assert said == [f"reading rows, step {number}" for number in (1, 2, 3)]
 
 

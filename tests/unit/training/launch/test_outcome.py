@@ -3,10 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from horovod.common.exceptions import HorovodInternalError
 
 from tasks.kernel.errors import DataContractError, StorageError, TrainingError, TransientError
 from tasks.training.core.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
 from tasks.training.launch.outcome import failure_of
+from tasks.training.launch.worker import is_loss_of_another_rank
 
 
 @pytest.fixture
@@ -78,3 +81,21 @@ def test_other_ends_without_a_word_are_told(run: RunDirectory) -> None:
 def test_a_rank_that_could_not_report_means_a_full_disk(run: RunDirectory) -> None:
     report(run, 0, "HorovodInternalError", secondary=True)
     assert isinstance(failure_of(run, {0: 1, 1: EXIT_REPORT_REFUSED}, set()), StorageError)
+
+
+GLOO = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [HorovodInternalError("shut down"), dist.DistNetworkError("gone"), RuntimeError(GLOO)],
+)
+def test_an_exchange_that_broke_is_laid_to_another_rank(error: Exception) -> None:
+    assert is_loss_of_another_rank(error)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), ValueError(GLOO), MemoryError(), KeyError("x")]
+)
+def test_a_ranks_own_error_is_its_own(error: Exception) -> None:
+    assert not is_loss_of_another_rank(error)
