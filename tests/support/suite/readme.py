@@ -51,7 +51,8 @@ def figures() -> Iterator[str]:
         results = json.loads((ROOT / "docs" / "benchmarks" / f"{part}.json").read_text())
         found = next(one for one in results[measurement]["measured"] if one["name"] == name)
         sign = "≥" if found["at_least"] else "≤"
-        yield f"| [{name}](docs/benchmarks/{part}.md) | {found['value']:.3g} | {sign} {found['bound']:g} |"
+        value, bound = f"{found['value']:.3g}", f"{sign} {found['bound']:g}"
+        yield f"| [{name}](docs/benchmarks/{part}.md) | {value} | {bound} |"
 
 
 def run(log: Path) -> Iterator[str]:
