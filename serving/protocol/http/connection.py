@@ -164,6 +164,10 @@ class BoundedConnection(asyncio.Protocol):
         """No more requests, once what was written is sent."""
         self._transport.close()
 
+    def abort(self) -> None:
+        """End at once; what was not sent is lost."""
+        self._transport.abort()
+
     def sweep(self, at: float) -> None:
         """Close the connection if it is past one of its times; called twice a second."""
         limits = self._limits
@@ -220,9 +224,16 @@ def arrives_late(limits: HttpConfig) -> RequestTimeoutError:
 
 
 def sweep(connections: set[BoundedConnection], at: float) -> None:
-    """Close connections that are past one of their times."""
+    """Close connections that are past one of their times.
+
+    A fault of ours in one of them closes that one alone.
+    """
     for connection in list(connections):
-        connection.sweep(at)
+        try:
+            connection.sweep(at)
+        except Exception:
+            logger.exception("a connection could not be swept; it is closed")
+            connection.abort()
 
 
 def _is_whole(head: bytes) -> bool:

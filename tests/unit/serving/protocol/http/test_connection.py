@@ -17,6 +17,7 @@ from serving.errors import ForbiddenError, OverloadedError, ServingError, TooMan
 from serving.interfaces import Action, Done, Headers, Principal
 from serving.protocol.front import Front
 from serving.protocol.http.application import bound_socket, public_listener
+from serving.protocol.http.connection import BoundedConnection
 from serving.security.open_guard import OpenGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import raw, request
@@ -434,6 +435,26 @@ def test_what_follows_a_body_that_nobody_waited_for_is_answered_as_ever() -> Non
         assert await reader.read() == b""
 
     talk(front_of(HeldEngine()), one)
+
+
+def test_a_fault_in_the_sweep_of_one_connection_ends_that_one_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: BoundedConnection, at: float) -> None:
+        raise LookupError("a fault of ours")
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        monkeypatch.setattr(BoundedConnection, "sweep", broken)
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        monkeypatch.undo()
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await read(reader))[0] == 200
+
+    talk(front_of(HeldEngine()), one, other)
+    assert "could not be swept" in caplog.text
 
 
 def test_who_asks_for_another_protocol_is_answered_and_so_is_what_follows() -> None:
