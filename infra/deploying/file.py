@@ -86,7 +86,9 @@ class PrefectFile(_Entry):
 
     name: str
     prefect_version: str = Field(alias="prefect-version")
-    pull: tuple[()] = Field(description="Empty, and never left out: see README, 'Deploying'.")
+    pull: tuple[()] = Field(
+        description="Empty, and never left out: see docs/explanation/operation.md."
+    )
     definitions: dict[str, Any] = {}
     deployments: tuple[Deployment, ...] = Field(min_length=1)
 

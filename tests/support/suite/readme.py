@@ -30,7 +30,7 @@ FIGURES = (
     ("training", "strategies", "tabular: horovod to ddp, samples/s"),
     ("training", "elastic", "a killed rank costs, s"),
     ("conversion", "tabular", "tabular, batch 1024, CPU to onnx-fp32"),
-    ("serving", "http_request", "HTTP answer, 1 row, 64 connections, to mlserver"),
+    ("serving", "engine", "answers at 4 x capacity, 99 %, ms"),
     ("serving", "release", "alike versions rolled back at any look"),
     ("operation", "governor", "drift verdict to retraining ordered, median s"),
 )
