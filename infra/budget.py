@@ -89,7 +89,7 @@ def _names(path: Path, tree: ast.Module) -> Iterator[str]:
 
 def _circles(trees: Mapping[str, ast.Module]) -> int:
     """How many circles of imports must be cut, at any level of a file, until there is none."""
-    graph = {name: set(_imported(name, tree)) & trees.keys() for name, tree in trees.items()}
+    graph = {n: set(_imported(n, tree)) & trees.keys() - {n} for n, tree in trees.items()}
     for cut in range(len(graph)):
         try:
             TopologicalSorter(graph).prepare()

@@ -1,4 +1,4 @@
-"""README and docs: what is made is current, what is linked is there, and the first page is short."""
+"""README and docs: what is made is current, links lead to files, and the first page is short."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from tasks.training.core.run_directory import RunDirectory
 from tasks.training.core.schedule import adamw, one_cycle_rate
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import RowSource, Sources
-from tasks.training.strategies.base import Batch, Communicator, Strategy, build_strategy, join
+from tasks.training.strategies.base import Batch, Communicator, Strategy
+from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
 
 SEEDS = (0, 1, 2)

@@ -18,7 +18,8 @@ from tasks.training.core.run_directory import RunDirectory, TrainingJob
 from tasks.training.core.train import TrainingSession
 from tasks.training.elastic.rank import run_elastic
 from tasks.training.launch.worker import prepare_device, speak_by_log
-from tasks.training.strategies.base import Communicator, join
+from tasks.training.strategies.base import Communicator
+from tasks.training.strategies.build import join
 
 
 def main(arguments: list[str]) -> None:

@@ -33,7 +33,8 @@ from tasks.training.core.run_directory import (
 )
 from tasks.training.core.train import TrainingSession
 from tasks.training.launch.host import Cores, cores_near_gpu
-from tasks.training.strategies.base import Communicator, join
+from tasks.training.strategies.base import Communicator
+from tasks.training.strategies.build import join
 
 LOGGER = logging.getLogger(__name__)
 # Gloo's errors come as plain RuntimeErrors that begin with the place in its source.

@@ -11,9 +11,7 @@ ranks' shares, never a mean of means, so ranks may have unequal numbers of rows.
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,9 +22,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from tasks.kernel.errors import ConfigurationError
-from tasks.training.strategies.config import StrategyConfig
 
 # Plain values and tensors only: what `torch.load(weights_only=True)` accepts.
 State = dict[str, Any]
@@ -42,15 +37,6 @@ Cut = Literal["outputs", "inputs", "units"]
 
 # Where each strategy is, by name: imported when it is chosen, since each brings in libraries of its
 # own. All are built with the arguments of `DataParallel`.
-STRATEGIES = {
-    "horovod": "tasks.training.strategies.data_parallel:HorovodStrategy",
-    "ddp": "tasks.training.strategies.data_parallel:DdpStrategy",
-    "fsdp": "tasks.training.strategies.sharded:FsdpStrategy",
-    "tensor-parallel": "tasks.training.strategies.model_parallel:TensorParallel",
-    "pipeline-parallel": "tasks.training.strategies.model_parallel:PipelineParallel",
-    "local-sgd": "tasks.training.strategies.local_sgd:LocalSgd",
-    "asynchronous": "tasks.training.strategies.local_sgd:AsynchronousSgd",
-}
 
 
 @dataclass(frozen=True)
@@ -235,64 +221,6 @@ class Strategy(ABC):
     @abstractmethod
     def checksum(self) -> list[float]:
         """One float64 sum for each parameter of this rank's replica, equal on all replicas."""
-
-
-def join(config: StrategyConfig, device: str) -> Communicator:
-    """Meet the other ranks that the environment names; every rank calls it once.
-
-    Args:
-        config: names the library that carries the collectives.
-        device: `cpu` or `cuda`, where the tensors that travel live.
-
-    Raises:
-        ConfigurationError: the environment does not name the rank.
-        TransientError: the other ranks did not come.
-    """
-    if config.engine == "horovod":
-        if "HOROVOD_HOSTNAME" not in os.environ:  # then Horovod would train alone, unnoticed
-            raise ConfigurationError(
-                "a rank on Horovod needs HOROVOD_HOSTNAME, HOROVOD_RANK and the like in its "
-                "environment; seen: none. Start it through the launcher or horovodrun"
-            )
-        from tasks.training.strategies.horovod_communicator import HorovodCommunicator
-
-        return HorovodCommunicator()
-    from tasks.training.strategies.torch_communicator import TorchCommunicator
-
-    return TorchCommunicator.join(os.environ, device)
-
-
-def build_strategy(
-    config: StrategyConfig,
-    ranks: Communicator,
-    network: nn.Module,
-    row_losses: RowLosses,
-    build_optimizer: OptimizerBuilder,
-    device: torch.device,
-) -> Strategy:
-    """The strategy of a configuration. Collective: ends with rank 0's parameters on all ranks.
-
-    Args:
-        config: names it.
-        ranks: from `join`.
-        network: on the CPU; from now on the strategy's.
-        row_losses: (outputs, labels) to the loss of each row.
-        build_optimizer: called once, with the parameters that this rank steps.
-        device: where the network is put.
-    """
-    module, _, name = STRATEGIES[strategy_kind(config)].partition(":")
-    kind: Callable[..., Strategy] = getattr(importlib.import_module(module), name)
-    return kind(config, ranks, network, row_losses, build_optimizer, device)
-
-
-def strategy_kind(config: StrategyConfig) -> str:
-    """The key in `STRATEGIES`: how a rank steps comes before which library carries its sums."""
-    if config.asynchronous:
-        return "asynchronous"
-    if config.local_steps > 1:
-        return "local-sgd"
-    # Compression needs all gradients in one buffer, which DDP does not have.
-    return "horovod" if config.gradient_compression != "none" else config.name
 
 
 def cut_evenly(sizes: Sequence[int], num_parts: int) -> list[slice]:

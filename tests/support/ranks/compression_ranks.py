@@ -11,14 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.strategies.base import (
-    Batch,
-    Communicator,
-    State,
-    Strategy,
-    build_strategy,
-    join,
-)
+from tasks.training.strategies.base import Batch, Communicator, State, Strategy
+from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
 from tests.support.ranks.strategy_cases import adamw
 

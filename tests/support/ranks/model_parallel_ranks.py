@@ -21,7 +21,8 @@ from tasks.kernel.errors import FalajError
 from tasks.training.config import TrainingConfig
 from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.strategies.base import Batch, Communicator, Strategy, build_strategy, join
+from tasks.training.strategies.base import Batch, Communicator, Strategy
+from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
 from tests.support.ranks.strategy_cases import adamw, row_losses
 from tests.support.training.networks import TOKENS, VOCABULARY, Transformer

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tasks.training.strategies.base import Batch, Communicator, build_strategy, join
+from tasks.training.strategies.base import Batch, Communicator
+from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 from tasks.training.telemetry.profiler import StepProfiler, profiler_variables

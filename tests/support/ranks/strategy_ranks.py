@@ -16,14 +16,8 @@ import torch
 
 from tasks.kernel.errors import TrainingError
 from tasks.training.checkpoints.ranks import save_by_ranks
-from tasks.training.strategies.base import (
-    Batch,
-    Communicator,
-    State,
-    Strategy,
-    build_strategy,
-    join,
-)
+from tasks.training.strategies.base import Batch, Communicator, State, Strategy
+from tasks.training.strategies.build import build_strategy, join
 from tests.support.ranks.strategy_cases import (
     CASES,
     HALF,

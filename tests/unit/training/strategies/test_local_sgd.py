@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.strategies.base import Batch, State, strategy_kind
+from tasks.training.strategies.base import Batch, State
+from tasks.training.strategies.build import strategy_kind
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.data_parallel import HorovodStrategy
 from tasks.training.strategies.local_sgd import AsynchronousSgd, LocalSgd

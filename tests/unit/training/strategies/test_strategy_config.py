@@ -5,7 +5,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from tasks.training.strategies.base import STRATEGIES, strategy_kind
+from tasks.training.strategies.build import STRATEGIES, strategy_kind
 from tasks.training.strategies.config import StrategyConfig
 
 
