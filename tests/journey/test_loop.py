@@ -231,10 +231,10 @@ def test_a_run_killed_in_training_leaves_no_process_and_goes_on_from_its_checkpo
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("refresh", "2013-01-05T05:00Z", "2013-01-03T05:00Z"), "is reversed"),
-        (("refresh", "2013-01-05T05:00Z", "2013-01-05T05:00Z"), "is empty"),
-        (("refresh", "2013-01-05", "2013-01-06"), "has no time zone"),
-        (("refresh", "yesterday", "today"), "is no date and time"),
+        (("features", "refresh", "2013-01-05T05:00Z", "2013-01-03T05:00Z"), "is reversed"),
+        (("features", "refresh", "2013-01-05T05:00Z", "2013-01-05T05:00Z"), "is empty"),
+        (("features", "refresh", "2013-01-05", "2013-01-06"), "has no time zone"),
+        (("features", "refresh", "yesterday", "today"), "is no date and time"),
     ],
 )
 def test_a_wrong_window_is_refused_before_anything_is_touched(

@@ -240,7 +240,9 @@ class _Source:
         selected += [f"{sql_name(names[f])} AS f{n}" for n, f in enumerate(join.features.values())]
         selected += [f"epoch_us({event}) AS event", f"epoch_us({created}) AS created"]
         query = f"SELECT {', '.join(selected)} FROM {rows} WHERE {' AND '.join(kept)}"
-        script.statements.append(query)
+        given = ", ".join(f"{output} is f{n}" for n, output in enumerate(join.features))
+        age = f"at most {join.ttl} old" if join.ttl else "however old"
+        script.statements.append(f"-- newest row available at each moment, {age}: {given}\n{query}")
         reader = con.sql(query).to_arrow_reader(BLOCK_ROWS)
         file = folder / f"{name}.arrow"
         table = _held(reader.schema, reader, file, limit)

@@ -37,7 +37,7 @@ NUM_FIGURES = {
     "serving/http_request": 6,
     "serving/edge": 1,
     "serving/prediction_log": 3,
-    "serving/features": 1,
+    "serving/entities": 1,
     "serving/release": 7,
     "serving/roll_back": 1,
     "operation/platform": 3,
