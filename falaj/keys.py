@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from falaj.context import Here
 from serving.security.keys import create_key, read_keys, revoke_key
@@ -25,7 +26,7 @@ def create(
     subject: str,
     role: list[str],
     tenant: str = "",
-    days: float | None = None,
+    days: Annotated[float | None, Parameter(validator=Number(gt=0, lte=36_500))] = None,
     file: File = None,
     context: Here,
 ) -> None:
@@ -36,9 +37,11 @@ def create(
         role: Action and model, as infer:flight-delay or read:*; may be repeated.
         tenant: The key has no access to models of other tenants (default: an operator's key, with
             access to whatever its roles name).
-        days: How long it is valid (default: for ever).
+        days: How long it is valid, a century at most (default: for ever).
         file: Of keys (default: serving/secrets/api-keys.json in the state folder).
     """
+    if not subject.strip():
+        raise ConfigurationError("--subject is empty; name who uses the key. No key was made")
     expires = datetime.now(UTC) + timedelta(days=days) if days else None
     grants = tuple(map(_grant, role))
     text, key = create_key(file or context.home / KEYS, subject, grants, tenant, expires)
