@@ -135,9 +135,9 @@ def _lowered(budget: dict[str, dict[str, int]], found: dict[str, dict[str, int]]
     lines = [f"words = {words}"]
     for table, numbers in found.items():
         lines += ["", f"[{table}]"]
-        bounds = {
-            name: min(number, budget[table].get(name, number)) for name, number in numbers.items()
-        }
+        known = budget[table]
+        rounded = {name: _rounded(name, number) for name, number in numbers.items()}
+        bounds = {name: min(bound, known.get(name, bound)) for name, bound in rounded.items()}
         lines += [f'"{name}" = {bound}' for name, bound in sorted(bounds.items())]
     return "\n".join(lines) + "\n"
 
