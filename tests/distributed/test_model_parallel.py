@@ -163,7 +163,7 @@ def test_cut_dropout_drops_what_dropout_of_the_whole_layer_drops(
     ("what", "sentence"),
     [
         ("no plan", "Linear has no method tensor_parallel_plan"),
-        ("no stages", "Linear has no method pipeline_stages in stages"),
+        ("no stages", "Linear has no method pipeline_stages"),
         ("odd layer", r"perceptron\.0 has 15 outputs, which do not divide over tensor_parallel"),
         ("odd heads", "3 attention heads do not divide over 4 ranks"),
         ("few blocks", r"pipeline_stages=4, but a perceptron with .* has 3 blocks"),

@@ -29,6 +29,7 @@ from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import acquire
 from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.settings import PROJECT_ROOT
+from tasks.metadata.database import transaction
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
 
@@ -181,7 +182,7 @@ def kill_at_random(folder: Path, url: str, num_kills: int) -> None:
     book = LeaseRepository(url)
     book.free_ended()  # what was killed last, with nobody left to want it
     assert book.facts() == []
-    with book.table.reading() as connection:
+    with transaction(book.engine, reads_only=True) as connection:
         assert connection.scalar(sa.text("select count(*) from falaj_lease_units")) == 0
     tokens = [int(line.split()[0]) for line in lines_of(folder / "journal")]
     assert len(tokens) == len(set(tokens))
