@@ -57,7 +57,8 @@ def figures() -> Iterator[str]:
 
 def run(log: Path) -> Iterator[str]:
     """The first and the last lines that a run printed; long ones are cut."""
-    lines = [line for line in log.read_text().splitlines() if not line.startswith("[")]
+    text = log.read_text().replace(f"{ROOT}/", "")
+    lines = [line for line in text.splitlines() if line[:2].isdigit() or line[:1].isupper()]
     shown = [*lines[:FIRST], "...", *lines[-LAST:]]
     yield "```"
     for line in shown:
