@@ -126,3 +126,10 @@ def test_the_command_lists_decisions_and_prints_them_as_json(
     assert (made["outcome"], made["evidence"]["auc_change"]["value"]) == ("acts", -0.1)
     assert main(["decisions", "--since", "yesterday"]) == 2
     assert main(["decisions", "--limit", "0"]) == 2
+
+
+def test_a_database_that_may_only_be_read_shows_what_was_recorded(tmp_path: Path) -> None:
+    governor = Governor(f"sqlite:///{tmp_path / 'operation.db'}")
+    governor.see(builders.stale(0))
+    (tmp_path / "operation.db").chmod(0o400)
+    assert len(governor.ledger.decisions(Wanted())) == 1

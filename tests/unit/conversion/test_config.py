@@ -161,3 +161,8 @@ def test_the_deployment_on_the_gpu_pool_names_the_formats_that_are_for_it() -> N
     there = ConversionConfig().on(HardwareConversion.model_validate(hardware))
     assert set(there.formats) == {made.name for made in FORMATS if made.is_for("gpu")}
     assert there.triton is not None
+
+
+def test_a_precision_without_any_bound_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"conversion\.bounds\.int4"):
+        bound_of(TABULAR, "int4", ConversionConfig())

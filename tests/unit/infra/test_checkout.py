@@ -171,3 +171,12 @@ def test_lock_entries_keep_their_digests_and_lose_comments() -> None:
         "six": "six==1.17.0 \\\n    --hash=sha256:cc",
         "torch": "torch==2.13.0",
     }
+
+
+def test_a_link_in_the_environments_place_is_left_alone(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    checkout.venv.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SetupError, match="left alone"):
+        claim(checkout)
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -22,6 +22,7 @@ from infra.platform.files import PlatformFiles, PlatformState, ensure_password, 
 from infra.platform.health import (
     EXIT_NOT_RUNNING,
     Finding,
+    check_api,
     check_clock,
     check_databases,
     check_disk,
@@ -369,3 +370,9 @@ def test_a_damaged_database_of_leases_is_told_and_the_rest_is_still_shown(tmp_pa
     [sentence] = status.wrong
     assert sentence.startswith("the leases of devices cannot be read: ")
     assert sentence in table(status)
+
+
+def test_an_api_that_does_not_answer_is_a_problem() -> None:
+    (finding,) = check_api(PrefectApi(f"http://127.0.0.1:{free_port()}/api", None))
+    assert finding.level == "problem"
+    assert "does not answer" in finding.seen
