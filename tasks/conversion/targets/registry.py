@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from tasks.contracts.conversion import Signature
-from tasks.conversion.targets import litert, openvino, tensorrt
-from tasks.conversion.targets import onnx as onnx_files
 from tasks.conversion.targets.catalog import Format, format_of
 from tasks.conversion.targets.interface import BuildRequest, LoadedModel, Runtime
 
@@ -43,17 +41,18 @@ class Converter(Protocol):
         """
 
 
-CONVERTERS: Mapping[str, Converter] = {
-    "onnx": onnx_files,
-    "openvino": openvino,
-    "litert": litert,
-    "tensorrt": tensorrt,
+CONVERTERS = {
+    "onnx": "tasks.conversion.targets.onnx",
+    "openvino": "tasks.conversion.targets.openvino",
+    "litert": "tasks.conversion.targets.litert",
+    "tensorrt": "tasks.conversion.targets.tensorrt",
 }
+"""File format to its module, imported with its libraries when it is used."""
 
 
 def converter_of(made: Format) -> Converter:
     """What builds and loads a format."""
-    return CONVERTERS[made.file_format]
+    return cast(Converter, importlib.import_module(CONVERTERS[made.file_format]))
 
 
 def load_files(name: str, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:

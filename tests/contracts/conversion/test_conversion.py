@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgra
 from tasks.conversion.config import ConversionConfig, TritonConfig
 from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
 from tasks.kernel.errors import StorageError
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 from tests.support.conversion.programs import SmallNetwork, exported, kept, registered
 from tests.support.data.builders import dataset, splits
 from tests.support.suite.promises import Promise, proves
@@ -152,18 +150,3 @@ def test_a_kept_form_that_triton_serves_gets_a_repository_and_no_other_one(
     assert settings.store.holds(served.triton.files)
     assert served.model_copy(update={"triton": None}) == onnx
     assert others == [openvino, dropped]
-
-
-@pytest.mark.slow
-def test_the_tasks_are_cheap_to_import() -> None:
-    program = """if True:
-        import sys, tasks.conversion.task
-        heavy = {"torch", "onnx", "onnxruntime", "openvino", "nncf", "sklearn"}
-        assert not heavy & set(sys.modules), heavy & set(sys.modules)
-    """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)
-
-
-def test_a_serving_process_can_load_variants_without_prefect() -> None:
-    program = "import sys; sys.modules['prefect'] = None; import tasks.conversion.convert"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)

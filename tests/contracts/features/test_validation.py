@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +35,7 @@ from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, build_feature_tables
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import DataContractError
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings
+from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.validation.outcome import read_outcome
 from tasks.validation.runner import validate_snapshot, validate_tables
 from tasks.validation.suites import Suite, read_suite, read_suites
@@ -386,21 +384,3 @@ def test_a_fault_of_a_training_set_is_called_by_its_name(made: Made, fault: str)
 
     assert words in message
     assert "Nothing was trained" in message
-
-
-# What is imported
-
-
-def test_the_tasks_are_cheap_to_import() -> None:
-    program = """if True:
-        import sys, tasks.validation.task
-        heavy = {"great_expectations", "duckdb"}
-        assert not heavy & set(sys.modules), heavy & set(sys.modules)
-    """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)
-
-
-@pytest.mark.slow
-def test_a_suite_can_be_run_without_prefect() -> None:
-    program = "import sys; sys.modules['prefect'] = None; import tasks.validation.runner"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)

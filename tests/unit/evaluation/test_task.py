@@ -1,23 +1,8 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
-import pytest
-
 from tasks.evaluation.judge import judge_model
 from tasks.evaluation.task import judgement, metric_rows, slice_rows
 from tests.support.evaluation.programs import QUICK, Case
-
-
-@pytest.mark.slow
-def test_the_tasks_are_cheap_to_import() -> None:
-    program = (
-        "import sys, tasks.evaluation.task; "
-        "heavy = {'torch', 'sklearn', 'pyarrow.dataset', 'matplotlib'} & set(sys.modules); "
-        "sys.exit(f'imports {heavy}' if heavy else 0)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_what_the_artifacts_say_comes_from_the_report(case: Case) -> None:

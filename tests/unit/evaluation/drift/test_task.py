@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,21 +13,6 @@ from tasks.evaluation.drift.task import feature_rows, verdict_text
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.windows import scored
-
-
-@pytest.mark.slow
-def test_the_task_is_cheap_to_import() -> None:
-    program = (
-        "import sys, tasks.evaluation.drift.task; "
-        "heavy = {'torch', 'sklearn', 'pyarrow.dataset', 'matplotlib'} & set(sys.modules); "
-        "sys.exit(f'imports {heavy}' if heavy else 0)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_the_comparison_needs_no_torch() -> None:
-    program = "import sys; sys.modules['torch'] = None; import tasks.evaluation.drift.compare"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_what_the_artifacts_say_comes_from_the_report(tmp_path: Path) -> None:

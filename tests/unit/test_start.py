@@ -1,0 +1,27 @@
+"""What a module loads when it is imported: tasks nothing heavy, plain modules no Prefect."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ROWS = "torch sklearn pyarrow.dataset matplotlib"
+HEAVY = {
+    "tasks.evaluation.task": ROWS,
+    "tasks.evaluation.drift.task": ROWS,
+    "tasks.conversion.task": "torch onnx onnxruntime openvino nncf sklearn",
+    "tasks.validation.task": "great_expectations duckdb",
+    "tasks.evaluation.drift.compare": "torch",
+    "tasks.validation.runner": "prefect",
+    "tasks.conversion.convert": "prefect",
+}
+
+
+@pytest.mark.parametrize("module", HEAVY)
+def test_a_module_imports_no_more_than_it_needs(module: str) -> None:
+    heavy = set(HEAVY[module].split())
+    program = f"import sys, {module}; sys.exit({heavy} & set(sys.modules) or 0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
