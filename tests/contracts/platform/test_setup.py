@@ -160,7 +160,7 @@ def test_ci_runs_the_quick_tests_and_a_part_of_the_slow_ones(
     done = ci(checkout, tools, "--part", "5")
     assert done.returncode == 0, done.stderr
     called = [line for line in done.stdout.splitlines() if line.startswith("called: ")]
-    kinds = ("ruff check", "ruff format", "mypy", "pytest -n 2", "--group 5")
+    kinds = ("ruff check", "ruff format", "mypy", "infra.budget", "pytest -n 2", "--group 5")
     assert len(called) == len(kinds)
     assert all(kind in line for kind, line in zip(kinds, called, strict=True)), called
     assert "unstable" not in done.stdout
