@@ -22,6 +22,8 @@ from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 ROWS_FILE = "texts.parquet"
+SHORTEST_WORDS, LONGEST_WORDS = 4, 60
+"""A docstring of fewer words is a label, one of more is cut by most encoders."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -30,14 +32,14 @@ def prepare_corpus(
 ) -> PreparedRows:
     """Choose texts, turn them into token ids, and part them: calibration, and others to judge.
 
-    The choice depends on the texts and the seed alone, not on the order in which files are found.
+    The choice depends on the texts alone, not on the order in which files are found.
 
     Raises:
         ConfigurationError: a package, the file or the tokenizer is not there.
         DataContractError: there are fewer texts than are asked for.
         StorageError: the disk refused a write.
     """
-    tokenizer = find_files(encoder).path(TOKENIZER_FILE)
+    tokenizer = find_files(encoder).folder / TOKENIZER_FILE
     sources = _sources(config)
     key = content_key(
         "corpus", code_digest(__file__), config, encoder.max_tokens, digest_of(tokenizer), sources
@@ -45,11 +47,13 @@ def prepare_corpus(
 
     def build(folder: StagedFolder) -> PreparedRows:
         judged, calibration = choose(read_texts(config), config)
-        parts = ["judged"] * len(judged) + ["calibration"] * len(calibration)
         texts = [*judged, *calibration]
-        ids = tokenize(texts, tokenizer, encoder.max_tokens)
-        table = pa.table({"part": parts, "text": texts, "input_ids": ids})
-        pq.write_table(table, folder.path / ROWS_FILE)
+        columns = {
+            "part": ["judged"] * len(judged) + ["calibration"] * len(calibration),
+            "text": texts,
+            "input_ids": tokenize(texts, tokenizer, encoder.max_tokens),
+        }
+        pq.write_table(pa.table(columns), folder.path / ROWS_FILE)
         shutil.copyfile(tokenizer, folder.path / TOKENIZER_FILE)
         return PreparedRows(
             data=folder.artifact(ROWS_FILE),
@@ -66,16 +70,14 @@ def _sources(config: CorpusConfig) -> dict[str, str]:
     if config.file is not None:
         if not config.file.is_file():
             raise ConfigurationError(
-                f"{config.file} does not exist, so there are no texts; name a UTF-8 file with one "
-                "text a line"
+                f"{config.file} does not exist; name a UTF-8 file with one text a line"
             )
         return {config.file.name: digest_of(config.file)}
     try:
         return {package: distribution(package).version for package in config.packages}
     except PackageNotFoundError as exc:
         raise ConfigurationError(
-            f"package {exc.name!r} is not installed here, so its docstrings cannot be read; name "
-            "installed packages"
+            f"package {exc.name!r} is not installed here; name packages whose docstrings are here"
         ) from exc
 
 
@@ -104,24 +106,24 @@ def docstrings(path: Path) -> Iterator[str]:
 
 
 def choose(texts: Iterator[str], config: CorpusConfig) -> tuple[list[str], list[str]]:
-    """Texts to judge on and others to calibrate with: a seeded draw among the different ones.
+    """Texts to judge on and others to calibrate with, drawn by the hashes of the different ones.
 
     Raises:
         DataContractError: there are not enough of them.
     """
-    fitting = {text for text in texts if config.min_words <= len(text.split()) <= config.max_words}
+    fitting = {text for text in texts if SHORTEST_WORDS <= len(text.split()) <= LONGEST_WORDS}
     wanted = config.judged_texts + config.calibration_texts
     if len(fitting) < wanted:
         raise DataContractError(
-            f"the corpus has {len(fitting)} different texts of {config.min_words} to "
-            f"{config.max_words} words, expected {wanted}; name more packages or ask for fewer"
+            f"the corpus has {len(fitting)} different texts of {SHORTEST_WORDS} to {LONGEST_WORDS} "
+            f"words, expected {wanted}; name more packages or ask for fewer"
         )
-    drawn = sorted(fitting, key=lambda text: _drawn_rank(text, config.seed))[:wanted]
+    drawn = sorted(fitting, key=_drawn_rank)[:wanted]
     return drawn[: config.judged_texts], drawn[config.judged_texts :]
 
 
-def _drawn_rank(text: str, seed: int) -> bytes:
-    return hashlib.sha256(f"{seed} {text}".encode(errors="replace")).digest()
+def _drawn_rank(text: str) -> bytes:
+    return hashlib.sha256(f"0 {text}".encode(errors="replace")).digest()
 
 
 def tokenize(texts: list[str], file: Path, max_tokens: int) -> list[list[int]]:

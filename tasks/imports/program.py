@@ -21,6 +21,8 @@ PROGRAM_FILE = "program.pt2"
 FAMILY = "text-embedding"
 SEQUENCE_AXIS = "seq"
 OUTPUT = "embedding_unit"
+MOST_ROWS = 4096
+"""Texts of one call of the exported program."""
 
 
 def export_encoder(config: EncoderConfig, store: ArtifactStore) -> ImportedProgram:
@@ -33,8 +35,8 @@ def export_encoder(config: EncoderConfig, store: ArtifactStore) -> ImportedProgr
         StorageError: the disk refused a write.
     """
     found = find_files(config)
-    digests = {name: digest_of(found.path(name)) for name in FILES}
-    settings = {"max_tokens": str(config.max_tokens), "max_rows": str(config.max_rows)}
+    digests = {name: digest_of(found.folder / name) for name in FILES}
+    settings = {"max_tokens": str(config.max_tokens), "max_rows": str(MOST_ROWS)}
     origin = {**found.origin, **settings, "torch": torch.__version__}
     key = content_key("encoder", code_digest(__file__), digests, origin)
 
@@ -59,12 +61,12 @@ def _write_program(
     if config.max_tokens > shape.max_position_embeddings:
         raise ConfigurationError(
             f"max_tokens={config.max_tokens}, but the encoder has positions for "
-            f"{shape.max_position_embeddings} tokens only; ask for at most so many"
+            f"{shape.max_position_embeddings} tokens only"
         )
     # Lengths of the example are neither 0 nor 1: the exporter would take these for constants.
     example = (torch.ones(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64))
     axes = {
-        0: torch.export.Dim(BATCH_AXIS, min=1, max=config.max_rows),
+        0: torch.export.Dim(BATCH_AXIS, min=1, max=MOST_ROWS),
         1: torch.export.Dim(SEQUENCE_AXIS, min=1, max=config.max_tokens),
     }
     with warnings.catch_warnings(), torch.no_grad():
@@ -83,5 +85,5 @@ def _signature(shape: EncoderShape, config: EncoderConfig) -> Signature:
             TensorSpec(name="attention_mask", dtype="int64", shape=axes),
         ),
         output=TensorSpec(name=OUTPUT, dtype="float32", shape=(BATCH_AXIS, shape.hidden_size)),
-        largest={BATCH_AXIS: config.max_rows, SEQUENCE_AXIS: config.max_tokens},
+        largest={BATCH_AXIS: MOST_ROWS, SEQUENCE_AXIS: config.max_tokens},
     )

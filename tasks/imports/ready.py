@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
@@ -54,16 +53,17 @@ def take_rows(config: RowsConfig, store: ArtifactStore) -> PreparedRows:
         DataContractError: it lacks the column `part`, or one of the two parts.
         StorageError: the disk refused a write.
     """
-    key = content_key("taken", code_digest(__file__), config, _digest(config.file))
+    digest = _digest(config.file)
+    key = content_key("taken", code_digest(__file__), config, digest)
 
     def build(folder: StagedFolder) -> PreparedRows:
-        calibration, judged = (_count(config.file, part) for part in PARTS)
+        calibration, judged = _count_parts(config.file)
         shutil.copyfile(config.file, folder.path / ROWS_FILE)
         return PreparedRows(
             data=folder.artifact(ROWS_FILE),
             num_calibration=calibration,
             num_judged=judged,
-            made_from=config.made_from or {config.file.name: _digest(config.file)},
+            made_from={config.file.name: digest},
         )
 
     return store.build_once("corpora", key, PreparedRows, build)
@@ -79,19 +79,17 @@ def _digest(file: Path) -> str:
     return digest_of(file)
 
 
-def _count(file: Path, part: str) -> int:
+def _count_parts(file: Path) -> list[int]:
+    """Rows of each of `PARTS`."""
     try:
-        names = pq.read_schema(file).names
+        found = pq.read_table(file, columns=["part"])
     except pa.ArrowInvalid as exc:
         raise ConfigurationError(f"{file.name} is no Parquet file: {exc}") from exc
-    if "part" not in names:
+    parts = found["part"].to_pylist() if found.num_columns else []
+    counts = [parts.count(part) for part in PARTS]
+    if not all(counts):
         raise DataContractError(
-            f"{file.name} has no column 'part'; add it, with {' or '.join(PARTS)} for each row"
+            f"{file.name} has {counts} rows whose column 'part' is {' or '.join(PARTS)}; expected "
+            "some of each"
         )
-    parts = pq.read_table(file, columns=["part"])
-    count = pc.sum(pc.equal(parts["part"], part)).as_py() or 0
-    if not count:
-        raise DataContractError(
-            f"{file.name} has no row whose part is {part!r}; {' and '.join(PARTS)} are both needed"
-        )
-    return int(count)
+    return counts

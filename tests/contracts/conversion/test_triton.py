@@ -85,7 +85,7 @@ def texts(
     store = ArtifactStore(scratch / "artifacts")
     program = encoders.registered(store, "encoder")
     (scratch / "texts.txt").write_text("\n".join(encoders.texts(60)))
-    corpus = CorpusConfig(file=scratch / "texts.txt", judged_texts=32, calibration_texts=16)
+    corpus = CorpusConfig(file=scratch / "texts.txt", judged_texts=32)
     rows = prepare_corpus(corpus, encoders.write_encoder(scratch / "encoder"), store)
     config = quick.model_copy(update={"triton": PYTHON_BACKEND})
     onnx = build_one("onnx-fp32", program, rows, config, store)

@@ -55,7 +55,7 @@ def _config(tmp_path: Path) -> ImportConfig:
     texts.write_text("\n".join(encoders.texts(60)))
     return ImportConfig(
         encoder=encoders.write_encoder(tmp_path / "encoder"),
-        corpus=CorpusConfig(file=texts, judged_texts=32, calibration_texts=16),
+        corpus=CorpusConfig(file=texts, judged_texts=32),
         registry=RegistryConfig(model_name="small-encoder", experiment="imports"),
         conversion=QUICK,  # type: ignore[arg-type]
     )
@@ -175,12 +175,12 @@ def test_the_real_encoder_gives_the_embedding_that_its_authors_published() -> No
     files = find_files(config)
     network, _ = read_encoder(files)
     ids = torch.tensor(
-        tokenize(["This is an example sentence"], files.path(TOKENIZER_FILE), config.max_tokens)
+        tokenize(["This is an example sentence"], files.folder / TOKENIZER_FILE, config.max_tokens)
     )
     with torch.no_grad():
         [embedding] = network(ids, torch.ones_like(ids)).numpy()
     # The beginning of what the model's documentation shows for this sentence.
     published = [0.0676569, 0.0634959, 0.0487131, 0.0793049, 0.0374480]
     np.testing.assert_allclose(embedding[:5], published, atol=1e-5)
-    shape = json.loads(files.path("config.json").read_text())
+    shape = json.loads((files.folder / "config.json").read_text())
     assert shape["num_hidden_layers"] == 6

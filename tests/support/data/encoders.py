@@ -105,7 +105,7 @@ def write_encoder(folder: Path, seed: int = 0, **changes: object) -> EncoderConf
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return EncoderConfig(folder=folder, max_tokens=MOST_TOKENS, max_rows=64)
+    return EncoderConfig(folder=folder, max_tokens=MOST_TOKENS)
 
 
 ENDS = ("[CLS]", "[SEP]")
