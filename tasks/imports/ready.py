@@ -82,7 +82,8 @@ def _digest(file: Path) -> str:
 def _count_parts(file: Path) -> list[int]:
     """Rows of each of `PARTS`."""
     try:
-        found = pq.read_table(file, columns=["part"])
+        with pq.ParquetFile(file) as opened:
+            found = opened.read(columns=["part"])
     except pa.ArrowInvalid as exc:
         raise ConfigurationError(f"{file.name} is no Parquet file: {exc}") from exc
     parts = found["part"].to_pylist() if found.num_columns else []

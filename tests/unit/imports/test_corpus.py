@@ -20,7 +20,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 def _lines(tmp_path: Path, count: int = 40, seed: int = 0) -> CorpusConfig:
     file = tmp_path / "texts.txt"
     file.write_text("\n".join(encoders.texts(count, seed)))
-    return CorpusConfig(file=file, judged_texts=20, calibration_texts=10)
+    return CorpusConfig(file=file, judged_texts=20)
 
 
 def test_texts_become_token_ids_in_two_parts_that_share_none(
@@ -30,19 +30,17 @@ def test_texts_become_token_ids_in_two_parts_that_share_none(
     encoder = encoders.write_encoder(tmp_path / "encoder")
     rows = prepare_corpus(config, encoder, store)
     table = pq.read_table(store.path(rows.data)).to_pydict()
-    assert table["part"] == ["judged"] * 20 + ["calibration"] * 10
-    assert len(set(table["text"])) == 30
+    assert table["part"] == ["judged"] * 20 + ["calibration"] * 12
+    assert len(set(table["text"])) == 32
     for text, ids in zip(table["text"], table["input_ids"], strict=True):
         known = [encoders.WORDS.index(word) + 4 for word in text.split()]
         assert ids == [2, *known, 3]  # not cut after the 4 tokens that the tokenizer's file says
-    assert (rows.num_judged, rows.num_calibration) == (20, 10)
+    assert (rows.num_judged, rows.num_calibration) == (20, 12)
 
 
-def test_the_choice_does_not_depend_on_the_order_and_is_seeded(tmp_path: Path) -> None:
+def test_the_choice_does_not_depend_on_the_order(tmp_path: Path) -> None:
     config, texts = _lines(tmp_path), encoders.texts(40)
-    forwards, backwards = choose(iter(texts), config), choose(iter(texts[::-1]), config)
-    assert forwards == backwards
-    assert choose(iter(texts), config.model_copy(update={"seed": 1})) != forwards
+    assert choose(iter(texts), config) == choose(iter(texts[::-1]), config)
 
 
 def test_a_corpus_is_prepared_once(tmp_path: Path, store: ArtifactStore) -> None:
@@ -72,7 +70,7 @@ def test_an_installed_package_gives_texts() -> None:
 
 def test_too_few_texts_are_refused_with_the_counts(tmp_path: Path) -> None:
     config = _lines(tmp_path)
-    with pytest.raises(DataContractError, match="has 12 different texts of 4 to 60 words, expect"):
+    with pytest.raises(DataContractError, match="has 12 different texts"):
         choose(iter(encoders.texts(12) * 3), config)
 
 
