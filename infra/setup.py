@@ -40,11 +40,10 @@ from infra.provision.checkout import (
     write_aside,
     write_stamp,
 )
-from infra.provision.commands import Commands, Progress, SetupError, Step, explained
-from infra.provision.horovod_wheel import horovod_wheel, wheel_parts
+from infra.provision.commands import Commands, Progress, SetupError, Step
+from infra.provision.horovod_wheel import horovod_wheel, wheel_key
 from infra.provision.machine import (
     PYTHON,
-    cache_folder,
     caller_environment,
     child_environment,
     free_gigabytes,
@@ -155,8 +154,8 @@ def make_environment(checkout: Checkout, lock: int) -> None:
         step.outcome = torch = installed_version(installer, TORCH, step)
     with progress.step("Horovod for that PyTorch (its first build takes 2 to 3 minutes)") as step:
         backend = checkout.horovod_backend.read_text(encoding="utf-8")
-        parts = wheel_parts(torch, compiler, backend)
-        wheel = horovod_wheel(checkout, installer.commands, parts, compiler, step)
+        key = wheel_key(torch, compiler, backend)
+        wheel = horovod_wheel(checkout, installer.commands, key, compiler, step)
         installer.install("installing Horovod", ["--no-deps", "--no-index", wheel], step)
     with progress.step("installing the project and checking that all fits") as step:
         editable = ["--no-deps", "--no-index", "--editable", "."]
@@ -177,8 +176,7 @@ def new_environment(venv: Path, plain: Commands, step: Step) -> Installer:
     plain.run("making the environment", [sys.executable, "-I", "-m", "venv", venv], step)
     python = venv / "bin" / "python"
     sources = configured_sources(python)
-    cache = cache_folder(os.environ, plain.cwd)
-    environment = child_environment(os.environ, sources, venv, cache)
+    environment = child_environment(os.environ, sources, venv)
     return Installer(
         python, replace(plain, environment=environment), tuple(link_locations(sources))
     )
@@ -318,7 +316,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"set-up stopped: {exc}", file=sys.stderr)
         return 1
     except OSError as exc:
-        print(f"set-up stopped: {explained(exc)}", file=sys.stderr)
+        print(f"set-up stopped: {exc.filename or checkout.root}: {exc.strerror}", file=sys.stderr)
         return 1
     return 0
 

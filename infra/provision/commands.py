@@ -1,8 +1,7 @@
-"""Long commands: run under the guard, logged, shown as numbered lines, explained if they fail."""
+"""Long commands: each with a log, shown as numbered lines with the seconds they take."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -14,85 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-GUARD = Path(__file__).with_name("guard.py")
 REPORT_EVERY_S = 30.0  # where there is no terminal to draw on
-LINES_SHOWN = 12
-LINES_SEARCHED = 60
+LINES_SHOWN = 20
 LINE_LENGTH = 300  # a compiler's command line has thousands of characters
 
 
 class SetupError(Exception):
     """Set-up cannot continue; the message has what was seen and what to do."""
-
-
-DISK_FULL = "the disk is full. Free some space and run again; finished downloads are kept"
-WRITE_REFUSED = (
-    "a write was refused. Set-up must be able to write to the checkout and to the folder for caches"
-)
-CAUSES = {
-    ("No space left on device", "Disk quota exceeded"): DISK_FULL,
-    ("Hash mismatch", "DO NOT MATCH THE HASHES"): (
-        "a downloaded file is not the one that was tested (its digest differs), and was not "
-        "installed. The download broke, or the registry serves another file: run again; if it "
-        "stays, compare the file with its publisher's before running `make lock`"
-    ),
-    ("Read-only file system", "Permission denied"): WRITE_REFUSED,
-    ("Killed signal terminated program", "Cannot allocate memory"): (
-        "the machine ran out of memory. Close other programs and run again"
-    ),
-    (
-        *("dns error", "Temporary failure in name resolution", "Name or service not known"),
-        *("error sending request", "Failed to establish a new connection", "timed out"),
-        *("Connection refused", "Could not connect", "ProxyError", "CERTIFICATE_VERIFY_FAILED"),
-    ): (
-        "the package registry cannot be reached. Check the network, the proxy and pip's settings "
-        "(`pip config list`), and run again; finished downloads are kept"
-    ),
-    ("No matching distribution found", "No solution found"): (
-        "the package registry lacks a version that the lock names. Check pip's settings "
-        "(`pip config list`)"
-    ),
-}
-"""What certain words in the output of a failed command mean; the first that fits counts."""
-
-
-def cause_of(log: str) -> str:
-    """The first known cause whose words are in the last lines of a log."""
-    end = tail(log, LINES_SEARCHED)
-    found = (text for marks, text in CAUSES.items() if any(mark in end for mark in marks))
-    return next(found, "the end of its log shows why")
-
-
-def explained(error: OSError) -> str:
-    """What an operating-system error met by set-up itself means."""
-    location = f"{error.filename}: " if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return location + DISK_FULL
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return location + WRITE_REFUSED
-    return f"{location}{error.strerror or error}"
-
-
-def tail(text: str, lines: int) -> str:
-    """The last lines that are not blank."""
-    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
-
-
-def main_lines(log: str) -> str:
-    """The first errors in a log and its last lines; long ones are cut."""
-    lines = [line for line in log.splitlines() if line.strip()]
-    last = lines[-LINES_SHOWN:]
-    errors = [line for line in lines[:-LINES_SHOWN] if re.search(r"\berror: |cannot open", line)]
-    shown = [*errors[:LINES_SHOWN], *(["..."] if errors else []), *last]
-    return "\n".join(line[:LINE_LENGTH] for line in shown)
-
-
-def percent_done(log: Path) -> str:
-    """The compiler's progress, from the end of a build log; empty where it shows none."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - 20_000))
-        found = re.findall(rb"\[ *(\d+)%\]", stream.read())
-    return f"{int(found[-1])} %" if found else ""
 
 
 @dataclass
@@ -103,7 +30,6 @@ class Step:
     outcome: str = "done"
     started: float = field(default_factory=time.monotonic)
     reported: float = 0.0
-    status: str = ""
 
     def __post_init__(self) -> None:
         self.live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
@@ -113,11 +39,10 @@ class Step:
         """Show the seconds so far; called often."""
         elapsed = time.monotonic() - self.started
         status = f" ... {elapsed:.0f} s" + (f", {detail}" if detail else "")
-        if self.live and status != self.status:
-            self.status = status
+        if self.live:
             room = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be drawn over
             self._draw(self.title[: max(0, room - len(status))] + status)
-        elif not self.live and elapsed - self.reported >= REPORT_EVERY_S:
+        elif elapsed - self.reported >= REPORT_EVERY_S:
             self.reported = elapsed
             print(status, end="", flush=True)
 
@@ -126,9 +51,7 @@ class Step:
         taken = f"{self.outcome} ({time.monotonic() - self.started:.1f} s)"
         if self.live:
             self._draw(f"{self.title}: {taken}")
-            print(flush=True)
-        else:
-            print(f" ... {taken}", flush=True)
+        print("" if self.live else f" ... {taken}", flush=True)
 
     def _draw(self, text: str) -> None:
         """Write over the line; a log file gets no such signs."""
@@ -158,7 +81,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Commands:
-    """Runs commands with one environment; each one's output goes to a log of its own."""
+    """Runs commands with one environment; each one's output goes to a log of its own.
+
+    They inherit set-up's locks: should set-up be killed, the next one waits for what still runs.
+    """
 
     logs: Path
     environment: Mapping[str, str]
@@ -169,15 +95,19 @@ class Commands:
         """Run one command to its end and return its output.
 
         Raises:
-            SetupError: it failed; the message has the cause, the log's path and its main lines.
+            SetupError: it failed; the message has the log's path and its last lines.
         """
         log = self.logs / f"{what.replace(' ', '-')}.log"
-        code = self._run_logged(command, log, step)
+        try:
+            code = self._run_logged(command, log, step)
+        except OSError as exc:
+            raise SetupError(f"{what} failed: {command[0]}: {exc.strerror}") from exc
         text = log.read_text(encoding="utf-8", errors="replace")
         if code:
+            lines = [line[:LINE_LENGTH] for line in text.splitlines() if line.strip()]
             raise SetupError(
-                f"{what} failed with exit code {code}: {cause_of(text)}.\n"
-                f"Full log: {log}\nFrom it:\n{main_lines(text)}"
+                f"{what} failed with exit code {code}; what was downloaded is kept. The end of "
+                f"{log}:\n" + "\n".join(lines[-LINES_SHOWN:])
             )
         return text
 
@@ -185,17 +115,28 @@ class Commands:
         with (
             log.open("wb") as output,
             subprocess.Popen(
-                [sys.executable, "-I", str(GUARD), *map(str, command)],
-                stdin=subprocess.PIPE,  # closed when this process ends: the guard's sign
+                command,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(self.environment),
                 cwd=self.cwd,
                 pass_fds=self.held_locks,
-                start_new_session=True,  # a terminal's interrupt reaches set-up alone
             ) as process,
         ):
-            while process.poll() is None:
-                step.tick(percent_done(log))
-                time.sleep(0.1)
+            try:
+                while process.poll() is None:
+                    step.tick(percent_done(log))
+                    time.sleep(0.1)
+            except BaseException:
+                process.kill()
+                raise
         return process.returncode
+
+
+def percent_done(log: Path) -> str:
+    """The compiler's progress, from the end of a build log; empty where it shows none."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - 20_000))
+        found = re.findall(rb"\[ *(\d+)%\]", stream.read())
+    return f"{int(found[-1])} %" if found else ""

@@ -1,51 +1,29 @@
 """Horovod's wheel: built once for a PyTorch, Python, compiler and set of fixes, then kept.
 
-It is kept in the cache, `wheels/<key>/`, beside a file with its ingredients, so that a new checkout
-or an environment made again, does not build it again.
+It is kept in the cache, `wheels/<key>/`, so that a new checkout, or an environment made again, does
+not build it again.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import sysconfig
 import tempfile
 import zipfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from infra.provision.checkout import Checkout, digest, exclusive, write_aside
+from infra.provision.checkout import Checkout, digest, exclusive
 from infra.provision.commands import Commands, Step
 from infra.provision.machine import Compiler, cache_folder
 
 
-@dataclass(frozen=True)
-class WheelParts:
-    """All that decides how the wheel comes out."""
-
-    torch: str
-    python_abi: str
-    machine: str
-    compiler: str
-    backend: str
-
-    @property
-    def key(self) -> str:
-        """Name of the wheel's folder in the cache."""
-        return digest(list(asdict(self).values()))[:16]
-
-
-def wheel_parts(torch: str, compiler: Compiler, backend_source: str) -> WheelParts:
-    """The parts for this machine; the backend counts by the digest of its source."""
-    return WheelParts(
-        torch=torch,
-        python_abi=str(sysconfig.get_config_var("SOABI")),
-        machine=platform.machine(),
-        compiler=compiler.version,
-        backend=digest([backend_source]),
-    )
+def wheel_key(torch: str, compiler: Compiler, backend_source: str) -> str:
+    """Name of the wheel's folder in the cache: all that decides how the wheel comes out."""
+    python = str(sysconfig.get_config_var("SOABI"))
+    return digest([torch, python, platform.machine(), compiler.version, backend_source])[:16]
 
 
 def kept_wheel(folder: Path) -> Path | None:
@@ -61,10 +39,10 @@ def kept_wheel(folder: Path) -> Path | None:
 
 
 def horovod_wheel(
-    checkout: Checkout, commands: Commands, parts: WheelParts, compiler: Compiler, step: Step
+    checkout: Checkout, commands: Commands, key: str, compiler: Compiler, step: Step
 ) -> Path:
-    """The wheel for these parts: from the cache, or built into it."""
-    folder = cache_folder(os.environ, checkout.root) / "wheels" / parts.key
+    """The wheel of this key: from the cache, or built into it."""
+    folder = cache_folder() / "wheels" / key
     folder.mkdir(parents=True, exist_ok=True)
 
     def waiting() -> None:
@@ -77,9 +55,7 @@ def horovod_wheel(
             return wheel
         step.outcome = "built"
         commands = replace(commands, held_locks=(*commands.held_locks, lock))
-        wheel = _build(checkout, commands, compiler, folder, step)
-        write_aside(folder / "made-from.json", json.dumps(asdict(parts), indent=1))
-        return wheel
+        return _build(checkout, commands, compiler, folder, step)
 
 
 def _build(

@@ -41,7 +41,6 @@ DROPPED = {
     *("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS"),
 }
 KEPT = {"UV_CACHE_DIR"}
-LOCAL_CACHE = Path(".falaj", "cache")
 
 
 @dataclass(frozen=True)
@@ -161,42 +160,36 @@ def caller_environment(caller: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def cache_folder(environment: Mapping[str, str], root: Path) -> Path:
-    """Where to keep what outlives an environment: `falaj` in XDG_CACHE_HOME or ~/.cache.
-
-    Accounts without a home that can be written to keep it in the checkout, in `.falaj/cache`.
+def cache_folder() -> Path:
+    """Where what outlives an environment is kept: `falaj` in XDG_CACHE_HOME or ~/.cache.
 
     Raises:
-        SetupError: neither can be written to.
+        SetupError: it cannot be written to.
     """
-    named = environment.get("XDG_CACHE_HOME", "")
-    base = Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~")) / ".cache"
-    for folder in (base / "falaj", root / LOCAL_CACHE):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise SetupError(
-        f"no place for caches: neither {base} nor {root} can be written to. Set XDG_CACHE_HOME to "
-        "a folder that can"
-    )
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    folder = base / "falaj"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SetupError(
+            f"no place for caches: {folder}: {exc.strerror}. Set XDG_CACHE_HOME to a folder that "
+            "can be written to"
+        ) from exc
+    return folder
 
 
 def child_environment(
-    caller: Mapping[str, str], sources: Mapping[str, str], venv: Path, cache: Path
+    caller: Mapping[str, str], sources: Mapping[str, str], venv: Path
 ) -> dict[str, str]:
-    """What pip, uv and the compilers see; uv keeps to its own cache where there is a home."""
+    """What pip, uv and the compilers see."""
     environment = caller_environment(caller)
-    if cache.parts[-2:] == LOCAL_CACHE.parts:
-        environment.setdefault("UV_CACHE_DIR", str(cache / "uv"))
     for key, value in sources.items():
         environment["PIP_" + key.upper().replace("-", "_")] = value
         environment |= dict.fromkeys(UV_VARIABLES[key], value)
     return environment | {
         "PATH": f"{venv / 'bin'}{os.pathsep}{caller.get('PATH', os.defpath)}",
-        "LC_ALL": "C.UTF-8",  # causes of failure are known by their English words
+        "LC_ALL": "C.UTF-8",
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_INPUT": "1",

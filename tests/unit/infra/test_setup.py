@@ -80,7 +80,7 @@ def test_an_environment_that_was_not_finished_gets_no_stamp(
     ("error", "code", "words"),
     [
         (SetupError("no compiler"), 1, "set-up stopped: no compiler"),
-        (OSError(28, "No space left on device", "/co/.venv"), 1, "/co/.venv: the disk is full"),
+        (OSError(28, "No space left on device", "/co/.venv"), 1, "/co/.venv: No space left"),
         (KeyboardInterrupt(), 130, "run again"),
     ],
 )
