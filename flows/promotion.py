@@ -88,8 +88,8 @@ def announce_refusal(decision: PromotionDecision) -> None:
     )
 
 
-APPROVAL = "approval/coordinator"
-EXPIRY = "approval-expiry/coordinator"
+APPROVAL = "approval/approval"
+EXPIRY = "approval-expiry/approval-expiry"
 ACTION = "answer-promotion"
 SETTLED = "settled elsewhere"
 """Approver that a run is resumed with when the answer was given without it."""

@@ -15,8 +15,6 @@ from tasks.kernel.settings import ArtifactStore, named_artifacts
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-COORDINATOR = "coordinator"
-
 
 class Stages:
     """Runs the stages of one loop after each other and keeps what each took.
@@ -69,7 +67,7 @@ class Stages:
             parameters=dump_parameters(stage, *args, **kwargs),
             routing=self._routing,
             use_case=self._use_case,
-            suffix=_suffix(),
+            suffix=_suffix(self._use_case),
         )
         outcome = run_stage(order)
         return as_returned(outcome["result"], stage), StageRoute.model_validate(outcome["route"])
@@ -84,7 +82,7 @@ class Stages:
         )
 
 
-def _suffix() -> str:
-    """What the loop's own deployment has after `coordinator`, such as `-houses`; or nothing."""
-    name = str(runtime.deployment.name or "")
-    return name.removeprefix(COORDINATOR) if name.startswith(COORDINATOR) else ""
+def _suffix(use_case: str) -> str:
+    """What the loop's own deployment has after the flow's name: `-<use case>`; or nothing."""
+    suffix = f"-{use_case}"
+    return suffix if str(runtime.deployment.name or "").endswith(suffix) else ""

@@ -48,7 +48,7 @@ ENTRY_POINTS = {
     RECALIBRATION: "flows.recalibration.recalibration_flow",
 }
 """Loaded when one of them runs in this process: they import all of training and conversion."""
-COORDINATOR, QUEUE = "coordinator", "retrain"
+QUEUE = "retrain"
 TAG = "falaj:governor"
 MAX_DEPLOYMENTS = 200
 
@@ -249,7 +249,7 @@ def deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
             "Nothing was started, and what asked for it stays; deploy it with python -m "
             "falaj deploy"
         )
-    return min(fitting, key=lambda d: (not d.name.startswith(COORDINATOR), d.name), default=None)
+    return min(fitting, key=lambda d: (not d.name.startswith(flow_name), d.name), default=None)
 
 
 def _use_case_of(deployment: DeploymentResponse) -> str | None:

@@ -22,7 +22,7 @@ from infra.deploying.items import MISSING, Comparison, differences
 from infra.deploying.notifications import Notification, notifications
 from tasks.kernel.errors import TransientError
 
-DECISION_DEPLOYMENT = "decision/coordinator"
+DECISION_DEPLOYMENT = "decision/decision"
 DECIDE_ON_DRIFT = "decide-on-drift"
 
 COOLDOWN_S = 300

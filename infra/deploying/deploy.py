@@ -113,9 +113,12 @@ async def _leftovers(client: PrefectClient, plan: Plan) -> list[tuple[str, str]]
 
 
 async def _leftover_deployments(client: PrefectClient, plan: Plan) -> dict[str, UUID]:
-    """Those of this project's own that it no longer has: full name to id."""
+    """Those of this project's own that it no longer has: full name to id.
+
+    Not those of an earlier name: those go when the new one is written and no run needs them.
+    """
     own = DeploymentFilter(tags=DeploymentFilterTags(all_=[OWN_TAG]))
-    names = {item.full_name for item in plan.deployments}
+    names = {n for item in plan.deployments for n in (item.full_name, item.earlier_name)}
     found = {}
     for deployment in await client.read_deployments(deployment_filter=own, limit=200):
         flow = await client.read_flow(deployment.flow_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -16,7 +16,14 @@ from prefect.client.schemas.actions import (
     DeploymentScheduleUpdate,
     DeploymentUpdate,
 )
-from prefect.client.schemas.objects import ConcurrencyOptions
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, ConcurrencyOptions
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
@@ -30,6 +37,9 @@ from tasks.kernel.errors import ConfigurationError
 
 OWN_TAG = "falaj"
 """On all that this project deploys, so that what it no longer deploys can be told."""
+
+EARLIER_NAME = "coordinator"
+"""Name that earlier versions gave to each deployment that now has its flow's name."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,14 @@ class DeploymentItem:
     def full_name(self) -> str:
         """`<flow>/<name>`."""
         return f"{self.flow.name}/{self.name}"
+
+    @property
+    def earlier_name(self) -> str | None:
+        """`<flow>/<name>` as earlier versions deployed it; None where that was the same."""
+        if self.entry.name != self.flow.name:
+            return None
+        name = self.use_case.deployment_name(EARLIER_NAME) if self.use_case else EARLIER_NAME
+        return f"{self.flow.name}/{name}"
 
     @property
     def label(self) -> str:
@@ -141,6 +159,15 @@ class DeploymentItem:
         if found is None:
             return Comparison((MISSING,))
         faults = list(differences(self.wanted(), _view(found)))
+        earlier, num_unfinished = await self._earlier(client)
+        notes = []
+        if earlier and (earlier.schedules or not num_unfinished):
+            faults.append(f"{self.earlier_name}, its earlier name, is there as well")
+        elif earlier:
+            notes.append(
+                f"{num_unfinished} runs of {self.earlier_name}, its earlier name, have not ended; "
+                "a deploy after that removes it"
+            )
         there = {s.slug: s.active for s in found.schedules if s.slug}
         off = {slug for slug, active in there.items() if not active}
         to_be_off = {s.slug for s in self.entry.schedules if s.active is False}
@@ -152,17 +179,20 @@ class DeploymentItem:
         paused = [f"schedule {slug} is paused" for slug in sorted((off & known) - to_be_off)]
         paused += ["it is paused"] * found.paused
         if self.resume:
-            return Comparison((*faults, *paused))
-        return Comparison(
-            tuple(faults), tuple(f"{p}, by a person; --resume switches it on" for p in paused)
-        )
+            return Comparison((*faults, *paused), tuple(notes))
+        notes += [f"{p}, by a person; --resume switches it on" for p in paused]
+        return Comparison(tuple(faults), tuple(notes))
 
     async def write(self, client: PrefectClient) -> None:
         """See `Item`."""
         found = await _read(client, self.full_name)
         if found is None:
             await self._create(client)
-            return
+        else:
+            await self._update(client, found)
+        await self._retire_earlier(client)
+
+    async def _update(self, client: PrefectClient, found: DeploymentResponse) -> None:
         await self._remove_schedules(client, found)
         update = self._fields() | {"schedules": [self._updated(s) for s in self.entry.schedules]}
         if self.resume:
@@ -170,12 +200,47 @@ class DeploymentItem:
         await client.update_deployment(found.id, DeploymentUpdate(**update))
 
     async def _create(self, client: PrefectClient) -> UUID:
+        """Create it, with all that was paused under its earlier name paused."""
+        earlier = None if self.resume else (await self._earlier(client))[0]
+        off = {s.slug for s in earlier.schedules if not s.active} if earlier else set()
         return await client.create_deployment(
             flow_id=await client.create_flow_from_name(self.flow.name),
             name=self.name,
-            schedules=[self._created(schedule) for schedule in self.entry.schedules],
+            paused=earlier.paused if earlier else None,
+            schedules=[self._created(schedule, off) for schedule in self.entry.schedules],
             **self._fields(),
         )
+
+    async def _earlier(self, client: PrefectClient) -> tuple[DeploymentResponse | None, int]:
+        """The deployment of the earlier name, and how many runs still need it.
+
+        Those are all that have not ended, but for runs that a schedule has planned: one that a
+        person or a flow has asked for would be deleted with it, and one that waits for an answer
+        could not continue.
+        """
+        found = await _read(client, self.earlier_name) if self.earlier_name else None
+        if found is None:
+            return None, 0
+        runs = await client.read_flow_runs(
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[found.id])),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(
+                    type=FlowRunFilterStateType(not_any_=list(TERMINAL_STATES))
+                )
+            ),
+        )
+        planned = [r for r in runs if r.auto_scheduled and r.state and r.state.is_scheduled()]
+        return found, len(runs) - len(planned)
+
+    async def _retire_earlier(self, client: PrefectClient) -> None:
+        """Stop the schedules of the earlier name; remove it once no run needs it."""
+        earlier, num_unfinished = await self._earlier(client)
+        if earlier is None:
+            return
+        for schedule in earlier.schedules:
+            await client.delete_deployment_schedule(earlier.id, schedule.id)
+        if not num_unfinished:
+            await client.delete_deployment(earlier.id)
 
     def _fields(self) -> dict[str, Any]:
         """What creating and updating have in common."""
@@ -204,10 +269,10 @@ class DeploymentItem:
             if schedule.slug not in slugs:
                 await client.delete_deployment_schedule(found.id, schedule.id)
 
-    def _created(self, schedule: Schedule) -> DeploymentScheduleCreate:
+    def _created(self, schedule: Schedule, off: Set[str | None]) -> DeploymentScheduleCreate:
         return DeploymentScheduleCreate(
             schedule=_cron(schedule),
-            active=schedule.active is not False,
+            active=schedule.active is not False and schedule.slug not in off,
             slug=schedule.slug,
             parameters=self._filled(schedule.parameters),
         )

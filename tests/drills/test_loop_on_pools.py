@@ -52,14 +52,14 @@ def test_the_loop_on_work_pools_ends_with_the_same_digests_as_in_one_process(
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
         for name, on, pool in [
-            ("pipeline", "coordinator", "real-coordinator"),
+            ("pipeline", "pipeline", "real-coordinator"),
             *((stage, "cpu", "real-cpu") for stage in STAGES),
         ]:
             flow = getattr(importlib.import_module(f"flows.{name}"), f"{name}_flow")
             deploy(client, flow, f"flows.{name}.{name}_flow", on, pool)
         stack.enter_context(prefect_api.worker("real-coordinator", **where))
         stack.enter_context(prefect_api.worker("real-cpu", **where))
-        deployment = client.read_deployment_by_name("pipeline/coordinator")
+        deployment = client.read_deployment_by_name("pipeline/pipeline")
         run = client.create_flow_run_from_deployment(deployment.id, parameters={"config": config})
         done = wait_for_run(client, run.id, is_final, "the loop has ended", LIMIT_S)
     assert done.state is not None

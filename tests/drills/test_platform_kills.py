@@ -82,7 +82,7 @@ def platform(tmp_path: Path) -> Iterator[KillablePlatform]:
         with get_client(sync_client=True) as client:
             entry = "tests.support.platform.routed_flows."
             pools = POOLS["coordinator"], POOLS["stages"]
-            deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", pools[0])
+            deploy(client, loop_flow, f"{entry}loop_flow", loop_flow.name, pools[0])
             deploy(client, first_flow, f"{entry}first_flow", "cpu", pools[1])
             deploy(client, second_flow, f"{entry}second_flow", "cpu", pools[1])
         yield platform
@@ -97,7 +97,7 @@ def api() -> Iterator[SyncPrefectClient]:
 def started(folder: Path, pause_s: float) -> UUID:
     config = LoopConfig(folder=str(folder), pause_s=pause_s)
     with api() as client:
-        deployment = client.read_deployment_by_name("routed-loop/coordinator")
+        deployment = client.read_deployment_by_name("routed-loop/routed-loop")
         parameters = {"config": config.model_dump(mode="json")}
         return client.create_flow_run_from_deployment(deployment.id, parameters=parameters).id
 

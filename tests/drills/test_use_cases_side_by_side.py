@@ -77,7 +77,7 @@ class Shared:
         return RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields})
 
     def start_loop(self, use_case: str) -> UUID:
-        name = self.deployment("pipeline/coordinator", use_case)
+        name = self.deployment("pipeline/pipeline", use_case)
         found = self.client.read_deployment_by_name(name)
         return self.client.create_flow_run_from_deployment(found.id).id
 
@@ -237,7 +237,7 @@ def test_a_verdict_on_one_starts_no_run_of_another(loops: Shared) -> None:
     wait_until(loops.started_by_the_governor, "no retraining was started", 900)
     [run] = loops.started_by_the_governor()
     loops.client.set_flow_run_state(run.id, Cancelled(), force=True)
-    assert loops.deployment_of(run) == "coordinator-traffic"
+    assert loops.deployment_of(run) == "pipeline-traffic"
     assert run.parameters["config"]["name"] == "traffic"
 
     tell_stale(loops, "flights")  # its policy allows no retraining

@@ -39,7 +39,7 @@ from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.slow
 
-POOL, DEPLOYMENT = "governed", "coordinator-governed"
+POOL, DEPLOYMENT = "governed", "pipeline-governed"
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
     beside = config.model_copy(update={"name": "neighbour"}).model_dump(mode="json")
     with get_client(sync_client=True) as client:
         flow_id = client.create_flow(pipeline_flow)
-    other = asyncio.run(_deploy(flow_id, {"config": beside}, "coordinator-neighbour"))
+    other = asyncio.run(_deploy(flow_id, {"config": beside}, "pipeline-neighbour"))
     stale, never = builders.stale(0), RetrainingPolicy(max_runs_per_week=0)
     held = decision_flow(ledger.store_verdict(MODEL, config.name, stale, never).verdict_id)
     acted = decision_flow(ledger.store_verdict("other", "neighbour", stale, FREE).verdict_id)
@@ -178,7 +178,7 @@ def test_a_use_case_that_nothing_retrains_keeps_its_claim_and_says_what_to_do(
     deployment: UUID, ledger: Ledger
 ) -> None:
     verdict = ledger.store_verdict(MODEL, "unheard-of", builders.stale(0), FREE)
-    with pytest.raises(ConfigurationError, match=r"coordinator-governed \(governed\)"):
+    with pytest.raises(ConfigurationError, match=r"pipeline-governed \(governed\)"):
         decision_flow(verdict.verdict_id)
     (claim,) = ledger.claims(ClaimState.CLAIMED)
     assert claim.trouble is not None

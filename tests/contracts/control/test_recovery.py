@@ -51,7 +51,7 @@ def deployed(prefect_api: PrefectApi) -> Iterator[None]:
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
         entry = "tests.support.platform.routed_flows."
-        deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", COORDINATOR_POOL)
+        deploy(client, loop_flow, f"{entry}loop_flow", loop_flow.name, COORDINATOR_POOL)
         deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
         deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)
         yield
@@ -236,7 +236,7 @@ def test_what_a_run_that_was_cut_off_had_called_in_its_process_ends_with_it(
         """Never run here."""
 
     outer = client.create_flow_run_from_deployment(
-        client.read_deployment_by_name("routed-loop/coordinator").id,
+        client.read_deployment_by_name("routed-loop/routed-loop").id,
         parameters={"config": {"folder": "unused"}},
     )
     client.update_flow_run_labels(outer.id, {WORKER_LABEL: "killed-worker"})

@@ -39,7 +39,7 @@ def workers(prefect_api: PrefectApi) -> Iterator[None]:
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
         entry = "tests.support.platform.routed_flows."
-        deploy(client, loop_flow, f"{entry}loop_flow", "coordinator", COORDINATOR_POOL)
+        deploy(client, loop_flow, f"{entry}loop_flow", loop_flow.name, COORDINATOR_POOL)
         deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
         deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)
         stack.enter_context(prefect_api.worker(COORDINATOR_POOL))

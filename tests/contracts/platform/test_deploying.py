@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
@@ -19,6 +20,8 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import Automation
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.windows import hours_or_newest, refresh_run_name
@@ -203,9 +206,7 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
 @pytest.mark.slow
 def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path: Path) -> None:
     async def pause(client: PrefectClient) -> None:
-        await client.pause_deployment(
-            (await client.read_deployment_by_name("search/coordinator")).id
-        )
+        await client.pause_deployment((await client.read_deployment_by_name("search/search")).id)
         await client.pause_automation(automation_id)
         await pause_schedule(client, "parity-check/cpu")
 
@@ -214,16 +215,53 @@ def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path:
     outcome = redeploy(plan)
     assert outcome.written == []
     assert {note.split(":")[0] for note in outcome.notes if "by a person" in note} == {
-        "deployment search/coordinator",
+        "deployment search/search",
         "deployment parity-check/cpu",
         "automation decide-on-drift",
     }
     redeploy(plan_of(part_of_the_file(*LOOKED_AT), tmp_path, resume=True))
     found = deployments(plan)
-    assert not found["search/coordinator"].paused
+    assert not found["search/search"].paused
     assert found["parity-check/cpu"].schedules[0].active
     assert automation("decide-on-drift").enabled
     assert automation("decide-on-drift").id == automation_id
+
+
+@pytest.mark.slow
+def test_a_deployment_of_the_earlier_name_hands_over_its_pauses_and_is_removed_when_no_run_needs_it(
+    plan: Plan,
+) -> None:
+    [item] = [i for i in plan.deployments if i.full_name == "governor-sweep/governor-sweep"]
+    earlier = replace(item, entry=item.entry.model_copy(update={"name": "coordinator"}))
+
+    async def go_back(client: PrefectClient) -> UUID:
+        await client.delete_deployment((await find(client, item.full_name)).id)
+        await earlier.write(client)
+        await pause_schedule(client, earlier.full_name)
+        old = await find(client, earlier.full_name)
+        await client.pause_deployment(old.id)
+        return (await client.create_flow_run_from_deployment(old.id)).id
+
+    async def find(client: PrefectClient, name: str) -> DeploymentResponse:
+        return await client.read_deployment_by_name(name)
+
+    waiting = on_server(go_back)
+    outcome = redeploy(plan)
+    assert outcome.written == [item.label]
+    assert outcome.differences == []
+    assert "1 runs of governor-sweep/coordinator" in "".join(outcome.notes)
+    new = deployments(plan)[item.full_name]
+    assert new.paused
+    assert [(s.slug, s.active) for s in new.schedules] == [("governor-sweep", False)]
+    assert on_server(lambda client: find(client, earlier.full_name)).schedules == []
+    assert redeploy(plan, prune=True).written == []
+
+    on_server(lambda client: client.set_flow_run_state(waiting, Cancelled(), force=True))
+    assert redeploy(plan).written == [item.label]
+    with pytest.raises(ObjectNotFound):
+        on_server(lambda client: find(client, earlier.full_name))
+    assert deployments(plan)[item.full_name].id == new.id
+    redeploy(replace(plan, deployments=tuple(replace(d, resume=True) for d in plan.deployments)))
 
 
 @pytest.mark.slow
@@ -242,7 +280,7 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     further = {label for label in outcome.written if label.endswith("-other")}
     assert set(outcome.written) == further
     assert "deployment training/gpu-other" in further
-    assert "deployment decision/coordinator-other" not in further
+    assert "deployment decision/decision-other" not in further
     assert {name: value for name, value in trace(both).items() if name in before} == before
     found = deployments(both)["drift-check/cpu-other"]
     assert found.parameters["config"]["name"] == "other"

@@ -34,7 +34,7 @@ class Runs:
             return None
         self.num_calls += 1
         run_id = self.by_key.setdefault(order.episode_id, f"run-{len(self.by_key)}")
-        return StartedAction(kind="deployment", run_id=run_id, place="pipeline/coordinator")
+        return StartedAction(kind="deployment", run_id=run_id, place="pipeline/pipeline")
 
     def end(self, order: Order, started: StartedAction) -> RunEnd | None:
         return self.ended

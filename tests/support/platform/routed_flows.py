@@ -95,7 +95,7 @@ def loop_flow(config: LoopConfig) -> LoopResult:
 
 
 def start(client: SyncPrefectClient, config: LoopConfig) -> UUID:
-    deployment = client.read_deployment_by_name("routed-loop/coordinator")
+    deployment = client.read_deployment_by_name("routed-loop/routed-loop")
     run = client.create_flow_run_from_deployment(
         deployment.id, parameters={"config": config.model_dump(mode="json")}
     )

@@ -187,8 +187,8 @@ class WholePlatform:
         raise AssertionError(f"{method} {path}: the server was busy {len(BUSY_S)} times")
 
     def start_loop(self, **changes: Any) -> str:
-        """Press Run of `pipeline/coordinator`; changes of its `config` by name of the part."""
-        deployment = self.ask("GET", "/deployments/name/pipeline/coordinator")
+        """Press Run of `pipeline/pipeline`; changes of its `config` by name of the part."""
+        deployment = self.ask("GET", "/deployments/name/pipeline/pipeline")
         config = deployment["parameters"]["config"]
         for part, values in changes.items():
             config[part] = {**config.get(part, {}), **values}

@@ -150,11 +150,11 @@ def test_a_further_use_case_has_its_own_names_and_its_own_folder(use_case: UseCa
     other = UseCase("other", use_case.config, "/srv/other")
     items = {item.full_name: item for item in deployment_items(FILE, [use_case, other])}
     assert items["training/cpu-other"].job_variables["env"] == {"FALAJ_FEATURE_REPO": "/srv/other"}
-    assert items["search/coordinator-other"].job_variables["threads"] == 1
+    assert items["search/search-other"].job_variables["threads"] == 1
     assert "env" not in items["training/cpu"].job_variables
     assert items["training/cpu-other"].tags == ["falaj", "training", "other"]
-    assert "decision/coordinator" in items
-    assert "decision/coordinator-other" not in items
+    assert "decision/decision" in items
+    assert "decision/decision-other" not in items
 
 
 def file_of(folder: Path, **changes: Any) -> Path:
