@@ -76,7 +76,7 @@ def _use_platform(context: Context) -> None:
 
 
 async def _deploy(plan: Plan, wait_s: float, *, check: bool, prune: bool) -> Outcome:
-    from infra.deploying.waiting import wait_for_server
+    from infra.platform.api import wait_for_server
 
     for attempt in range(NUM_ATTEMPTS if wait_s else 1):
         if wait_s:

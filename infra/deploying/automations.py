@@ -6,20 +6,23 @@ deploy, and forget their cooldown. One that is equal is left alone, so its coold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import yaml
 from prefect.client.orchestration import PrefectClient
 from prefect.events.actions import ActionTypes, RunDeployment, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from infra.deploying.blocks import channels_there
 from infra.deploying.deployments import OWN_TAG, find_id
 from infra.deploying.items import MISSING, Comparison, differences
-from infra.deploying.notifications import Notification, notifications
 from tasks.kernel.errors import TransientError
 
 DECISION_DEPLOYMENT = "decision/decision"
@@ -29,6 +32,43 @@ COOLDOWN_S = 300
 """Further verdicts on one model start no decision within this. It only saves work: the governor's
 claims keep one episode from being answered twice, and its sweep, which runs as often, finds what
 was passed over here."""
+
+
+AUTOMATION_PREFIX = "notify-"
+"""Names of the automations begin with it, so that the one about failed actions can pass over its
+own kind: a message that could not be sent must not cause a message that cannot be sent."""
+
+
+class Notification(BaseModel):
+    """One thing that people are told about."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="Kebab-case; unique.")
+    expect: frozenset[str] = Field(description="Events that cause it.")
+    match: Mapping[str, str | tuple[str, ...]] = Field(
+        description="Labels of the event's resource; one of several values is enough."
+    )
+    subject: str = Field(description="Jinja, one line.")
+    body: str = Field(description="Jinja, plain text that is readable Markdown too.")
+    quiet_s: int = 0
+
+    @property
+    def automation_name(self) -> str:
+        """Name of the automation that sends it."""
+        return AUTOMATION_PREFIX + self.name
+
+
+@cache
+def notifications() -> tuple[Notification, ...]:
+    """All of the file."""
+    content = Path(__file__).with_name("notifications.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(tuple[Notification, ...]).validate_python(yaml.safe_load(content))
+
+
+def notification(name: str) -> Notification:
+    """The one of that name."""
+    return next(found for found in notifications() if found.name == name)
 
 
 @dataclass(frozen=True)

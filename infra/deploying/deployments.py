@@ -129,20 +129,9 @@ class DeploymentItem:
     def wanted(self) -> dict[str, Any]:
         """All that is compared, as JSON."""
         limit = self.entry.concurrency_limit
-        return {
-            "description": self.entry.description,
-            "entrypoint": self.entry.entrypoint,
-            "path": None,
-            "pull_steps": [],
-            "work_pool": self.entry.work_pool.name,
-            "work_queue": self.entry.work_pool.work_queue_name,
-            "job_variables": self.job_variables,
+        return self._fields() | {
             "tags": sorted(self.tags),
-            "parameters": self.parameters,
-            "parameter_schema": _json_schema_of(self.flow),
-            "enforce_parameter_schema": True,
-            "limit": limit.limit if limit else None,
-            "collision_strategy": limit.collision_strategy if limit else None,
+            "concurrency_options": limit.collision_strategy if limit else None,
             "schedules": {s.slug: self._wanted_schedule(s) for s in self.entry.schedules},
         }
 
@@ -356,15 +345,15 @@ def _view(found: DeploymentResponse) -> dict[str, Any]:
         "entrypoint": found.entrypoint,
         "path": found.path,
         "pull_steps": found.pull_steps or [],
-        "work_pool": found.work_pool_name,
-        "work_queue": found.work_queue_name,
+        "work_pool_name": found.work_pool_name,
+        "work_queue_name": found.work_queue_name,
         "job_variables": found.job_variables,
         "tags": sorted(found.tags),
         "parameters": found.parameters,
-        "parameter_schema": found.parameter_openapi_schema,
+        "parameter_openapi_schema": found.parameter_openapi_schema,
         "enforce_parameter_schema": found.enforce_parameter_schema,
-        "limit": limit.limit if limit else None,
-        "collision_strategy": options.collision_strategy.value if options and limit else None,
+        "concurrency_limit": limit.limit if limit else None,
+        "concurrency_options": options.collision_strategy.value if options and limit else None,
         "schedules": {
             schedule.slug or f"without a slug ({schedule.id})": _schedule_view(schedule.schedule)
             | {"parameters": schedule.parameters}

@@ -209,8 +209,7 @@ def _read_template(path: Path) -> dict[str, Any]:
         template: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
-            f"{path}: no base job template can be read from it ({exc}); "
-            "`python -m infra.work_pools` writes them anew. Nothing was deployed"
+            f"{path}: no base job template can be read from it ({exc}). Nothing was deployed"
         ) from exc
     return template
 

@@ -103,20 +103,9 @@ def client_settings(
         password: the line `user:password`; None: the server asks for none.
         ui_url: what links to the UI begin with; None: the API's address.
     """
-    prefect = platform_folder(home) / "prefect"
-    settings = {
+    settings = prefect_settings(platform_folder(home) / "prefect", api_url) | {
         "FALAJ_HOME": str(home),
-        "PREFECT_HOME": str(prefect),
-        "PREFECT_API_URL": api_url,
-        "PREFECT_LOCAL_STORAGE_PATH": str(prefect / "results"),
-        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": ASK_AGAIN_CODES,
-        "PREFECT_LOGGING_SETTINGS_PATH": str(
-            PROJECT_ROOT / "infra" / "orchestration" / "logging.yml"
-        ),
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",
-        "PREFECT_CLI_PROMPT": "false",
-        "DO_NOT_TRACK": "1",
     }
     if ui_url:
         settings["PREFECT_UI_URL"] = ui_url

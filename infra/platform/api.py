@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +26,7 @@ LOGGER = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 5.0
+WAIT_POLL_S = 0.3
 """For callers that try again soon, and have something else to do."""
 
 PAGE = 200
@@ -227,6 +229,23 @@ def answers(url: str, password: str | None = None, timeout_s: float = PROBE_TIME
             return bool(reply.status == 200)
     except (OSError, HTTPException):
         return False
+
+
+def wait_for_server(limit_s: float) -> None:
+    """Return once the server of `PREFECT_API_URL` answers with the password of the environment.
+
+    Raises:
+        TransientError: it has not within `limit_s` seconds.
+    """
+    url, password = os.environ["PREFECT_API_URL"], os.environ.get("PREFECT_API_AUTH_STRING")
+    deadline = time.monotonic() + limit_s
+    while not answers(f"{url}/admin/version", password):
+        if time.monotonic() > deadline:
+            raise TransientError(
+                f"the server at {url} has not answered for {limit_s:.0f} s; is it up, and is the "
+                "password the right one? Nothing was deployed; deploy again"
+            )
+        time.sleep(WAIT_POLL_S)
 
 
 def runs_of(api: PrefectApi, workers: Mapping[str, str]) -> list[Json]:

@@ -25,9 +25,8 @@ from prefect.states import Cancelled
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.windows import hours_or_newest, refresh_run_name
-from infra.deploying.automations import AutomationItem, decide_on_drift
+from infra.deploying.automations import AutomationItem, decide_on_drift, notifications
 from infra.deploying.deploy import Plan, check, make_plan
-from infra.deploying.notifications import notifications
 from tasks.contracts.base import TimeWindow
 from tasks.features.tables.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
@@ -197,7 +196,7 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
     assert main(["deploy", "--check", *arguments]) == 1
     told = capsys.readouterr().out
     assert "deployment training/cpu: tags should be ['falaj', 'training'] and is ['mine']" in told
-    assert "deployment training/cpu: limit should be 1 and is 7" in told
+    assert "deployment training/cpu: concurrency_limit should be 1 and is 7" in told
     assert "queues of cpu: batch.priority should be 5 and is 1" in told
     assert main(["deploy", *arguments]) == 0
     assert main(["deploy", "--check", *arguments]) == 0

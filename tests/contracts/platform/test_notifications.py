@@ -24,7 +24,7 @@ from prefect.server.utilities.user_templates import validate_user_template
 
 from flows.feature_refresh import announce_staleness
 from flows.promotion import announce_refusal
-from infra.deploying.notifications import Notification, notification, notifications
+from infra.deploying.automations import Notification, notification, notifications
 from infra.orchestration.embedded import send_what_is_left
 from tests.support.release.builders import WORSE, refused
 from tests.support.services.prefect_platform import PrefectApi

@@ -14,7 +14,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists
 
-from infra.deploying.waiting import wait_for_server
+from infra.platform.api import wait_for_server
 
 POOLS = ("coordinator", "cpu")
 

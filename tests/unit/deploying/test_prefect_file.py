@@ -79,7 +79,7 @@ def test_the_form_of_an_import_says_what_each_field_is_for(
     items: tuple[DeploymentItem, ...],
 ) -> None:
     [item] = [item for item in items if item.full_name == "model-import/cpu"]
-    schema = item.wanted()["parameter_schema"]
+    schema = item.wanted()["parameter_openapi_schema"]
     forms = {"the flow": schema, **schema["definitions"]}
     untold = [
         f"{form}: {name}"
@@ -143,7 +143,7 @@ def test_no_field_of_a_configuration_bears_a_name_that_the_server_drops(
         return own + [f for key, inner in schema.items() for f in fields(inner, f"{place}.{key}")]
 
     for item in items:
-        assert fields(item.wanted()["parameter_schema"], item.full_name) == []
+        assert fields(item.wanted()["parameter_openapi_schema"], item.full_name) == []
 
 
 def test_a_further_use_case_has_its_own_names_and_its_own_folder(use_case: UseCase) -> None:
