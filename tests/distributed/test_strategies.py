@@ -1,4 +1,4 @@
-"""Every strategy comes to what one plain process comes to, on one, two and three ranks."""
+"""Every strategy comes to what one plain process comes to, on one to four ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.ranks.strategy_cases import (
 
 # All ranks of all groups start within the first test.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
-SIZES = (2, 3, 1)
+SIZES = (2, 3, 4, 1)
 """In this order, so that states go to larger and to smaller world sizes."""
 PLAIN_STATE = "plain-half.of-1"
 EXCHANGING = [case for case in CASES.values() if case.exchanges_states]
@@ -89,7 +89,7 @@ def test_all_ranks_end_with_equal_weights(seen: Seen, case: Case, size: int) -> 
 def test_evaluation_gives_every_rank_the_outputs_of_its_state(
     seen: Seen, case: Case, size: int
 ) -> None:
-    network = network_of(case, seed=0)
+    network = network_of(seed=0)
     network.load_state_dict(seen.weights(case, size))
     with torch.no_grad():
         expected = network.eval()(*global_batch(0).inputs)
@@ -106,7 +106,7 @@ def test_other_weights_are_judged_in_the_middle_and_training_does_not_notice(
     seen: Seen, case: Case, size: int
 ) -> None:
     """That the curve goes on as if nothing had been is shown with the curves above."""
-    network = network_of(case, seed=0)
+    network = network_of(seed=0)
     half = torch.load(seen.folder / f"{case.name}-half.of-{size}.pt", weights_only=True)
     network.load_state_dict(halves_of(half["network"]))
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_any_strategy_goes_on_from_the_state_of_any_other_on_any_world_size(
     assert written == sources
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_gradients_travel_only_where_there_is_another_rank(seen: Seen, size: int) -> None:
     for name in ("horovod", "ddp", "fsdp"):
         sent = {of_rank["wire_bytes"] for of_rank in seen.of(name, size)}
@@ -147,6 +147,16 @@ def test_a_broken_gradient_names_its_rank_and_changes_no_weight(
 ) -> None:
     for of_rank in seen.of(f"{name} broken", size):
         assert f"It comes from rank {size - 1} (1 of its 24 rows have a loss" in of_rank["said"]
+        assert of_rank["kept"]
+
+
+def test_ranks_that_share_a_replica_read_the_same_rows_and_hold_their_parts(seen: Seen) -> None:
+    ranks = seen.of("tensor-parallel", 4)
+    assert [of_rank["data"] for of_rank in ranks] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+    whole = 2 * sum(p.numel() * p.element_size() for p in network_of(seed=0).parameters())
+    assert all(0.5 * whole < of_rank["moment_bytes"] < 0.6 * whole for of_rank in ranks)
+    for of_rank in seen.of("tensor-parallel broken", 4):
+        assert "It comes from rank 2 (1 of its 24 rows have a loss" in of_rank["said"]
         assert of_rank["kept"]
 
 

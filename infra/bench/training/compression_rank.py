@@ -25,15 +25,16 @@ from tasks.training.core.run_directory import RunDirectory
 from tasks.training.core.schedule import adamw, one_cycle_rate
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import RowSource, Sources
-from tasks.training.strategies.base import Batch, Communicator, Strategy
+from tasks.training.strategies.base import Batch, Communicator
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
+from tasks.training.strategies.data_parallel import Strategy
 
 SEEDS = (0, 1, 2)
 WAYS: dict[str, dict[str, object]] = {
     "fp32": {},
     "fp16": {"gradient_compression": "fp16"},
-    "PowerSGD": {"gradient_compression": "powersgd", "powersgd_rank": 4},
+    "PowerSGD": {"gradient_compression": "powersgd"},
     "8 local steps": {"local_steps": 8},
     "8 steps, late mean": {"local_steps": 8, "asynchronous": True},
 }

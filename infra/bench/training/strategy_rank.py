@@ -23,10 +23,10 @@ from tasks.training.config import TrainingConfig
 from tasks.training.core.network import TabularNetwork
 from tasks.training.core.objective import histogram_auc, score_histograms
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.strategies.base import Batch, Communicator, Strategy
+from tasks.training.strategies.base import Batch, Communicator
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.data_parallel import HorovodStrategy
+from tasks.training.strategies.data_parallel import HorovodStrategy, Strategy
 from tasks.training.strategies.optimizer import SIXTEEN_BITS
 
 CATEGORY_COUNTS = (16, 3, 105, 3200, 7, 35, 128, 12, 7, 24)

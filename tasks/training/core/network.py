@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.kernel.errors import ConfigurationError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import NO_CODE, Float32Array, Int32Array, Preprocessing
-from tasks.training.strategies.base import Cut, cut_evenly
+from tasks.training.strategies.base import Cut
 
 MAX_PROGRAM_ROWS = 65536
 
@@ -118,8 +117,8 @@ class TabularNetwork(nn.Module):
         logits: Tensor = self.perceptron(embedded(self, positions, numeric)).squeeze(1)
         return logits
 
-    def tensor_parallel_plan(self, num_parts: int) -> dict[str, Cut]:
-        """How the perceptron is cut over `num_parts` ranks; see `TensorParallel`.
+    def tensor_parallel_plan(self) -> dict[str, Cut]:
+        """How the perceptron is cut over ranks; see `TensorParallel`.
 
         Layers are cut in pairs, one by its outputs and the next by its inputs; embeddings, and a
         layer without a partner, stay whole.
@@ -134,49 +133,8 @@ class TabularNetwork(nn.Module):
                     plan[f"perceptron.{between}"] = "units"
         return plan
 
-    def pipeline_stages(self, num_stages: int) -> list[nn.Module]:
-        """The network in stages of about as many parameters each; see `PipelineParallel`.
 
-        Raises:
-            ConfigurationError: there are fewer layers than stages.
-        """
-        starts = [n for n, layer in enumerate(self.perceptron) if isinstance(layer, nn.Linear)]
-        blocks = [
-            self.perceptron[start:end]
-            for start, end in zip(starts, [*starts[1:], len(self.perceptron)], strict=True)
-        ]
-        if num_stages > len(blocks):
-            raise ConfigurationError(
-                f"pipeline_stages={num_stages}, but a perceptron with hidden_sizes of "
-                f"{len(blocks) - 1} layer(s) has {len(blocks)} blocks; ask for at most that many"
-            )
-        sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
-        sizes[0] += sum(table.numel() for table in self.tables)
-        parts = [nn.Sequential(*blocks[part]) for part in cut_evenly(sizes, num_stages)]
-        parts[-1].append(nn.Flatten(0))
-        return [FirstStage(self, parts[0]), *parts[1:]]
-
-
-class FirstStage(nn.Module):
-    """The first stage of a tabular network: embeddings, encoded numbers and the first layers."""
-
-    unknown: Tensor
-
-    def __init__(self, network: TabularNetwork, layers: nn.Sequential) -> None:
-        super().__init__()
-        self.numbers = network.numbers
-        self.tables = network.tables
-        self.category_dropout = network.category_dropout
-        self.register_buffer("unknown", network.unknown)
-        self.layers = layers
-
-    def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
-        """What the next stage takes, from the inputs of `TabularNetwork.forward`."""
-        passed_on: Tensor = self.layers(embedded(self, positions, numeric))
-        return passed_on
-
-
-def embedded(part: TabularNetwork | FirstStage | Any, positions: Tensor, numeric: Tensor) -> Tensor:
+def embedded(part: TabularNetwork | Any, positions: Tensor, numeric: Tensor) -> Tensor:
     """What the perceptron takes; in training some categories are shown as unknown."""
     if part.training and part.category_dropout > 0:
         dropped = torch.rand(positions.shape, device=positions.device) < part.category_dropout

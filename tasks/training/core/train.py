@@ -39,8 +39,9 @@ from tasks.training.core.warm_start import Fitted, described, warm_start
 from tasks.training.data.opening import open_sources
 from tasks.training.data.source import BLOCK_ROWS, Sources
 from tasks.training.elastic.commits import CommitPoint
-from tasks.training.strategies.base import Batch, Communicator, State, Strategy
+from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.build import build_strategy
+from tasks.training.strategies.data_parallel import Strategy
 from tasks.training.telemetry.profiler import StepProfiler
 from tasks.training.telemetry.step_clock import StepClock
 

@@ -1,22 +1,12 @@
-"""How ranks train one network together: what the training loop sees of it, and nothing more.
-
-The loop hands over batches and gets losses; forward, backward, the sum of gradients, precision and
-the optimizer's step belong to the strategy. So the loop is the same on Horovod and on
-torch.distributed, with whole replicas and with a network cut over ranks.
-
-One rule makes strategies and world sizes interchangeable: the loss of a step is the sum of all
-rows' losses over all ranks, divided by the rows of the global batch. A gradient is the sum of the
-ranks' shares, never a mean of means, so ranks may have unequal numbers of rows.
-"""
+"""What a strategy is given: batches, and the collectives by which ranks communicate."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,9 +24,6 @@ OptimizerBuilder = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Op
 
 Cut = Literal["outputs", "inputs", "units"]
 """How a module is cut: a linear layer by outputs or by inputs, a dropout by the units it meets."""
-
-# Where each strategy is, by name: imported when it is chosen, since each brings in libraries of its
-# own. All are built with the arguments of `DataParallel`.
 
 
 @dataclass(frozen=True)
@@ -65,27 +52,14 @@ class Communicator(ABC):
     Nothing that travels is pickled: numbers travel as tensors, small values as JSON.
     """
 
-    name: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """This rank's number, from 0."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    @abstractmethod
-    def local_rank(self) -> int:
-        """This rank's number on its host."""
-
-    @property
-    @abstractmethod
-    def local_size(self) -> int:
-        """Number of ranks on this host."""
+    rank: int
+    """This rank's number, from 0."""
+    size: int
+    """Number of ranks."""
+    local_rank: int
+    """This rank's number on its host."""
+    local_size: int
+    """Number of ranks on this host."""
 
     @abstractmethod
     def shut_down(self) -> None:
@@ -136,123 +110,3 @@ class Communicator(ABC):
         """The JSON-serializable `value` of every rank, in rank order."""
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         return [json.loads(of_rank.numpy().tobytes()) for of_rank in self.gather(text)]
-
-
-def _no_phase(_: str) -> AbstractContextManager[object]:
-    return nullcontext()
-
-
-class Strategy(ABC):
-    """One rank's part in training one network. All methods are collective."""
-
-    name: ClassVar[str]
-
-    is_cut: ClassVar[bool] = False
-    """True where ranks hold parts of the network, and each writes its own into a checkpoint."""
-
-    wire_bytes: int = 0
-    """Bytes of gradients and weights that this rank has sent to others so far, as far as the
-    strategy sees them."""
-
-    phase: Callable[[str], AbstractContextManager[object]] = staticmethod(_no_phase)
-    """Called with "exchange" around what a step waits for other ranks; a clock's may be set."""
-
-    @property
-    @abstractmethod
-    def num_skipped_steps(self) -> int:
-        """Steps that all ranks left out because an fp16 gradient overflowed."""
-
-    @property
-    @abstractmethod
-    def data_rank(self) -> int:
-        """Which part of the data this rank reads; ranks that share a replica read the same."""
-
-    @property
-    @abstractmethod
-    def data_size(self) -> int:
-        """Parts that the data is cut into: the number of replicas."""
-
-    @abstractmethod
-    def train_step(self, batch: Batch, global_rows: int, learning_rate: float) -> Tensor:
-        """Train on this rank's rows of one global batch.
-
-        Args:
-            batch: this rank's rows; may be none, the rank takes part all the same.
-            global_rows: rows of all ranks in this step.
-            learning_rate: of this step.
-
-        Returns:
-            Sum of this rank's row losses before the step, float32 scalar on the device, detached.
-        """
-
-    @abstractmethod
-    def evaluate(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Outputs in evaluation mode, float32 on the CPU, for this rank's inputs; no gradient.
-
-        Where the network is cut over ranks this is a collective: each rank must call it equally
-        often, with no rows when it has none left.
-        """
-
-    @abstractmethod
-    def state(self) -> State:
-        """`network` and `optimizer` as plain whole state dicts on the CPU, whatever the strategy.
-
-        `network` maps parameter and buffer names to tensors; `optimizer` maps "name/field" to
-        tensors and numbers, such as "perceptron.0.weight/exp_avg". What belongs to the strategy
-        alone (a gradient scaler, error feedback) is under `strategy`.
-        """
-
-    def own_state(self) -> State:
-        """As `state`, but of what is cut over ranks the `TensorRows` that this rank holds."""
-        return self.state()
-
-    @abstractmethod
-    def judged_with(self, weights: State) -> AbstractContextManager[None]:
-        """Evaluate with other weights inside the context, and train on with the own ones after it.
-
-        Args:
-            weights: whole tensors by the names of `state`'s `network`, the same on all ranks.
-        """
-
-    @abstractmethod
-    def load(self, state: State) -> None:
-        """Take over what `state` of any strategy and world size gave."""
-
-    @abstractmethod
-    def checksum(self) -> list[float]:
-        """One float64 sum for each parameter of this rank's replica, equal on all replicas."""
-
-
-def cut_evenly(sizes: Sequence[int], num_parts: int) -> list[slice]:
-    """Cut blocks into parts that follow each other, the largest as small as can be.
-
-    Args:
-        sizes: size of each block, such as its parameters.
-        num_parts: parts; none is empty, so there must be at least as many blocks.
-
-    Returns:
-        The blocks of each part.
-    """
-    low, high = max(sizes), sum(sizes)
-    while low < high:  # the smallest bound under which the parts are enough
-        middle = (low + high) // 2
-        if len(_filled(sizes, middle)) <= num_parts:
-            high = middle
-        else:
-            low = middle + 1
-    starts = _filled(sizes, low)
-    # Where fewer parts are enough, blocks that share one are separated from the end.
-    free = [block for block in reversed(range(len(sizes))) if block not in starts]
-    starts = sorted([*starts, *free[: num_parts - len(starts)]])
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(sizes)], strict=True)]
-
-
-def _filled(sizes: Sequence[int], bound: int) -> list[int]:
-    """First blocks of the parts that come from filling each up to `bound`."""
-    starts, filled = [0], 0
-    for block, size in enumerate(sizes):
-        if filled + size > bound:
-            starts.append(block)
-            filled = 0
-        filled += size
-    return starts

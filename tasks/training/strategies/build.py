@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.training.strategies.base import Communicator, OptimizerBuilder, RowLosses, Strategy
+from tasks.training.strategies.base import Communicator, OptimizerBuilder, RowLosses
 from tasks.training.strategies.config import StrategyConfig
+from tasks.training.strategies.data_parallel import Strategy
 
 STRATEGIES = {
     "horovod": "tasks.training.strategies.data_parallel:HorovodStrategy",
     "ddp": "tasks.training.strategies.data_parallel:DdpStrategy",
     "fsdp": "tasks.training.strategies.sharded:FsdpStrategy",
-    "tensor-parallel": "tasks.training.strategies.model_parallel:TensorParallel",
-    "pipeline-parallel": "tasks.training.strategies.model_parallel:PipelineParallel",
+    "tensor-parallel": "tasks.training.strategies.tensor_parallel:TensorParallel",
     "local-sgd": "tasks.training.strategies.local_sgd:LocalSgd",
     "asynchronous": "tasks.training.strategies.local_sgd:AsynchronousSgd",
 }

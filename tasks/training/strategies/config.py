@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.contracts.base import field_title
 
-StrategyName = Literal["horovod", "ddp", "fsdp", "tensor-parallel", "pipeline-parallel"]
+StrategyName = Literal["horovod", "ddp", "fsdp", "tensor-parallel"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "powersgd"]
 
@@ -24,8 +24,8 @@ class StrategyConfig(BaseModel):
     name: StrategyName = Field(
         default="horovod",
         description="`horovod`, `ddp` (torch.distributed): a whole replica on each rank. `fsdp`: "
-        "weights and optimizer state cut over the ranks. `tensor-parallel`, `pipeline-parallel`: "
-        "layers cut, or laid one after the other, over ranks that share a replica.",
+        "weights and optimizer state cut over the ranks. `tensor-parallel`: layers cut over ranks "
+        "that share a replica.",
     )
     precision: Precision = Field(
         default="fp32",
@@ -44,11 +44,6 @@ class StrategyConfig(BaseModel):
         description="Parts that a rank's rows of a step are computed in, one after the other: less "
         "memory, the same gradient; exchanged once a step.",
     )
-    activation_checkpointing: bool = Field(
-        default=False,
-        description="Compute the activations of the network's blocks again in the backward pass "
-        "instead of keeping them: less memory, about a third more time.",
-    )
     max_gradient_norm: float | None = Field(
         default=None,
         gt=0,
@@ -59,9 +54,6 @@ class StrategyConfig(BaseModel):
         default="none",
         description="What travels instead of fp32 gradients; `powersgd` adds what it left out to "
         "the next step.",
-    )
-    powersgd_rank: int = Field(
-        default=4, ge=1, le=64, description="Rank of PowerSGD's approximation of a weight matrix."
     )
     local_steps: int = Field(
         default=1,
@@ -76,18 +68,8 @@ class StrategyConfig(BaseModel):
         "computed: averages come one round late, and a rank waits only for one that is a whole "
         "round behind. Results do not depend on how fast ranks are.",
     )
-    fsdp_replicas: int = Field(
-        default=1,
-        ge=1,
-        le=256,
-        description="Groups of ranks that each hold all shards, one a host: weights then travel "
-        "inside a host alone; must divide the number of ranks.",
-    )
     tensor_parallel_size: int = Field(
         default=1, ge=1, le=64, description="Ranks that share one replica, layer by layer."
-    )
-    pipeline_stages: int = Field(
-        default=1, ge=1, le=64, description="Ranks that share one replica, one stage each."
     )
 
     @property
@@ -98,7 +80,7 @@ class StrategyConfig(BaseModel):
     @property
     def ranks_per_replica(self) -> int:
         """Ranks that read the same rows, because they share one replica of the network."""
-        return self.tensor_parallel_size * self.pipeline_stages
+        return self.tensor_parallel_size
 
     @model_validator(mode="after")
     def _belongs_to_the_strategy(self) -> Self:
@@ -107,36 +89,33 @@ class StrategyConfig(BaseModel):
             ("local_steps", 1, WHOLE_REPLICA),
             ("asynchronous", False, WHOLE_REPLICA),
             ("compile", False, WHOLE_REPLICA),
-            ("fsdp_replicas", 1, ("fsdp",)),
             ("tensor_parallel_size", 1, ("tensor-parallel",)),
-            ("pipeline_stages", 1, ("pipeline-parallel",)),
         ):
             if getattr(self, field) != default and self.name not in strategies:
                 raise ValueError(
-                    f"{field}={getattr(self, field)} is for {' and '.join(strategies)} alone"
-                    f", but name={self.name!r}; leave {field} out or choose one of them"
+                    f"{field}={getattr(self, field)} is for {' and '.join(strategies)} alone, but "
+                    f"name={self.name!r}; leave {field} out or choose one of them"
                 )
         return self
 
     @model_validator(mode="after")
     def _sums_one_thing(self) -> Self:
         """Local and asynchronous steps average weights, so there is no global gradient."""
-        if self.local_steps > 1 or self.asynchronous:
-            reason = "local_steps above 1" if self.local_steps > 1 else "asynchronous=true"
-            for field, is_set in (
-                ("gradient_compression", self.gradient_compression != "none"),
-                ("max_gradient_norm", self.max_gradient_norm is not None),
-                ("precision", self.precision == "fp16"),
-            ):
-                if is_set:
-                    raise ValueError(
-                        f"{field}={getattr(self, field)} needs the gradient of all ranks in each "
-                        f"step, but with {reason} ranks average weights; leave one of the two out"
-                    )
+        needs_gradient = {
+            "gradient_compression": self.gradient_compression != "none",
+            "max_gradient_norm": self.max_gradient_norm is not None,
+            "precision": self.precision == "fp16",
+        }
+        asked = [field for field, is_set in needs_gradient.items() if is_set]
+        if asked and (self.local_steps > 1 or self.asynchronous):
+            raise ValueError(
+                f"{asked[0]}={getattr(self, asked[0])} needs the gradient of all ranks in each "
+                "step, but with local_steps or asynchronous ranks average weights; leave one out"
+            )
         if self.precision == "fp16" and self.gradient_compression == "powersgd":
             raise ValueError(
-                "gradient_compression='powersgd' adds what it left out to later steps, but "
-                "precision='fp16' scales the gradients of each step differently; use "
-                "precision='bf16' or gradient_compression='fp16'"
+                "gradient_compression='powersgd' adds what it left out to later steps, whose "
+                "gradients precision='fp16' scales differently; use precision='bf16' or "
+                "gradient_compression='fp16'"
             )
         return self

@@ -1,7 +1,12 @@
-"""The step of ranks that each compute the whole network, on rows of their own.
+"""The step of ranks that train one network together, and its two plain forms.
 
-`DataParallel` is the step itself; below it are its two plain forms, whose gradients are summed in
-one flat buffer (Horovod, or any communicator) or by torch's DistributedDataParallel.
+The training loop hands over batches and gets losses; forward, backward, the sum of gradients,
+precision and the optimizer's step belong to the strategy. So the loop is the same on Horovod and on
+torch.distributed, with whole replicas and with a network cut over ranks.
+
+One rule makes strategies and world sizes interchangeable: the loss of a step is the sum of all
+rows' losses over all ranks, divided by the rows of the global batch. A gradient is the sum of the
+ranks' shares, never a mean of means, so ranks may have unequal numbers of rows.
 """
 
 from __future__ import annotations
@@ -9,15 +14,13 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import (
@@ -26,10 +29,9 @@ from tasks.training.strategies.base import (
     OptimizerBuilder,
     RowLosses,
     State,
-    Strategy,
 )
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.gradient_compression import GradientSum, gradient_sum
+from tasks.training.strategies.gradient_compression import gradient_sum
 from tasks.training.strategies.optimizer import (
     Describe,
     FlatGradients,
@@ -44,15 +46,34 @@ from tasks.training.strategies.optimizer import (
 LOGGER = logging.getLogger(__name__)
 
 
-class DataParallel(Strategy):
-    """Forward, backward, sum over ranks, clipping and step of ranks with rows of their own.
+def _no_phase(_: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+class Strategy:
+    """Forward, backward, sum over ranks, clipping and step. All public methods are collective.
 
     A subclass defines where the gradients are and how they are summed over the ranks. Evaluation is
     in fp32 whatever the precision of training: the network is judged as it will serve.
+
+    Args:
+        config: precision, clipping, accumulation.
+        ranks: who trains.
+        network: on the CPU; from now on the strategy's.
+        row_losses: (outputs, labels) to the loss of each row.
+        build_optimizer: called once, with the parameters that this rank steps.
+        device: where the network is put.
     """
 
+    is_cut: ClassVar[bool] = False
+    """True where ranks hold parts of the network, and each writes its own into a checkpoint."""
     _empty_parts_count: ClassVar[bool] = False
     """True where a backward pass is a collective, so that no rank may leave one out."""
+
+    gradients: FlatGradients
+    """Made by `_prepare`, unless torch keeps the gradients."""
+    phase: Callable[[str], AbstractContextManager[object]] = staticmethod(_no_phase)
+    """Called with "exchange" around what a step waits for other ranks; a clock's may be set."""
 
     def __init__(
         self,
@@ -67,28 +88,20 @@ class DataParallel(Strategy):
         self.ranks = ranks
         self.device = device
         self.network = network
+        self.data_rank, self.data_size = ranks.rank, ranks.size
+        """Which part of the data this rank reads, of how many: one for each replica."""
+        self.wire_bytes = 0
+        """Bytes of gradients and weights that this rank has sent, as far as the strategy sees."""
         self._row_losses = row_losses
         self._scale = LossScale.of(config.precision)
         ranks.broadcast_(itertools.chain(network.parameters(), network.buffers()))
-        if config.activation_checkpointing:
-            checkpoint_activations(network)
         self._place()
         self._prepare()
         self._optimizer = NamedOptimizer(build_optimizer, self._stepped_parameters())
 
     @property
-    def data_rank(self) -> int:
-        """Each rank reads rows of its own."""
-        return self.ranks.rank
-
-    @property
-    def data_size(self) -> int:
-        """Each rank is a replica."""
-        return self.ranks.size
-
-    @property
     def num_skipped_steps(self) -> int:
-        """See `Strategy.num_skipped_steps`."""
+        """Steps that all ranks left out because an fp16 gradient overflowed."""
         return self._scale.num_skipped
 
     # What a subclass defines
@@ -124,9 +137,9 @@ class DataParallel(Strategy):
     def _sum_gradients(self) -> None:
         """Replace this rank's gradients by their sums over all ranks, where backward did not."""
 
-    @abstractmethod
     def _gradients(self) -> list[Tensor]:
         """What this rank holds of the gradient."""
+        return [self.gradients.flat]
 
     def _loss_factor(self, global_rows: int) -> float:
         """What a sum of row losses is multiplied with before the backward pass."""
@@ -155,7 +168,15 @@ class DataParallel(Strategy):
     # The step
 
     def train_step(self, batch: Batch, global_rows: int, learning_rate: float) -> Tensor:
-        """See `Strategy.train_step`.
+        """Train on this rank's rows of one global batch.
+
+        Args:
+            batch: this rank's rows; may be none, the rank takes part all the same.
+            global_rows: rows of all ranks in this step.
+            learning_rate: of this step.
+
+        Returns:
+            Sum of this rank's row losses before the step, float32 scalar on the device, detached.
 
         Raises:
             TrainingError: the gradient is no number; the message names the rank it came from.
@@ -225,30 +246,42 @@ class DataParallel(Strategy):
             losses = self._losses(batch)
         bad_rows = int((~torch.isfinite(losses)).sum())
         seen = cast(list[list[int]], self.ranks.gather_values([bad_rows, batch.num_rows]))
-        culprits = [
+        source = " and ".join(
             f"rank {rank} ({seen[rank][0]} of its {seen[rank][1]} rows have a loss that is NaN or "
             "infinite)"
             for rank in breaking
-        ]
-        source = " and ".join(culprits) or "the sum over ranks, while each rank's share is finite"
+        )
         raise TrainingError(
-            "the gradient of a step is NaN or infinite; expected finite numbers. It comes from "
-            f"{source}. The weights were not changed. Look for NaN or extreme values in the rows "
-            "of that rank, or lower the learning rate"
+            "the gradient of a step is NaN or infinite. It comes from "
+            f"{source or 'the sum over ranks, while each share is finite'}. The weights were not "
+            "changed. Look for NaN or extreme values in these rows, or lower the learning rate"
         )
 
     # Evaluation and state
 
     @torch.no_grad()
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """See `Strategy.evaluate`."""
+        """Outputs in evaluation mode, float32 on the CPU, for this rank's inputs; no gradient.
+
+        Where the network is cut over ranks each rank must call it equally often, with no rows when
+        it has none left.
+        """
         if self.network.training:
             self.network.eval()
         return self._evaluated(tuple(part.to(self.device) for part in inputs)).float().cpu()
 
     def state(self) -> State:
-        """See `Strategy.state`."""
+        """`network` and `optimizer` as plain whole state dicts on the CPU, whatever the strategy.
+
+        `network` maps parameter and buffer names to tensors; `optimizer` maps "name/field" to
+        tensors and numbers, such as "perceptron.0.weight/exp_avg". What belongs to the strategy
+        alone (a gradient scaler, error feedback) is under `strategy`.
+        """
         return self._described(self._to_plain)
+
+    def own_state(self) -> State:
+        """As `state`, but of what is cut over ranks the `TensorRows` that this rank holds."""
+        return self.state()
 
     def _described(self, describe: Describe) -> State:
         """The state with what `describe` makes of each tensor that may be a part."""
@@ -259,7 +292,11 @@ class DataParallel(Strategy):
 
     @contextmanager
     def judged_with(self, weights: State) -> Iterator[None]:
-        """See `Strategy.judged_with`."""
+        """Evaluate with other weights inside the context, and train on with the own ones after it.
+
+        Args:
+            weights: whole tensors by the names of `state`'s `network`, the same on all ranks.
+        """
         own = {name: value.clone() for name, value in self._held_state().items()}
         self._put(weights)
         try:
@@ -275,39 +312,36 @@ class DataParallel(Strategy):
             value.copy_(self._from_plain(name, weights[name]))
 
     def load(self, state: State) -> None:
-        """See `Strategy.load`."""
-        check_names(self._held_state().keys(), state["network"].keys())
+        """Take over what `state` of any strategy and world size gave.
+
+        Raises:
+            TrainingError: it was written by another network.
+        """
+        if different := self._held_state().keys() ^ state["network"].keys():
+            raise TrainingError(
+                f"a state does not fit the network: {', '.join(sorted(different))} is in only one "
+                "of them; was it written by another network?"
+            )
         self._put(state["network"])
         self._optimizer.load(state["optimizer"], self._from_plain)
         self._scale.load(state.get("strategy", {}))
 
     @torch.no_grad()
     def checksum(self) -> list[float]:
-        """See `Strategy.checksum`."""
+        """One float64 sum for each parameter of this rank's replica, equal on all replicas."""
         sums = [p.detach().sum(dtype=torch.float64) for p in self.network.parameters()]
         return torch.stack(sums).tolist()
 
 
-class FlatDataParallel(DataParallel):
-    """Ranks whose gradients are in one flat buffer, `gradients`, made by `_prepare`."""
-
-    gradients: FlatGradients
-
-    def _gradients(self) -> list[Tensor]:
-        return [self.gradients.flat]
-
-
-class HorovodStrategy(FlatDataParallel):
+class HorovodStrategy(Strategy):
     """The default: whole replicas; works over any communicator, with compression and elastic jobs.
 
     Nothing is wrapped: the optimizer is a plain one, and the network stays as it is.
     """
 
-    name: ClassVar[str] = "horovod"
-
     def _prepare(self) -> None:
         self.gradients = FlatGradients(self.network.named_parameters())
-        self._sum: GradientSum = gradient_sum(self.config, self.ranks)
+        self._sum = gradient_sum(self.config, self.ranks)
         self._trained = torch.compile(self.network) if self.config.compile else self.network
 
     def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -329,21 +363,20 @@ class HorovodStrategy(FlatDataParallel):
         self._sum.load(state.get("strategy", {}))
 
 
-class DdpStrategy(DataParallel):
+class DdpStrategy(Strategy):
     """Gradients travel in buckets while the backward pass goes on.
 
     A network some of whose parameters have no part in the loss is refused by torch at the second
     step; the Horovod strategy takes it.
     """
 
-    name: ClassVar[str] = "ddp"
     _empty_parts_count: ClassVar[bool] = True
 
     def _prepare(self) -> None:
         self._wrapped = DistributedDataParallel(
             torch.compile(self.network) if self.config.compile else self.network,
             forward_sync_buffers=False,
-            init_sync=False,  # `DataParallel` has given all ranks rank 0's parameters
+            init_sync=False,  # `Strategy` has given all ranks rank 0's parameters
             gradient_as_bucket_view=True,
         )
         trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -379,59 +412,3 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
     split = [torch.tensor_split(part, count) for part in (*batch.inputs, batch.labels)]
     for *inputs, labels in zip(*split, strict=True):
         yield Batch(tuple(inputs), labels)
-
-
-def check_names(expected: Collection[str], seen: Collection[str]) -> None:
-    """Refuse a state whose network has other names than this one.
-
-    Raises:
-        TrainingError: names are missing or unknown.
-    """
-    missing, unknown = sorted(set(expected) - set(seen)), sorted(set(seen) - set(expected))
-    if missing or unknown:
-        raise TrainingError(
-            f"a state does not fit the network: it lacks {missing or 'nothing'} and has "
-            f"{unknown or 'nothing'} that the network lacks; was it written by another network?"
-        )
-
-
-def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The members of the network's outermost module lists, and its other parts with parameters.
-
-    A transformer gives its layers, embedding and head; a network without lists its direct parts.
-    """
-    return list(_blocks(network))
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        if next(child.parameters(), None) is None:
-            continue
-        if any(
-            isinstance(part, nn.ModuleList) and next(part.parameters(), None) is not None
-            for part in child.modules()
-        ):
-            yield from _blocks(child)
-        # Not containers such as ParameterList, whose owner does the computing.
-        elif type(child).forward is not nn.Module.forward:
-            yield child
-
-
-def checkpoint_activations(network: nn.Module) -> None:
-    """Let each block compute its activations again in the backward pass instead of keeping them.
-
-    Names of parameters stay as they are, and so does what is computed in evaluation.
-    """
-    for block in blocks_of(network):
-        kind = type(block)
-        block.__class__ = type(f"Recomputed{kind.__name__}", (_Recomputed, kind), {})
-
-
-class _Recomputed(nn.Module):
-    """Mixed into a block's own class, so that a copy of the block computes with its own weights."""
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
-        """What the block computes."""
-        if not self.training:
-            return super().forward(*arguments, **options)
-        return checkpoint(super().forward, *arguments, use_reentrant=False, **options)

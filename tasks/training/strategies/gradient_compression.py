@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +21,8 @@ from tasks.training.strategies.optimizer import FlatGradients, ring_bytes
 LOGGER = logging.getLogger(__name__)
 # Half of float16's largest number: scaling to it by a power of two never overflows.
 HALF_PRECISION_TOP = 32768.0
+# Of PowerSGD's approximation of a weight matrix: a fortieth of the bytes on the flights' network.
+POWERSGD_RANK = 4
 # Where the first power iteration starts: anywhere, but on all ranks at the same place.
 START_SEED = 20190531
 # Where a checkpoint keeps what the ranks have left out, and the factors of the next iteration.
@@ -32,8 +33,7 @@ FACTORS = "powersgd_right"
 class GradientSum:
     """Replaces a rank's gradients by their sum over all ranks: the fp32 sum, in one collective."""
 
-    def __init__(self, config: StrategyConfig, ranks: Communicator) -> None:
-        self._config = config
+    def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
 
     def sum_(self, gradients: FlatGradients) -> int:
@@ -57,7 +57,7 @@ class GradientSum:
 def gradient_sum(config: StrategyConfig, ranks: Communicator) -> GradientSum:
     """The sum that a configuration asks for."""
     kinds = {"none": GradientSum, "fp16": HalfPrecisionSum, "powersgd": PowerSgdSum}
-    return kinds[config.gradient_compression](config, ranks)
+    return kinds[config.gradient_compression](ranks)
 
 
 class HalfPrecisionSum(GradientSum):
@@ -88,28 +88,6 @@ class HalfPrecisionSum(GradientSum):
         return sent + ring_bytes(scaled.nbytes, self._ranks.size)
 
 
-class LowRank(NamedTuple):
-    """Sizes of one gradient matrix's low-rank form P Qᵀ."""
-
-    rows: int
-    columns: int
-    rank: int
-
-    @classmethod
-    def of(cls, shape: torch.Size, rank: int) -> LowRank | None:
-        """The form of a gradient; None where it would not be smaller than the gradient.
-
-        The first dimension makes the rows, all others the columns.
-        """
-        if len(shape) < 2 or shape.numel() == 0:
-            return None
-        rows, columns = shape[0], shape.numel() // shape[0]
-        fitting = min(rank, rows, columns)
-        if (rows + columns) * fitting >= rows * columns:
-            return None
-        return cls(rows, columns, fitting)
-
-
 class PowerSgdSum(GradientSum):
     """Low-rank sums that pay back in later steps what they left out.
 
@@ -124,8 +102,9 @@ class PowerSgdSum(GradientSum):
     torch's own hook keeps that state by bucket and rank, see docs/decisions.
     """
 
-    def __init__(self, config: StrategyConfig, ranks: Communicator) -> None:
-        super().__init__(config, ranks)
+    def __init__(self, ranks: Communicator, rank: int = POWERSGD_RANK) -> None:
+        super().__init__(ranks)
+        self._rank = rank
         self._left_out: dict[str, Tensor] = {}
         self._right: dict[str, Tensor] = {}
 
@@ -158,13 +137,17 @@ class PowerSgdSum(GradientSum):
         return first_bytes + second_bytes
 
     def _matrices(self, gradients: FlatGradients) -> dict[str, Tensor]:
-        """Gradients that travel as factors, in shape (rows, columns)."""
-        forms = {n: LowRank.of(v.shape, self._config.powersgd_rank) for n, v in _named(gradients)}
-        return {n: v.view(f.rows, f.columns) for n, v in _named(gradients) if (f := forms[n])}
+        """Gradients that are larger than their factors, in shape (rows, columns)."""
+        matrices = {n: view.flatten(1) for n, view in gradients.views.items() if view.ndim > 1}
+        return {
+            name: matrix
+            for name, matrix in matrices.items()
+            if sum(matrix.shape) * min(self._rank, *matrix.shape) < matrix.numel()
+        }
 
     def _start(self, name: str, matrix: Tensor) -> Tensor:
         """The last step's Q; in the first step, or after one of another rank, random numbers."""
-        shape = (matrix.shape[1], min(self._config.powersgd_rank, *matrix.shape))
+        shape = (matrix.shape[1], min(self._rank, *matrix.shape))
         known = self._right.get(name)
         if known is None or known.shape != shape:
             known = torch.randn(shape, generator=torch.Generator().manual_seed(START_SEED))
@@ -195,10 +178,6 @@ class PowerSgdSum(GradientSum):
         left_out: dict[str, Tensor] = state.get(RESIDUAL, {})
         self._left_out = {name: value / self._ranks.size for name, value in left_out.items()}
         self._right = {name: factor.clone() for name, factor in state.get(FACTORS, {}).items()}
-
-
-def _named(gradients: FlatGradients) -> list[tuple[str, Tensor]]:
-    return list(gradients.views.items())
 
 
 def _assembled(

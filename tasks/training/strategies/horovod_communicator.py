@@ -15,36 +15,16 @@ SENT_AS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
 
 
 class HorovodCommunicator(Communicator):
-    """See `Communicator`. Rank and size are read each time: an elastic job changes them.
+    """See `Communicator`. An elastic job makes a new one for each group of ranks.
 
     Operations always have a name: the names that Horovod makes up count a rank's calls, so its
     response cache never meets one again, and a rank that joins an elastic job counts from 0.
     """
 
-    name = "horovod"
-
     def __init__(self) -> None:
         hvd.init()
-
-    @property
-    def rank(self) -> int:
-        """See `Communicator`."""
-        return int(hvd.rank())
-
-    @property
-    def size(self) -> int:
-        """See `Communicator`."""
-        return int(hvd.size())
-
-    @property
-    def local_rank(self) -> int:
-        """See `Communicator`."""
-        return int(hvd.local_rank())
-
-    @property
-    def local_size(self) -> int:
-        """See `Communicator`."""
-        return int(hvd.local_size())
+        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
 
     def shut_down(self) -> None:
         """See `Communicator`."""

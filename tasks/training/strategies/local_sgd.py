@@ -7,7 +7,6 @@ Distributed Deep Net Training: Computation and Communication Decoupled SGD" (201
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,8 +29,6 @@ class LocalSgd(HorovodStrategy):
     also the optimizer state, and training goes on from there: a run that was cut off goes on as if
     it had not been. Bytes are those of synchronous training over `local_steps`.
     """
-
-    name: ClassVar[str] = "local-sgd"
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -114,8 +111,6 @@ class AsynchronousSgd(LocalSgd):
     behind, and averaged weights are one round old. Results do not depend on how fast the ranks are.
     Two more copies of the weights are held.
     """
-
-    name: ClassVar[str] = "asynchronous"
 
     def _prepare(self) -> None:
         super()._prepare()

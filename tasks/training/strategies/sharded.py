@@ -12,16 +12,14 @@ from typing import ClassVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from tasks.kernel.errors import ConfigurationError
 from tasks.training.checkpoints.state import TensorRows
 from tasks.training.strategies.base import State
-from tasks.training.strategies.data_parallel import DataParallel, blocks_of
-from tasks.training.strategies.optimizer import ring_bytes
+from tasks.training.strategies.data_parallel import Strategy
 
 
 class _Root(nn.Module):
@@ -36,38 +34,25 @@ class _Root(nn.Module):
         return outputs.clone()
 
 
-class FsdpStrategy(DataParallel):
+class FsdpStrategy(Strategy):
     """Every backward and evaluation is a collective: ranks without rows take part with none.
 
-    With `fsdp_replicas` above 1, ranks form as many groups that each hold the whole network in
-    shards: weights travel inside a group alone (one host), and only gradients between groups.
     `state` and `load` take whole tensors, so a rank's host memory must hold the network once;
     into a checkpoint each rank writes the rows that it holds.
     """
 
-    name: ClassVar[str] = "fsdp"
     is_cut: ClassVar[bool] = True
     _empty_parts_count: ClassVar[bool] = True
 
     def _prepare(self) -> None:
-        mesh = self._mesh()
-        for module in [*blocks_of(self.network), _Root(self.network)]:
+        mesh = init_device_mesh(self.device.type, (self.ranks.size,))
+        for module in [*_blocks_of(self.network), _Root(self.network)]:
             self._root = fully_shard(module, mesh=mesh)
             # Gradients are sums over ranks, and Gloo knows no other reduction.
             self._root.set_gradient_divide_factor(1.0)
             self._root.set_force_sum_reduction_for_comms(True)
         self._parts = {n: cast(DTensor, p) for n, p in self.network.named_parameters()}
         self._num_bytes = sum(p.numel() * p.element_size() for p in self._parts.values())
-
-    def _mesh(self) -> DeviceMesh:
-        replicas, size = self.config.fsdp_replicas, self.ranks.size
-        if size % replicas:
-            raise ConfigurationError(
-                f"fsdp_replicas={replicas} does not divide over {size} ranks; use a divisor"
-            )
-        shape = (size,) if replicas == 1 else (replicas, size // replicas)
-        names = ("replicate", "shard")[-len(shape) :]
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
 
     def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
         outputs: Tensor = cast(nn.Module, self._root)(*inputs)
@@ -88,11 +73,8 @@ class FsdpStrategy(DataParallel):
         A ring gathers the weights for the forward and again for the backward pass of each part of
         the batch, and scatters the sums of the gradients once.
         """
-        shards = self.ranks.size // self.config.fsdp_replicas
         passes = 2 * self.config.accumulation_steps + 1
-        replicas = self.config.fsdp_replicas
-        self.wire_bytes += passes * self._num_bytes * (shards - 1) // shards
-        self.wire_bytes += ring_bytes(self._num_bytes // shards, replicas)
+        self.wire_bytes += passes * self._num_bytes * (self.ranks.size - 1) // self.ranks.size
 
     def _gradients(self) -> list[Tensor]:
         gradients = (cast(DTensor | None, p.grad) for p in self._parts.values())
@@ -104,14 +86,13 @@ class FsdpStrategy(DataParallel):
 
     def _norm(self) -> float:
         shard = torch.nn.utils.get_total_norm(self._gradients()).double().item()
-        squares = self.ranks.sum(np.array([shard**2]))
-        return float(np.sqrt(squares[0] / self.config.fsdp_replicas))
+        return float(np.sqrt(self.ranks.sum(np.array([shard**2]))[0]))
 
     def _to_plain(self, name: str, part: Tensor) -> Tensor:
         return part.full_tensor() if isinstance(part, DTensor) else part
 
     def own_state(self) -> State:
-        """See `Strategy.own_state`; of several replicas the first one's ranks have the rows."""
+        """See `Strategy.own_state`."""
         return self._described(self._own_rows)
 
     def _own_rows(self, name: str, part: Tensor) -> Tensor | TensorRows:
@@ -120,11 +101,7 @@ class FsdpStrategy(DataParallel):
         _, offset = compute_local_shape_and_global_offset(
             part.shape, part.device_mesh, part.placements
         )
-        local = part.to_local()
-        in_first_replica = part.device_mesh.get_local_rank(0) == 0
-        if self.config.fsdp_replicas > 1 and not in_first_replica:
-            local = local[:0]
-        return TensorRows(local, offset[0], part.shape[0])
+        return TensorRows(part.to_local(), offset[0], part.shape[0])
 
     def _from_plain(self, name: str, whole: Tensor) -> Tensor:
         held = self._parts.get(name)
@@ -139,5 +116,15 @@ class FsdpStrategy(DataParallel):
     def checksum(self) -> list[float]:
         """See `Strategy.checksum`."""
         local = [p.to_local().sum(dtype=torch.float64) for p in self._parts.values()]
-        summed = self.ranks.sum(torch.stack(local).cpu().numpy())
-        return [float(value) / self.config.fsdp_replicas for value in summed]
+        summed: list[float] = self.ranks.sum(torch.stack(local).cpu().numpy()).tolist()
+        return summed
+
+
+def _blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The direct parts with parameters; not containers, whose owner does the computing."""
+    return [
+        child
+        for child in network.children()
+        if type(child).forward is not nn.Module.forward
+        and next(child.parameters(), None) is not None
+    ]

@@ -50,10 +50,9 @@ def local_torch_variables(
 class TorchCommunicator(Communicator):
     """See `Communicator`."""
 
-    name = "torch"
-
-    def __init__(self, local_rank: int, local_size: int) -> None:
-        self._local = local_rank, local_size
+    def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
+        self.rank, self.size = rank, size
+        self.local_rank, self.local_size = local_rank, local_size
 
     @classmethod
     def join(cls, variables: Mapping[str, str], device: str) -> TorchCommunicator:
@@ -90,27 +89,7 @@ class TorchCommunicator(Communicator):
                 f"rank {rank} of {size} did not meet the others at {meeting_point} within "
                 f"{timeout_s} s: {exc}"
             ) from exc
-        return cls(*local)
-
-    @property
-    def rank(self) -> int:
-        """See `Communicator`."""
-        return dist.get_rank()
-
-    @property
-    def size(self) -> int:
-        """See `Communicator`."""
-        return dist.get_world_size()
-
-    @property
-    def local_rank(self) -> int:
-        """See `Communicator`."""
-        return self._local[0]
-
-    @property
-    def local_size(self) -> int:
-        """See `Communicator`."""
-        return self._local[1]
+        return cls(rank, size, *local)
 
     def shut_down(self) -> None:
         """See `Communicator`."""

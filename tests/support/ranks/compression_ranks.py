@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.strategies.base import Batch, Communicator, State, Strategy
+from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
+from tasks.training.strategies.data_parallel import Strategy
 from tests.support.ranks.strategy_cases import adamw
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ WIDTH = 24
 WAYS: dict[str, dict[str, object]] = {
     "none": {},
     "fp16": {"gradient_compression": "fp16"},
-    "powersgd": {"gradient_compression": "powersgd", "powersgd_rank": 2},
+    "powersgd": {"gradient_compression": "powersgd"},
     "local": {"local_steps": 4},
     "asynchronous": {"local_steps": 4, "asynchronous": True},
 }

@@ -31,22 +31,11 @@ class Room:
 class ThreadCommunicator(Communicator):
     """Collectives of one thread; counts the payload that it gives away."""
 
-    name = "threads"
-
     def __init__(self, room: Room, rank: int) -> None:
         self._room = room
-        self._rank = rank
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = room.size
         self.given_bytes = 0
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._room.size
-
-    local_rank, local_size = rank, size
 
     def _all(self, value: Tensor) -> list[Tensor]:
         self._room.table[self.rank] = value

@@ -8,9 +8,9 @@ import pytest
 import torch.distributed as dist
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.training.strategies.base import Strategy
 from tasks.training.strategies.build import STRATEGIES, join
 from tasks.training.strategies.config import StrategyConfig
+from tasks.training.strategies.data_parallel import Strategy
 from tasks.training.strategies.torch_communicator import TorchCommunicator, local_torch_variables
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -10,12 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tasks.training.strategies.base import State
-from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.gradient_compression import (
     RESIDUAL,
     GradientSum,
     HalfPrecisionSum,
-    LowRank,
     PowerSgdSum,
 )
 from tests.support.suite.examples import examples
@@ -23,8 +22,7 @@ from tests.support.training.thread_ranks import ThreadCommunicator, gradients_of
 
 SHAPES = {"matrix": (12, 9), "bias": (12,), "cube": (4, 3, 5), "scalar": ()}
 NUM_VALUES = sum(math.prod(shape) for shape in SHAPES.values())
-POWER_SGD = partial(PowerSgdSum, StrategyConfig(gradient_compression="powersgd", powersgd_rank=2))
-HALF = partial(HalfPrecisionSum, StrategyConfig(gradient_compression="fp16"))
+POWER_SGD = partial(PowerSgdSum, rank=2)
 
 
 def gradient(rank: int, step: int, scale: float = 1.0) -> dict[str, Tensor]:
@@ -124,9 +122,9 @@ def test_power_sgd_goes_on_on_other_ranks_as_if_nothing_had_happened() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("build", [POWER_SGD, HALF])
+@pytest.mark.parametrize("build", [POWER_SGD, HalfPrecisionSum])
 def test_what_is_no_number_on_one_rank_is_none_on_all_and_spoils_no_later_step(
-    build: partial[GradientSum], number: float
+    build: Callable[[ThreadCommunicator], GradientSum], number: float
 ) -> None:
     def part(ranks: ThreadCommunicator) -> tuple[bool, bool]:
         compressed = build(ranks)
@@ -156,7 +154,7 @@ def test_half_precision_keeps_11_bits_and_never_overflows(
 
     def part(ranks: ThreadCommunicator) -> tuple[Tensor, int]:
         gradients = gradients_of({"all": shares[ranks.rank]})
-        HalfPrecisionSum(StrategyConfig(), ranks).sum_(gradients)
+        HalfPrecisionSum(ranks).sum_(gradients)
         return gradients.flat, ranks.given_bytes
 
     expected = torch.stack(shares).double().sum(0)
@@ -172,7 +170,7 @@ def test_half_precision_keeps_11_bits_and_never_overflows(
 def test_half_precision_of_no_gradient_sends_next_to_nothing() -> None:
     def part(ranks: ThreadCommunicator) -> float:
         gradients = gradients_of({"all": torch.zeros(5)})
-        HalfPrecisionSum(StrategyConfig(), ranks).sum_(gradients)
+        HalfPrecisionSum(ranks).sum_(gradients)
         return float(gradients.flat.abs().max())
 
     assert on_threads(2, part) == [0.0, 0.0]
@@ -181,20 +179,17 @@ def test_half_precision_of_no_gradient_sends_next_to_nothing() -> None:
 @examples(20)
 @given(rows=st.integers(2, 12), columns=st.integers(2, 12), rank=st.integers(1, 3))
 def test_power_sgd_is_exact_for_matrices_of_its_rank(rows: int, columns: int, rank: int) -> None:
-    form = LowRank.of(torch.Size([rows, columns]), rank)
-
     def part(ranks: ThreadCommunicator) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(ranks.rank)
         # All ranks' matrices have the same columns, so that their sum has the rank too.
         columns_of_all = torch.randn(rank, columns, generator=torch.Generator().manual_seed(99))
         matrix = torch.randn(rows, rank, generator=generator) @ columns_of_all
         gradients = gradients_of({"matrix": matrix})
-        PowerSgdSum(StrategyConfig(powersgd_rank=rank), ranks).sum_(gradients)
+        PowerSgdSum(ranks, rank=rank).sum_(gradients)
         return gradients.views["matrix"], matrix
 
     results = on_threads(2, part)
     expected = results[0][1] + results[1][1]
-    assert form is None or form.rank <= rank
     for summed, _ in results:
         torch.testing.assert_close(summed, expected, rtol=1e-3, atol=1e-3)
 
@@ -208,7 +203,7 @@ def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_wa
     best = float(values[3:].square().sum().sqrt())
 
     def part(ranks: ThreadCommunicator) -> list[float]:
-        compressed = PowerSgdSum(StrategyConfig(powersgd_rank=3), ranks)
+        compressed = PowerSgdSum(ranks, rank=3)
         errors = []
         for _ in range(12):
             gradients = gradients_of({"matrix": matrix})
@@ -223,7 +218,7 @@ def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_wa
 
 def test_power_sgd_recovers_from_a_gradient_that_was_zero() -> None:
     def part(ranks: ThreadCommunicator) -> float:
-        compressed = PowerSgdSum(StrategyConfig(powersgd_rank=2), ranks)
+        compressed = PowerSgdSum(ranks, rank=2)
         compressed.sum_(gradients_of({"matrix": torch.zeros(9, 7)}))
         total = torch.zeros(9, 7)
         matrix = torch.ones(9, 7)
@@ -237,20 +232,21 @@ def test_power_sgd_recovers_from_a_gradient_that_was_zero() -> None:
 
 
 def test_power_sgd_sends_small_tensors_whole_and_exactly() -> None:
-    assert LowRank.of(torch.Size([12]), 2) is None
-    assert LowRank.of(torch.Size([3, 3]), 2) is None
-    assert LowRank.of(torch.Size([0, 8]), 2) is None
-    assert LowRank.of(torch.Size([8, 4, 4]), 2) == LowRank(8, 16, 2)
-    assert LowRank.of(torch.Size([1, 64]), 2) is None  # its factors would be larger
+    # What has one dimension, no number, or factors as large as itself.
+    small = {"bias": (5,), "square": (3, 3), "none": (0, 8), "row": (1, 64)}
 
-    def part(ranks: ThreadCommunicator) -> tuple[Tensor, int]:
-        gradients = gradients_of({"bias": torch.arange(5.0), "matrix": torch.ones(20, 30)})
-        PowerSgdSum(StrategyConfig(powersgd_rank=1), ranks).sum_(gradients)
-        return gradients.views["bias"].clone(), ranks.given_bytes
+    def part(ranks: ThreadCommunicator) -> tuple[list[Tensor], int]:
+        whole = {name: torch.randn(shape) for name, shape in small.items()}
+        gradients = gradients_of({**whole, "cube": torch.ones(20, 5, 6)})
+        PowerSgdSum(ranks, rank=2).sum_(gradients)
+        return [gradients.views[name].clone() for name in small], ranks.given_bytes
 
-    for bias, given_bytes in on_threads(2, part):
-        assert torch.equal(bias, 2 * torch.arange(5.0))
-        assert given_bytes == 4 * (5 + 20 + 30)
+    torch.manual_seed(0)
+    for views, given_bytes in on_threads(1, part):
+        torch.manual_seed(0)
+        for view, shape in zip(views, small.values(), strict=True):
+            assert torch.equal(view, torch.randn(shape))
+        assert given_bytes == 4 * (5 + 9 + 64 + 2 * (20 + 30))
 
 
 def test_what_low_ranks_left_out_is_dropped_with_a_warning_by_another_sum(
@@ -259,17 +255,7 @@ def test_what_low_ranks_left_out_is_dropped_with_a_warning_by_another_sum(
     def part(ranks: ThreadCommunicator) -> None:
         first = POWER_SGD(ranks)
         first.sum_(gradients_of(gradient(0, 0)))
-        HalfPrecisionSum(StrategyConfig(), ranks).load(first.state())
+        HalfPrecisionSum(ranks).load(first.state())
 
     on_threads(1, part)
     assert "they are dropped" in caplog.text
-
-
-def test_low_ranks_load_a_checkpoint_without_any() -> None:
-    def part(ranks: ThreadCommunicator) -> bool:
-        compressed = POWER_SGD(ranks)
-        compressed.load({})
-        compressed.sum_(gradients_of(gradient(0, 0)))
-        return True
-
-    assert on_threads(1, part) == [True]

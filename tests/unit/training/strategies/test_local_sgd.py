@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, State
-from tasks.training.strategies.build import strategy_kind
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.data_parallel import HorovodStrategy
 from tasks.training.strategies.local_sgd import AsynchronousSgd, LocalSgd
@@ -204,30 +203,15 @@ def test_bytes_are_those_of_synchronous_training_over_the_local_steps(kind: str)
 
 
 def test_a_rank_whose_gradient_is_no_number_says_so_alone() -> None:
-    def part(exchange: ThreadCommunicator) -> str:
+    def part(exchange: ThreadCommunicator) -> None:
         strategy = build("local", exchange, 10)
         share = share_of(0, exchange.rank, 2)
         if exchange.rank == 0:
-            return strategy.name
+            return
         share.labels[0] = float("inf")
         before = weights(strategy)
-        with pytest.raises(TrainingError, match="rank 1: the gradient of its own") as caught:
+        with pytest.raises(TrainingError, match="rank 1: the gradient of its own"):
             strategy.train_step(share, ROWS, RATE)
         assert torch.equal(weights(strategy), before)
-        return str(caught.value)
 
-    assert on_threads(2, part)[0] == "local-sgd"
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
-        ({"local_steps": 4}, "local-sgd"),
-        ({"local_steps": 4, "asynchronous": True}, "asynchronous"),
-        ({"name": "ddp", "asynchronous": True}, "asynchronous"),
-        ({"name": "ddp", "gradient_compression": "fp16"}, "horovod"),
-        ({"name": "ddp"}, "ddp"),
-    ],
-)
-def test_what_is_asked_for_decides_how_ranks_step(fields: dict[str, Any], kind: str) -> None:
-    assert strategy_kind(StrategyConfig.model_validate(fields)) == kind
+    on_threads(2, part)
