@@ -168,7 +168,7 @@ def hand_over(
     ):
         former = fetch_version(standing.former)
         then = score_model_window(former, current, report.current, config.evaluation)
-        difference = compare_former(then, now, current, config.evaluation)
+        difference = compare_former(then, now, current)
     store_verdict(report, champion.version, standing, difference, config.name, config.governor)
 
 

@@ -10,7 +10,7 @@ MONTH = "month"
 
 
 class EvaluationConfig(BaseModel):
-    """Intervals, slices and curves of one judgement; logged whole with the run."""
+    """Slices of one judgement, and the fewest rows that are judged."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
@@ -42,31 +42,6 @@ class EvaluationConfig(BaseModel):
         le=366,
         description="Fewer UTC days give no interval: rows of one day resemble each other.",
     )
-    replicates: int = Field(
-        default=500, ge=100, le=10_000, description="Bootstrap replicates of an interval."
-    )
-    block_days: int = Field(
-        default=7,
-        ge=1,
-        le=90,
-        description="Days drawn together in the bootstrap: as long as days resemble each other.",
-    )
-    calibration_bins: int = Field(
-        default=20,
-        ge=2,
-        le=200,
-        description="Bins of the calibration error, equally many rows in each.",
-    )
-    curve_points: int = Field(
-        default=200,
-        ge=10,
-        le=200,
-        description="Points of the ROC and precision-recall curves, at most.",
-    )
-    batch_rows: int = Field(
-        default=8192, ge=1, le=65_536, description="Rows scored at once; bounds memory."
-    )
-    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the bootstrap.")
 
 
 class YardstickConfig(BaseModel):
@@ -77,19 +52,12 @@ class YardstickConfig(BaseModel):
     max_iterations: int = Field(
         default=300, ge=1, le=5000, description="Trees at most; the validation window picks."
     )
-    patience: int = Field(
-        default=15, ge=1, le=500, description="Trees without a better validation loss to the end."
-    )
-    learning_rate: float = Field(default=0.1, gt=0, le=1, description="Shrinkage of each tree.")
-    max_leaf_nodes: int = Field(default=31, ge=2, le=1024, description="Leaves of one tree.")
     min_leaf_rows: int = Field(
         default=100, ge=1, le=100_000, description="Rows of a leaf, at least."
     )
-    l2_regularization: float = Field(default=1.0, ge=0, le=1000, description="L2 of leaf values.")
     max_rows: int = Field(
         default=500_000,
         ge=100,
         le=20_000_000,
         description="Rows of a window that are used at most, a seeded sample; bounds memory.",
     )
-    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the sample and the fit.")

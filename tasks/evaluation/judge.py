@@ -11,38 +11,35 @@ from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.evaluation import (
     EvaluationReport,
-    RegressionMetrics,
+    Quality,
     ScoredWindow,
     Yardstick,
 )
 from tasks.contracts.predictions import ServedWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel
-from tasks.evaluation.bootstrap import Measured
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.measuring import (
-    AnyMeasured,
+from tasks.evaluation.curves import (
+    calibration_curve,
+    observed_by_prediction,
+    precision_recall_curve,
+    residual_classes,
+    roc_curve,
+)
+from tasks.evaluation.metrics import (
+    Measured,
     baseline_columns,
     check_judgeable,
-    difference,
     measure_rows,
     why_not_judged,
 )
-from tasks.evaluation.regression import (
-    observed_by_prediction,
-    residual_classes,
-)
 from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE, slice_columns
 from tasks.evaluation.scoring import Program, score_rows
-from tasks.evaluation.slices import (
-    calibration_curve,
-    judge_slices,
-    precision_recall_curve,
-    roc_curve,
-)
+from tasks.evaluation.slices import judge_slices
 from tasks.evaluation.yardstick import read_scores
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.stats.ranked import RankedRows
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +117,7 @@ def score_window(
         columns = snapshot.columns
         keep = (columns.row_id, columns.event_time, columns.label, *baseline_columns(columns))
         program = Program.open(model.program, model.raw_columns, store)
-        rows = score_rows(program, dataset, window, keep, store, config.batch_rows)
+        rows = score_rows(program, dataset, window, keep, store)
         rows.to_parquet(folder.path / "scores.parquet", index=False)
         scores = folder.artifact("scores.parquet")
         return _judged(rows, model.program.sha256, dataset, window, scores, config)
@@ -164,7 +161,7 @@ def _scored_test_rows(
         *slice_columns(columns, config),
     )
     candidate = Program.open(trained.program, trained.columns, store)
-    rows = score_rows(candidate, dataset, window, keep, store, config.batch_rows)
+    rows = score_rows(candidate, dataset, window, keep, store)
     check_judgeable(rows, columns, window, config)
     reference = read_scores(yardstick, store)
     _check_same_rows(rows, reference, columns.row_id)
@@ -173,7 +170,7 @@ def _scored_test_rows(
     if rival is not None:
         _check_has_inputs(rival, columns)
         champion = Program.open(rival.program, rival.raw_columns, store)
-        scored = score_rows(champion, dataset, window, (columns.row_id,), store, config.batch_rows)
+        scored = score_rows(champion, dataset, window, (columns.row_id,), store)
         rows[CHAMPION_SCORE] = scored[SCORE]
     return rows
 
@@ -220,12 +217,12 @@ def _report(
     predictions: Artifact,
 ) -> EvaluationReport:
     columns = dataset.snapshot.columns
-    candidate = measure_rows(rows, columns, SCORE, config)
-    reference = measure_rows(rows, columns, YARDSTICK_SCORE, config)
-    comparisons = [difference(candidate, reference, "yardstick")]
+    candidate = measure_rows(rows, columns, SCORE)
+    reference = measure_rows(rows, columns, YARDSTICK_SCORE)
+    comparisons = [candidate.minus(reference, "yardstick")]
     if rival is not None:
-        champion = measure_rows(rows, columns, CHAMPION_SCORE, config)
-        comparisons.append(difference(candidate, champion, f"champion:{rival.version.version}"))
+        champion = measure_rows(rows, columns, CHAMPION_SCORE)
+        comparisons.append(candidate.minus(champion, f"champion:{rival.version.version}"))
     slices, skipped = judge_slices(rows, columns, config)
     overall = candidate.metric_set()
     logger.info("judged %d rows: %s %.4f", len(rows), overall.primary_name, overall.primary.value)
@@ -243,40 +240,34 @@ def _report(
             "baseline_name": columns.baseline,
             "comparisons": tuple(comparisons),
             "predictions": predictions,
-            **_curves(candidate, config),
+            **_curves(candidate),
         }
     )
 
 
 def _baseline(
     rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
-) -> RegressionMetrics | None:
+) -> Quality | None:
     """The baseline judged as if it were a model, on the rows where it is known."""
     if columns.baseline is None:
         return None
     known = rows[rows[columns.baseline].notna()]
     if why_not_judged(known, columns, config) is not None:
         return None
-    metrics = measure_rows(known, columns, columns.baseline, config).metric_set()
-    assert isinstance(metrics, RegressionMetrics)
-    return metrics
+    return measure_rows(known, columns, columns.baseline).metric_set()
 
 
-def _curves(candidate: AnyMeasured, config: EvaluationConfig) -> dict[str, object]:
+def _curves(candidate: Measured) -> dict[str, object]:
     """What the report draws of the candidate, by field of the evaluation."""
-    if isinstance(candidate, Measured):
+    rows = candidate.rows
+    if isinstance(rows, RankedRows):
         return {
-            "roc": roc_curve(candidate.rows, config.curve_points),
-            "precision_recall": precision_recall_curve(candidate.rows, config.curve_points),
-            "calibration": calibration_curve(candidate.rows),
+            "roc": roc_curve(rows),
+            "precision_recall": precision_recall_curve(rows),
+            "calibration": calibration_curve(rows),
         }
-    return {
-        "roc": (),
-        "precision_recall": (),
-        "calibration": (),
-        "observed": observed_by_prediction(candidate.rows, config.calibration_bins),
-        "residuals": residual_classes(candidate.rows),
-    }
+    none = dict.fromkeys(("roc", "precision_recall", "calibration"), ())
+    return {**none, "observed": observed_by_prediction(rows), "residuals": residual_classes(rows)}
 
 
 def judge_served(
@@ -306,7 +297,8 @@ def _judged(
     columns = dataset.snapshot.columns
     labelled = rows[rows[columns.label].notna()]
     unjudged = why_not_judged(labelled, columns, config)
-    measured = None if unjudged else measure_rows(labelled, columns, SCORE, config)
+    measured = None if unjudged else measure_rows(labelled, columns, SCORE)
+    is_ranked = measured is not None and isinstance(measured.rows, RankedRows)
     return ScoredWindow(
         program_sha256=program_sha256,
         snapshot_sha256=dataset.snapshot.data.sha256,
@@ -314,6 +306,6 @@ def _judged(
         num_rows=len(rows),
         scores=scores,
         metrics=measured.metric_set() if measured else None,
-        excess_brier=measured.metric("excess_brier") if isinstance(measured, Measured) else None,
+        excess_brier=measured.metric("excess_brier") if measured and is_ranked else None,
         unjudged=unjudged,
     )

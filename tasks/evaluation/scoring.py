@@ -20,6 +20,8 @@ from tasks.evaluation.rows import SCORE, input_columns, joined, read_batches
 from tasks.kernel.errors import ArtifactError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
+BATCH_ROWS = 8192  # scored at once; bounds memory
+
 
 @dataclass(frozen=True)
 class Program:
@@ -103,7 +105,7 @@ def score_rows(
     window: TimeWindow,
     keep: Sequence[str],
     store: ArtifactStore,
-    batch_rows: int,
+    batch_rows: int = BATCH_ROWS,
 ) -> pd.DataFrame:
     """Score all rows of a window, in the order of the snapshot.
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
-
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.measuring import (
-    AnyMeasured,
-    baseline_columns,
-    difference,
-    measure_rows,
-    why_not_judged,
-)
+from tasks.evaluation.metrics import Measured, baseline_columns, check_judgeable, measure_rows
 from tasks.evaluation.rows import SCORE
 from tasks.evaluation.scoring import Program, score_rows
-from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 
 SMALLEST_TOLD = 1e-4
@@ -43,7 +33,7 @@ def judge_siblings(
         taught: the network that learnt from the parent; None where none did.
         untaught: its twin, from labels alone.
         dataset: the snapshot that they were trained on.
-        config: bootstrap.
+        config: the fewest rows.
         store: holds programs and snapshot.
 
     Raises:
@@ -51,20 +41,27 @@ def judge_siblings(
             row.
         ArtifactError: an artifact is absent or damaged.
     """
-    scorer = _Scorer(student, dataset, config, store)
-    ours, original = scorer.of(student), scorer.of(parent)
-    with_teacher = None if taught is None else scorer.of(taught)
-    alone = None if taught is None else scorer.of(untaught)
+    columns, window = student.columns, student.splits.test  # a model takes columns of its own
+    names = (columns.row_id, columns.event_time, columns.label, *baseline_columns(columns))
+
+    def measured(model: CandidateModel | RegisteredProgram) -> Measured:
+        takes = model.raw_columns if isinstance(model, RegisteredProgram) else model.columns
+        opened = Program.open(model.program, takes, store)
+        rows = score_rows(opened, dataset, window, names, store)
+        check_judgeable(rows, columns, window, config)
+        return measure_rows(rows, columns, SCORE)
+
+    ours, original = measured(student), measured(parent)
+    with_teacher = None if taught is None else measured(taught)
+    alone = None if taught is None else measured(untaught)
     report = StudentReport(
         window=student.splits.test,
         parent=original.metric_set(),
         student=ours.metric_set(),
-        to_parent=difference(ours, original, "parent"),
+        to_parent=ours.minus(original, "parent"),
         taught=with_teacher.metric_set() if with_teacher else None,
         untaught=alone.metric_set() if alone else None,
-        teaching=difference(with_teacher, alone, "untaught twin")
-        if with_teacher and alone
-        else None,
+        teaching=with_teacher.minus(alone, "untaught twin") if with_teacher and alone else None,
         refusal=None,
     )
     return report.model_copy(update={"verdict": who_won(report), "refusal": why_refused(report)})
@@ -101,42 +98,3 @@ def who_won(report: StudentReport) -> str | None:
     if change.high < 0:
         return f"The teacher did harm: taught minus untaught is {shown} on {rows}."
     return f"Whether the teacher helped, {rows} cannot tell: taught minus untaught is {shown}."
-
-
-class _Scorer:
-    """Measures programs on the same rows."""
-
-    def __init__(
-        self,
-        student: ShrunkModel,
-        dataset: ValidatedDataset,
-        config: EvaluationConfig,
-        store: ArtifactStore,
-    ) -> None:
-        self._columns = student.columns
-        self._window = student.splits.test
-        self._dataset = dataset
-        self._config = config
-        self._store = store
-
-    def of(self, model: CandidateModel | RegisteredProgram) -> AnyMeasured:
-        """Quality of one model, with its replicates."""
-        columns = self._columns  # whose label and baseline judge; a model takes its own
-        takes = model.raw_columns if isinstance(model, RegisteredProgram) else model.columns
-        names = (columns.row_id, columns.event_time, columns.label, *baseline_columns(columns))
-        opened = Program.open(model.program, takes, self._store)
-        rows = score_rows(
-            opened, self._dataset, self._window, names, self._store, self._config.batch_rows
-        )
-        self._check(rows)
-        return measure_rows(rows, columns, SCORE, self._config)
-
-    def _check(self, rows: pd.DataFrame) -> None:
-        bad = int(np.count_nonzero(rows[self._columns.label].isna()))
-        reason = why_not_judged(rows, self._columns, self._config)
-        if bad or reason is not None:
-            raise DataContractError(
-                f"test window {self._window} cannot be judged: "
-                f"{reason or f'{bad:,} of {len(rows):,} rows have no label'}. Choose a longer "
-                "test window, or lower the limits in the evaluation's configuration"
-            )

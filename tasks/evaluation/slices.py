@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from tasks.contracts.data import DatasetSchema
-from tasks.contracts.evaluation import CurvePoint, Metric, SliceMetrics
+from tasks.contracts.evaluation import SliceMetrics
 from tasks.evaluation.config import MONTH, EvaluationConfig
-from tasks.evaluation.measuring import measure_rows, why_not_judged
-from tasks.evaluation.regression import MeasuredNumbers, error_ratio
+from tasks.evaluation.metrics import error_ratio, measure_rows, why_not_judged
 from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE
-from tasks.stats.ranked import Float64Array, RankedRows
 
 MISSING = "(missing)"
 MAX_LISTED = 20
@@ -42,29 +38,17 @@ def judge_slices(
             if reason is not None:
                 small.append((f"{name}={value}: {reason}", len(part)))
                 continue
-            judged.append(_judged(part, columns, config, tolerance, name, value))
+            measured, ratio = measure_rows(part, columns, SCORE), None
+            if columns.task == "regression":
+                plain = [measure_rows(p, columns, PLAIN) for p in _plain(part, columns)]
+                ratio = error_ratio(measured, plain, tolerance)
+            judged.append(
+                SliceMetrics(
+                    column=name, value=value, metrics=measured.metric_set(), error_ratio=ratio
+                )
+            )
         skipped += _listed(name, small)
     return tuple(judged), tuple(skipped)
-
-
-def _judged(
-    part: pd.DataFrame,
-    columns: DatasetSchema,
-    config: EvaluationConfig,
-    tolerance: float,
-    column: str,
-    value: str,
-) -> SliceMetrics:
-    measured = measure_rows(part, columns, SCORE, config)
-    ratio: Metric | None = None
-    if isinstance(measured, MeasuredNumbers):
-        plain = [measure_rows(p, columns, PLAIN, config) for p in _plain(part, columns)]
-        ratio = error_ratio(
-            measured, [m for m in plain if isinstance(m, MeasuredNumbers)], tolerance
-        )
-    return SliceMetrics(
-        column=column, value=value, metrics=measured.metric_set(), error_ratio=ratio
-    )
 
 
 def _plain(part: pd.DataFrame, columns: DatasetSchema) -> Iterator[pd.DataFrame]:
@@ -95,43 +79,3 @@ def _listed(name: str, small: list[tuple[str, int]]) -> list[str]:
     if rest:
         texts.append(f"{name}: {len(rest):,} more values, {sum(n for _, n in rest):,} rows")
     return texts
-
-
-def roc_curve(rows: RankedRows, max_points: int) -> tuple[CurvePoint, ...]:
-    """False positive rate (x) against true positive rate (y), from (0, 0) to (1, 1)."""
-    true, false = rows.curve()
-    x, y = false / false[-1], true / true[-1]
-    return _points(x, y, _spread_out(x + y, max_points))
-
-
-def precision_recall_curve(rows: RankedRows, max_points: int) -> tuple[CurvePoint, ...]:
-    """Recall (x) against precision (y), from the highest score down."""
-    true, false = (counts[1:] for counts in rows.curve())  # no precision before the first score
-    recall = true / true[-1]
-    return _points(recall, true / (true + false), _spread_out(recall, max_points))
-
-
-def calibration_curve(rows: RankedRows) -> tuple[CurvePoint, ...]:
-    """Mean score (x) against share of positives (y) of each bin, lowest first; weight is its rows.
-
-    The same bins as those of the calibration error, so the error can be read off the curve.
-    """
-    counts = np.bincount(rows.bins)
-    scores = np.bincount(rows.bins, weights=rows.scores)
-    labels = np.bincount(rows.bins, weights=rows.labels)
-    filled = np.flatnonzero(counts)[::-1]  # ranks fall, scores shall rise
-    return tuple(
-        CurvePoint(x=scores[b] / counts[b], y=labels[b] / counts[b], weight=float(counts[b]))
-        for b in filled
-    )
-
-
-def _spread_out(position: Float64Array, max_points: int) -> NDArray[np.intp]:
-    """Indices of points at about equal steps of a rising position, first and last included."""
-    steps = np.linspace(position[0], position[-1], max_points - 1)
-    chosen: NDArray[np.intp] = np.append(np.searchsorted(position, steps), len(position) - 1)
-    return np.unique(chosen)
-
-
-def _points(x: Float64Array, y: Float64Array, chosen: NDArray[np.intp]) -> tuple[CurvePoint, ...]:
-    return tuple(CurvePoint(x=float(x[i]), y=float(y[i])) for i in chosen)

@@ -72,7 +72,7 @@ def check_test_window(
         DataContractError: it holds too few rows, days or labels. Not retried.
         ConfigurationError: a slice names no column. Not retried.
     """
-    from tasks.evaluation.measuring import check_test_window as check
+    from tasks.evaluation.metrics import check_test_window as check
 
     check(dataset, splits.test, config, Settings.from_environment().store)
 
@@ -179,10 +179,7 @@ def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> Score
     cache_policy=ByContent(task_file=__file__),
 )
 def compare_former(
-    former: ScoredWindow,
-    present: ScoredWindow,
-    dataset: ValidatedDataset,
-    config: EvaluationConfig,
+    former: ScoredWindow, present: ScoredWindow, dataset: ValidatedDataset
 ) -> Comparison | None:
     """Former minus present champion on the labelled rows of a window; None with too few labels.
 
@@ -191,10 +188,10 @@ def compare_former(
     Raises:
         DataContractError: the two did not score the same rows. Not retried.
     """
-    from tasks.evaluation.measuring import compare_scored
+    from tasks.evaluation.metrics import compare_scored
 
     store = Settings.from_environment().store
-    return compare_scored(former, present, dataset.snapshot.columns, config, store)
+    return compare_scored(former, present, dataset.snapshot.columns, store)
 
 
 @task(

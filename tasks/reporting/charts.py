@@ -212,7 +212,7 @@ def interval_chart(
     height = top + step * max(len(rows), 1) + bottom
     with canvas(520, height, (left, right, top, bottom)) as drawing:
         axes = drawing.axes
-        drawing.rows([r.name for r in rows])
+        drawing.rows([r.name for r in rows], align="bottom" if note_below else "center")
         for n, row in enumerate(rows):
             if is_shown(row.low) and is_shown(row.high):
                 axes.plot([row.low, row.high], [n, n], color=WATER, linewidth=2)
@@ -225,9 +225,6 @@ def interval_chart(
                 )
             else:
                 drawing.beside(n, row.note, notes + 12, ha="right", color=SOFT)
-        if note_below:
-            for label in axes.get_yticklabels():
-                label.set_verticalalignment("bottom")
         values = [v for r in rows for v in (r.value, r.low, r.high)]
         axes.set_xlim(limits(*values, *([] if reference is None else [reference])))
         drawing.reference(reference, reference_text)

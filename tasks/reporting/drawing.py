@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FuncFormatter,
-    LogFormatter,
     LogLocator,
     MaxNLocator,
+    NullLocator,
     StrMethodFormatter,
 )
 
@@ -111,16 +112,22 @@ class Canvas:
         )  # fmt: skip
 
     def rows(
-        self, names: Sequence[str], tips: Sequence[str] = (), strong: Sequence[bool] = ()
+        self,
+        names: Sequence[str],
+        tips: Sequence[str] = (),
+        strong: Sequence[bool] = (),
+        align: str = "center",
     ) -> None:
         """Named rows from the top down, row n at y = n; the whole name shows on hover."""
-        self.axes.set_yticks(range(len(names)), [shortened(n, LONGEST_NAME) for n in names])
+        self.axes.set_yticks([])
         self.axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
-        self.axes.grid(visible=False, axis="y")
         self.axes.spines["bottom"].set_visible(False)
-        for n, label in enumerate(self.axes.get_yticklabels()):
-            label.set(color=INK, fontweight="bold" if n < len(strong) and strong[n] else "normal")
-            self.tip(label, tips[n] if tips else names[n])
+        frame = self.axes.get_yaxis_transform()
+        for n, name in enumerate(names):
+            weight = "bold" if n < len(strong) and strong[n] else "normal"
+            style = {"ha": "right", "va": align, "fontweight": weight, "xycoords": frame}
+            label = self.note(shortened(name, LONGEST_NAME), (0, n), (-7, 0), **style)
+            self.tip(label, tips[n] if tips else name)
 
     def note(
         self, text: str, at: tuple[Any, float], offset: Point = (0, 0), **style: Any
@@ -181,8 +188,14 @@ def canvas(
     width: float = 520, height: float = 300, margins: Sequence[float] = (54, 14, 66, 48)
 ) -> Iterator[Canvas]:
     """A picture to draw on in the style of `report.mplstyle`; it is drawn and read inside."""
-    with _STYLING, matplotlib.rc_context(fname=FOLDER / "report.mplstyle"):
+    with _STYLING, matplotlib.rc_context(_style()):
         yield Canvas(width, height, margins)
+
+
+@cache
+def _style() -> Any:
+    """The style sheet, read once: reading it takes as long as drawing a small picture."""
+    return matplotlib.rc_params_from_file(FOLDER / "report.mplstyle", use_default_template=False)
 
 
 def as_data_url(drawing: Markup) -> str:
@@ -215,7 +228,7 @@ def plain_numbers(axis: Axis) -> None:
         subs = (1.0, 2.0, 5.0) if high < 30 * low else (1.0,)
         axis.set_major_locator(LogLocator(subs=subs, numticks=7))
         axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
-        axis.set_minor_formatter(LogFormatter(labelOnlyBase=True))
+        axis.set_minor_locator(NullLocator())
 
 
 def whole_numbers(axis: Axis) -> None:

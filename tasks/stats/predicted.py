@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ class PredictedRows:
         baseline: the plainest prediction, NaN where it is not known, shape (rows,); None for none.
         clusters: number of each row's cluster, 0 to num_clusters - 1, shape (rows,).
     """
+
+    metrics: ClassVar = METRICS
 
     def __init__(
         self,
@@ -53,11 +55,6 @@ class PredictedRows:
         errors = baseline.astype(np.float64) - self.labels
         known = np.isfinite(errors)
         return [np.where(known, self.errors, 0.0) ** 2, np.where(known, errors, 0.0) ** 2]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows, each counted once."""
-        return len(self.labels)
 
     def estimate(self) -> Float64Array:
         """Each of `METRICS` with every row counted once, shape (metrics,)."""

@@ -6,7 +6,7 @@ bootstrap are its replicates. One metric, one column of the result; `METRICS` na
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class RankedRows:
         num_bins: bins of the calibration error.
     """
 
+    metrics: ClassVar = METRICS
+
     def __init__(
         self,
         labels: NDArray[Any],
@@ -60,11 +62,6 @@ class RankedRows:
         self._num_bins = num_bins
         self._sums = self._cluster_sums()
         self._residuals = self._cluster_residuals()
-
-    @property
-    def num_rows(self) -> int:
-        """Rows, each counted once."""
-        return len(self.labels)
 
     def estimate(self) -> Float64Array:
         """Each of `METRICS` with every row counted once, shape (metrics,)."""
@@ -138,7 +135,7 @@ class RankedRows:
         p = np.clip(self.scores, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
         losses = -np.where(self.labels > 0, np.log(p), np.log1p(-p))
         promised = self.scores * (1 - self.scores)
-        columns = (np.ones(self.num_rows), self.labels, squared, losses, promised)
+        columns = (np.ones(len(self.labels)), self.labels, squared, losses, promised)
         sums = [np.bincount(self._clusters, c, self._num_clusters) for c in columns]
         return np.array(sums, dtype=np.float64).T
 

@@ -79,7 +79,7 @@ def _in_words(what: str, values: list[float]) -> str:
 
 def _trainer(bench: Bench) -> TestAuc:
     """Trains with a configuration on the finished loop's data; the AUC of its test window."""
-    record, batch_rows = newest_record(bench.settings), bench.config.evaluation.batch_rows
+    record = newest_record(bench.settings)
     dataset, splits = record.dataset, record.model.splits
     label = dataset.snapshot.columns.label
     store = ArtifactStore(bench.folder / "artifacts")
@@ -91,7 +91,7 @@ def _trainer(bench: Bench) -> TestAuc:
     def train(config: TrainingConfig) -> float:
         model = launch_training(dataset, splits, config, store, bench.folder / "training")
         program = Program.open(model.program, model.columns, store)
-        rows = score_rows(program, dataset, splits.test, [label], store, batch_rows)
+        rows = score_rows(program, dataset, splits.test, [label], store)
         rows = rows[rows[label].notna()]
         return float(roc_auc_score(rows[label], rows["score"]))
 

@@ -14,6 +14,7 @@ from tasks.contracts.drift import DriftReport, FeatureDrift
 from tasks.contracts.evaluation import Metric, ScoredWindow
 from tasks.evaluation.drift.config import DriftConfig
 from tasks.evaluation.drift.faults import (
+    MIN_FROZEN_DAYS,
     UnitGuess,
     find_frozen,
     find_missing,
@@ -197,9 +198,7 @@ def _compare_features(
         *(examine_categories(name, windows, config) for name in columns.categorical),
     ]
     changes = measure_changes(
-        [column.histogram for column in examined],
-        *_draws(windows.reference, windows.current, config),
-        config.confidence,
+        [column.histogram for column in examined], *_draws(windows.reference, windows.current)
     )
     features = tuple(
         _feature(column.name, column.histogram, change, config)
@@ -223,23 +222,14 @@ def _prediction(
         for scored in (scored_reference, scored_current)
     )
     _check_days(before, scored_reference.window, "performance reference", config)
-    histogram = count_numbers(
-        before.numbers(SCORE), now.numbers(SCORE), config.num_bins, config.psi_bins
-    )
-    draws = _draws(before, now, config)
-    change = measure_changes([histogram], *draws, config.confidence)[0]
+    histogram = count_numbers(before.numbers(SCORE), now.numbers(SCORE))
+    (change,) = measure_changes([histogram], *_draws(before, now))
     return _feature(PREDICTION, histogram, change, config)
 
 
-def _draws(
-    reference: WindowColumns, current: WindowColumns, config: DriftConfig
-) -> tuple[BlockDraws, BlockDraws]:
-    generator = np.random.default_rng(config.seed)
-    before, now = (
-        draw_blocks(rows.num_days, config.block_days, config.replicates, generator)
-        for rows in (reference, current)
-    )
-    return before, now
+def _draws(reference: WindowColumns, current: WindowColumns) -> tuple[BlockDraws, BlockDraws]:
+    generator = np.random.default_rng(0)
+    return draw_blocks(reference.num_days, generator), draw_blocks(current.num_days, generator)
 
 
 def _feature(name: str, histogram: Histogram, change: Change, config: DriftConfig) -> FeatureDrift:
@@ -293,11 +283,9 @@ def examine_numbers(name: str, windows: Windows, config: DriftConfig) -> Examine
     """Count a numeric column; look for another unit and for a value that never changes."""
     before, now = (rows.numbers(name) for rows in (windows.reference, windows.current))
     lead_in = [rows.numbers(name) for rows in (windows.lead_in,) if rows is not None]
-    histogram = count_numbers(before, now, config.num_bins, config.psi_bins)
-    converted = find_unit_change(
-        largest_day_step(before), largest_day_step(*lead_in, now), config.unit_changes
-    )
-    frozen = _frozen(windows, before.values, now.values, config)
+    histogram = count_numbers(before, now)
+    converted = find_unit_change(largest_day_step(before), largest_day_step(*lead_in, now))
+    frozen = _frozen(windows, before.values, now.values)
     examined = _examined(name, histogram, frozen, find_missing(histogram, config))
     return replace(examined, guess=converted)
 
@@ -305,25 +293,21 @@ def examine_numbers(name: str, windows: Windows, config: DriftConfig) -> Examine
 def examine_categories(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
     """Count a category column; look for unknown categories and for one that never changes."""
     before, now = windows.reference.categories(name), windows.current.categories(name)
-    histogram = count_categories(
-        (windows.reference, before), (windows.current, now), config.max_categories
-    )
+    histogram = count_categories((windows.reference, before), (windows.current, now))
     numbers = {value: number for number, value in enumerate({**before.sizes, **now.sizes})}
-    frozen = _frozen(windows, before.numbered(numbers), now.numbered(numbers), config)
+    frozen = _frozen(windows, before.numbered(numbers), now.numbered(numbers))
     unseen, missing = find_unseen(histogram, config), find_missing(histogram, config)
     return _examined(name, histogram, unseen, frozen, missing)
 
 
-def _frozen(
-    windows: Windows, before: Float64Array, now: Float64Array, config: DriftConfig
-) -> str | None:
+def _frozen(windows: Windows, before: Float64Array, now: Float64Array) -> str | None:
     run = longest_frozen_run(windows.current, now)
-    if run.num_days < config.min_frozen_days:
+    if run.num_days < MIN_FROZEN_DAYS:
         return None
     usual = longest_frozen_run(windows.reference, before)
     known = before[~np.isnan(before)]
     share = float(np.mean(known == run.value)) if len(known) else 0.0
-    return find_frozen(usual, run, share, config)
+    return find_frozen(usual, run, share)
 
 
 def _examined(name: str, histogram: Histogram, *faults: str | None) -> ExaminedColumn:

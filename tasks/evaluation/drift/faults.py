@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import bdtrc
 
-from tasks.evaluation.drift.config import DriftConfig, UnitChange
+from tasks.evaluation.drift.config import DriftConfig
 from tasks.evaluation.drift.statistics import MISSING_BIN, Histogram
 from tasks.evaluation.drift.window import SECONDS_PER_DAY, Float64Array, Numbers, WindowColumns
 
@@ -27,6 +28,34 @@ MAX_CHANCE = 1e-6
 MAX_LUCK = 1e-3
 MIN_GUESS_ROWS = 200  # known rows on either side of a change of unit
 MIN_AGREEING = 3  # columns that change alike on one day, where none is declared to have a unit
+MIN_FROZEN_DAYS = 3  # in a row at one value; a public holiday and its neighbours are two
+
+
+class UnitChange(NamedTuple):
+    """A mistake of units: values arrive as `scale` times the value plus `offset`."""
+
+    name: str
+    scale: float
+    offset: float = 0.0
+
+
+UNIT_CHANGES = (
+    UnitChange("Fahrenheit to Celsius", 5 / 9, -160 / 9),
+    UnitChange("Celsius to Fahrenheit", 1.8, 32.0),
+    UnitChange("Celsius to Kelvin", 1.0, 273.15),
+    UnitChange("miles to kilometres", 1.609344),
+    UnitChange("kilometres to miles", 1 / 1.609344),
+    UnitChange("feet to metres", 0.3048),
+    UnitChange("metres to feet", 1 / 0.3048),
+    UnitChange("inches to millimetres", 25.4),
+    UnitChange("millimetres to inches", 1 / 25.4),
+    UnitChange("minutes or hours to the next smaller unit", 60.0),
+    UnitChange("seconds or minutes to the next larger unit", 1 / 60),
+    UnitChange("share to percent", 100.0),
+    UnitChange("percent to share", 0.01),
+    UnitChange("unit to thousandth", 1000.0),
+    UnitChange("thousandth to unit", 0.001),
+)
 
 
 @dataclass(frozen=True)
@@ -143,9 +172,7 @@ def longest_frozen_run(window: WindowColumns, values: Float64Array) -> FrozenRun
     return best
 
 
-def find_frozen(
-    reference: FrozenRun, current: FrozenRun, usual_share: float, config: DriftConfig
-) -> str | None:
+def find_frozen(reference: FrozenRun, current: FrozenRun, usual_share: float) -> str | None:
     """The feed repeats one value for days.
 
     Args:
@@ -153,9 +180,8 @@ def find_frozen(
         current: longest run of the current window.
         usual_share: share of the reference's known rows with the repeated value. A value that most
             rows have, such as no rain, is no sign of anything, however long it stays.
-        config: least length.
     """
-    if current.num_days < max(config.min_frozen_days, 2 * reference.num_days + 1):
+    if current.num_days < max(MIN_FROZEN_DAYS, 2 * reference.num_days + 1):
         return None
     if usual_share > MAX_USUAL_SHARE or usual_share**current.num_rows > MAX_CHANCE:
         return None
@@ -196,9 +222,7 @@ def _middle(ranked: Float64Array) -> float:
     return float(ranked[(rows - 1) // 2] + ranked[rows // 2]) / 2
 
 
-def find_unit_change(
-    reference: DayStep | None, current: DayStep | None, changes: Sequence[UnitChange]
-) -> UnitGuess | None:
+def find_unit_change(reference: DayStep | None, current: DayStep | None) -> UnitGuess | None:
     """The values look as if they came in another unit from one day on.
 
     A season moves and stretches a distribution too, but slowly. A mistake of units moves it from
@@ -211,7 +235,6 @@ def find_unit_change(
     Args:
         reference: largest step of the reference window.
         current: largest step of the current window and as many days before it.
-        changes: known maps.
     """
     if reference is None or current is None:
         return None
@@ -219,7 +242,7 @@ def find_unit_change(
         return None
     before, after = np.quantile(current.before, LEVELS), np.quantile(current.after, LEVELS)
     limit = _misfit(before, after) / MIN_FIT_RATIO
-    misfits = {c.name: _misfit(c.scale * before + c.offset, after) for c in changes}
+    misfits = {c.name: _misfit(c.scale * before + c.offset, after) for c in UNIT_CHANGES}
     fitting = sorted((name for name in misfits if misfits[name] <= limit), key=misfits.__getitem__)
     if not fitting:  # nor where a misfit is NaN: values without a spread cannot be compared
         return None

@@ -19,6 +19,15 @@ from tasks.evaluation.drift.window import Categories, Float64Array, Numbers, Win
 from tasks.stats.bootstrap import block_length, draw_days
 from tasks.stats.shift import distance, psi, shares
 
+CONFIDENCE = 0.95
+"""Of the lower bounds of all columns together: more features give no more alarms."""
+REPLICATES = 500
+BLOCK_DAYS = 7  # a week: days resemble each other for about as long
+NUM_BINS, PSI_BINS = 100, 10
+"""Quantile bins of the reference: fine ones for effects, groups of ten of them for the PSI."""
+MAX_CATEGORIES = 200
+MISSING_BIN = 0
+
 
 @dataclass(frozen=True)
 class Change:
@@ -55,25 +64,20 @@ class BlockDraws:
     widening: float
 
 
-def draw_blocks(
-    num_days: int, block_days: int, replicates: int, generator: np.random.Generator
-) -> BlockDraws:
+def draw_blocks(num_days: int, generator: np.random.Generator) -> BlockDraws:
     """Draw days in circular blocks (Politis and Romano, 1992), as many days as there are.
 
     Neighbouring days resemble each other, so days drawn singly would promise more than they know.
     Blocks are shorter where fewer than `MIN_BLOCKS` would be drawn. The noise is widened by
     k / (k - 1) for k blocks, as is usual for few clusters (Cameron and Miller, 2015, section VI).
     """
-    weights = draw_days(num_days, block_days, replicates, generator)
-    num_blocks = num_days / block_length(num_days, block_days)
+    weights = draw_days(num_days, BLOCK_DAYS, REPLICATES, generator)
+    num_blocks = num_days / block_length(num_days, BLOCK_DAYS)
     return BlockDraws(weights, math.sqrt(num_blocks / max(num_blocks - 1, 1)))
 
 
 def measure_changes(
-    histograms: Sequence[Histogram],
-    reference: BlockDraws,
-    current: BlockDraws,
-    confidence: float,
+    histograms: Sequence[Histogram], reference: BlockDraws, current: BlockDraws
 ) -> list[Change]:
     """Change of each column, with lower bounds that hold for all of them together.
 
@@ -82,12 +86,12 @@ def measure_changes(
     resampled shares minus observed shares. It is divided by its own size in each column, and the
     largest over the columns in each replicate gives one quantile for all (max-T: Westfall and
     Young, 1993; balanced as in Beran, 1988). So the bounds fail for any column in at most
-    1 - `confidence` of all checks, whatever the number of columns and however they are related.
+    1 - `CONFIDENCE` of all checks, whatever the number of columns and however they are related.
     """
     noise = np.array([_noise(h, reference, current) for h in histograms])
     size = np.sqrt(np.mean(noise**2, axis=1))
     relative = noise / np.where(size > 0, size, 1)[:, None]
-    quantile = float(np.quantile(relative.max(axis=0), confidence))
+    quantile = float(np.quantile(relative.max(axis=0), CONFIDENCE))
     return [
         _change(histogram, quantile * s, reference, current)
         for histogram, s in zip(histograms, size, strict=True)
@@ -127,9 +131,6 @@ def _change(
     )
 
 
-MISSING_BIN = 0
-
-
 @dataclass(frozen=True)
 class Histogram:
     """Rows of one column by day and bin in both windows.
@@ -162,16 +163,9 @@ def quantile_cuts(ranked: Float64Array, num_bins: int) -> Float64Array:
     return np.unique(np.concatenate([quantiles, np.nextafter(spikes, np.inf)]))
 
 
-def count_numbers(reference: Numbers, current: Numbers, num_bins: int, psi_bins: int) -> Histogram:
-    """Count a numeric column of both windows in quantile bins of the reference.
-
-    Args:
-        reference: the column's values there.
-        current: the same.
-        num_bins: fine bins, a multiple of `psi_bins`.
-        psi_bins: bins of the PSI.
-    """
-    cuts, coarse = (quantile_cuts(reference.ranked, number) for number in (num_bins, psi_bins))
+def count_numbers(reference: Numbers, current: Numbers) -> Histogram:
+    """Count a numeric column of both windows in quantile bins of the reference."""
+    cuts, coarse = (quantile_cuts(reference.ranked, number) for number in (NUM_BINS, PSI_BINS))
     starts = np.concatenate([[MISSING_BIN, 1], 2 + np.searchsorted(cuts, coarse)])
     before, now = (_count_ranked(numbers, cuts) for numbers in (reference, current))
     return Histogram(before, now, True, starts.astype(np.intp))
@@ -192,9 +186,7 @@ def _count_ranked(numbers: Numbers, cuts: Float64Array) -> Float64Array:
 
 
 def count_categories(
-    reference: tuple[WindowColumns, Categories],
-    current: tuple[WindowColumns, Categories],
-    max_categories: int,
+    reference: tuple[WindowColumns, Categories], current: tuple[WindowColumns, Categories]
 ) -> Histogram:
     """Count a category column of both windows.
 
@@ -203,7 +195,7 @@ def count_categories(
     """
     sizes = reference[1].sizes
     ranked = sorted(sizes, key=lambda name: (-sizes[name], name))
-    other = min(len(ranked), max_categories) + 1
+    other = min(len(ranked), MAX_CATEGORIES) + 1
     bins = {name: min(rank, other) for rank, name in enumerate(ranked, start=1)}
 
     def count(window: WindowColumns, column: Categories) -> Float64Array:

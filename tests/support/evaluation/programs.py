@@ -16,9 +16,7 @@ from tasks.evaluation.config import EvaluationConfig, YardstickConfig
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.data.builders import COLUMNS, splits
 
-QUICK = EvaluationConfig(
-    slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20, replicates=100
-)
+QUICK = EvaluationConfig(slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20)
 QUICK_YARDSTICK = YardstickConfig(max_iterations=40, min_leaf_rows=20)
 
 

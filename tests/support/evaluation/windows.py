@@ -63,15 +63,15 @@ def changes(
         for columns, count in zip((reference, current), num_days, strict=True)
     )
     generator = np.random.default_rng(0)
-    draws = [draw_blocks(rows.num_days, 7, 300, generator) for rows in (before, now)]
+    draws = [draw_blocks(rows.num_days, generator) for rows in (before, now)]
     histograms = [_count(name, before, now) for name in reference]
-    return measure_changes(histograms, draws[0], draws[1], 0.95)
+    return measure_changes(histograms, draws[0], draws[1])
 
 
 def _count(name: str, before: WindowColumns, now: WindowColumns) -> Histogram:
     if name.startswith("c"):
-        return count_categories((before, before.categories(name)), (now, now.categories(name)), 200)
-    return count_numbers(before.numbers(name), now.numbers(name), 100, 10)
+        return count_categories((before, before.categories(name)), (now, now.categories(name)))
+    return count_numbers(before.numbers(name), now.numbers(name))
 
 
 def metric(value: float, spread: float = 0.01) -> Metric:

@@ -36,7 +36,7 @@ from tests.support.registry.builders import CONFIG, World
 NAME = CONFIG.model_name
 TRAIN, FIT, HOLDOUT = month(1, 6), month(7, 3), month(10, 3)
 SPLITS = DataSplits(train=TRAIN, validation=FIT, test=HOLDOUT)
-JUDGING = EvaluationConfig(slices=("month",), replicates=200)
+JUDGING = EvaluationConfig(slices=("month",))
 GATES = PromotionConfig(min_auc=0.55, max_calibration_error=0.5, yardstick_margin=0.2)
 RECALIBRATING = RecalibrationConfig(min_rows=200)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.evaluation.slices import calibration_curve, precision_recall_curve, roc_curve
+from tasks.evaluation.curves import MAX_POINTS, calibration_curve, precision_recall_curve, roc_curve
 from tasks.stats.ranked import METRICS, RankedRows
 
 
@@ -20,8 +20,8 @@ def ranked(num_rows: int = 5000, seed: int = 0, num_bins: int = 10) -> RankedRow
 
 def test_the_roc_curve_runs_from_corner_to_corner_and_holds_its_area() -> None:
     rows = ranked()
-    points = roc_curve(rows, 200)
-    assert len(points) <= 200
+    points = roc_curve(rows)
+    assert len(points) <= MAX_POINTS
     assert (points[0].x, points[0].y, points[-1].x, points[-1].y) == (0, 0, 1, 1)
     area = np.trapezoid([p.y for p in points], [p.x for p in points])
     assert area == pytest.approx(roc_auc_score(rows.labels, rows.scores), abs=2e-3)
@@ -29,8 +29,8 @@ def test_the_roc_curve_runs_from_corner_to_corner_and_holds_its_area() -> None:
 
 def test_the_precision_recall_curve_ends_at_full_recall_and_the_base_rate() -> None:
     rows = ranked()
-    points = precision_recall_curve(rows, 50)
-    assert len(points) <= 50
+    points = precision_recall_curve(rows)
+    assert len(points) <= MAX_POINTS
     assert points[-1].x == 1
     assert points[-1].y == pytest.approx(rows.labels.mean())
     assert all(a.x <= b.x for a, b in pairwise(points))
@@ -41,13 +41,13 @@ def test_the_calibration_error_can_be_read_off_the_calibration_curve() -> None:
     points = calibration_curve(rows)
     assert len(points) == 10
     assert [p.x for p in points] == sorted(p.x for p in points)
-    assert sum(p.weight for p in points) == rows.num_rows
-    error = sum(p.weight * abs(p.x - p.y) for p in points) / rows.num_rows
+    assert sum(p.weight for p in points) == len(rows.labels)
+    error = sum(p.weight * abs(p.x - p.y) for p in points) / len(rows.labels)
     assert error == pytest.approx(rows.estimate()[METRICS.index("calibration_error")])
 
 
 def test_few_rows_give_short_curves() -> None:
     rows = RankedRows(np.array([0, 1]), np.array([0.2, 0.8]), np.zeros(2, dtype=np.intp), 20)
-    assert [(p.x, p.y) for p in roc_curve(rows, 200)] == [(0, 0), (0, 1), (1, 1)]
-    assert [(p.x, p.y) for p in precision_recall_curve(rows, 200)] == [(1, 1), (1, 0.5)]
+    assert [(p.x, p.y) for p in roc_curve(rows)] == [(0, 0), (0, 1), (1, 1)]
+    assert [(p.x, p.y) for p in precision_recall_curve(rows)] == [(1, 1), (1, 0.5)]
     assert len(calibration_curve(rows)) == 2

@@ -11,14 +11,14 @@ from sklearn.metrics import root_mean_squared_error
 
 from tasks.contracts.evaluation import SliceMetrics
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.regression import error_ratio, measure_numbers
+from tasks.evaluation.metrics import error_ratio, measure_rows
 from tasks.evaluation.slices import judge_slices
 from tests.support.data import builders
 
 COLUMNS = builders.COLUMNS.model_copy(
     update={"task": "regression", "unit": "minutes", "baseline": "temp"}
 )
-CONFIG = EvaluationConfig(slices=("carrier",), min_slice_rows=100, replicates=100, block_days=1)
+CONFIG = EvaluationConfig(slices=("carrier",), min_slice_rows=100)
 ERRORS = {"score": 3.0, "yardstick_score": 3.0, "temp": 6.0}
 """Standard deviation of the errors of each prediction; labels have about 20."""
 
@@ -100,9 +100,20 @@ def test_a_ratio_is_finite_positive_and_inside_its_interval(
 ) -> None:
     rng = np.random.default_rng(abs(seed))
     labels = rng.normal(0, 10, 200)
-    times = np.datetime64("2013-09-01T00") + np.arange(200) * np.timedelta64(3, "h")
+    times = pd.date_range("2013-09-01", periods=200, freq="3h", tz="UTC")
+    plain_columns = COLUMNS.model_copy(update={"baseline": None})
     model, *plain = (
-        measure_numbers(labels, labels + rng.normal(0, 1, 200) * size, None, times, "", CONFIG)
+        measure_rows(
+            pd.DataFrame(
+                {
+                    COLUMNS.label: labels,
+                    COLUMNS.event_time: times,
+                    "score": labels + rng.normal(0, 1, 200) * size,
+                }
+            ),
+            plain_columns,
+            "score",
+        )
         for size in (own, first, second)
     )
     found = error_ratio(model, plain, tolerance)

@@ -12,7 +12,7 @@ from tasks.contracts.data import DataSplits
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_model, score_window
-from tasks.evaluation.measuring import check_test_window
+from tasks.evaluation.metrics import check_test_window
 from tasks.evaluation.yardstick import score_yardstick
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore

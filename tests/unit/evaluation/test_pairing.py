@@ -10,14 +10,11 @@ import pytest
 
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
-from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.measuring import compare_scored
+from tasks.evaluation.metrics import compare_scored
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.control.builders import metric
 from tests.support.data.builders import dataset, frame
-
-CONFIG = EvaluationConfig(replicates=200)
 
 
 @pytest.fixture
@@ -67,9 +64,9 @@ def test_the_one_that_errs_less_is_below_zero_for_certain(
 ) -> None:
     good, bad = scored(store, data, 0.05), scored(store, data, 0.5)
     columns = data.snapshot.columns
-    better = compare_scored(good, bad, columns, CONFIG, store)
-    worse = compare_scored(bad, good, columns, CONFIG, store)
-    same = compare_scored(good, good, columns, CONFIG, store)
+    better = compare_scored(good, bad, columns, store)
+    worse = compare_scored(bad, good, columns, store)
+    same = compare_scored(good, good, columns, store)
     assert better is not None
     assert worse is not None
     assert same is not None
@@ -81,13 +78,13 @@ def test_without_enough_labels_nothing_is_said(
     store: ArtifactStore, data: ValidatedDataset
 ) -> None:
     known, unknown = scored(store, data, 0.05), scored(store, data, 0.5, judged=False)
-    assert compare_scored(known, unknown, data.snapshot.columns, CONFIG, store) is None
+    assert compare_scored(known, unknown, data.snapshot.columns, store) is None
 
 
 def test_numbers_are_compared_by_their_error(store: ArtifactStore, data: ValidatedDataset) -> None:
     good, bad = scored(store, data, 0.05), scored(store, data, 0.5)
     columns = data.snapshot.columns.model_copy(update={"task": "regression", "unit": "minutes"})
-    better = compare_scored(good, bad, columns, CONFIG, store)
+    better = compare_scored(good, bad, columns, store)
     assert better is not None
     assert (better.error_name, better.error.high < 0) == ("RMSE", True)
 
@@ -96,4 +93,4 @@ def test_scores_of_other_rows_are_refused(store: ArtifactStore, data: ValidatedD
     one = scored(store, data, 0.05)
     other = one.model_copy(update={"snapshot_sha256": "b" * 64})
     with pytest.raises(DataContractError, match="score the same rows first"):
-        compare_scored(one, other, data.snapshot.columns, CONFIG, store)
+        compare_scored(one, other, data.snapshot.columns, store)

@@ -15,18 +15,14 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, RegressionComparison, RegressionMetrics
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
-from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.curves import observed_by_prediction, residual_classes
 from tasks.evaluation.judge import judge_model, score_window
-from tasks.evaluation.regression import (
-    PredictedRows,
-    measure_numbers,
-    observed_by_prediction,
-    residual_classes,
-)
+from tasks.evaluation.metrics import measure_rows
 from tasks.evaluation.task import judgement, metric_rows, slice_rows
 from tasks.evaluation.yardstick import score_yardstick
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
+from tasks.stats.predicted import PredictedRows
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
     QUICK,
@@ -39,7 +35,6 @@ from tests.support.evaluation.programs import (
 COLUMNS = builders.COLUMNS.model_copy(
     update={"task": "regression", "unit": "minutes", "baseline": "temp"}
 )
-CONFIG = EvaluationConfig(replicates=100, block_days=1)
 
 
 class Linear(LateRate):
@@ -192,21 +187,20 @@ def test_metrics_are_those_of_scikit_learn_for_any_weights(
 
 
 def test_without_a_baseline_there_is_no_skill() -> None:
-    rng = np.random.default_rng(1)
-    labels = rng.normal(size=400)
-    times = np.datetime64("2013-09-01T00") + np.arange(400) * np.timedelta64(6, "h")
-    metrics = measure_numbers(labels, labels * 0.9, None, times, "", CONFIG).metric_set()
+    plain = COLUMNS.model_copy(update={"baseline": None})
+    metrics = measure_rows(numbers(400).assign(score=1.0), plain, "score").metric_set()
+    assert isinstance(metrics, RegressionMetrics)
     assert metrics.skill is None
     assert metrics.r2.low <= metrics.r2.value <= metrics.r2.high <= 1
 
 
-@given(st.integers(1, 500), st.integers(1, 40))
-def test_bands_and_classes_hold_every_row_once(num_rows: int, num_bins: int) -> None:
+@given(st.integers(1, 500))
+def test_bands_and_classes_hold_every_row_once(num_rows: int) -> None:
     rng = np.random.default_rng(num_rows)
     labels = rng.normal(size=num_rows)
     predictions = labels + rng.standard_t(2, num_rows)
     rows = PredictedRows(labels, predictions, None, np.zeros(num_rows, dtype=np.intp))
-    bands, classes = observed_by_prediction(rows, num_bins), residual_classes(rows)
+    bands, classes = observed_by_prediction(rows), residual_classes(rows)
     assert sum(band.num_rows for band in bands) == num_rows
     assert sum(part.weight for part in classes) == num_rows
     assert all(band.low <= band.high for band in bands)

@@ -12,9 +12,7 @@ from tasks.kernel.errors import ConfigurationError
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 
-CONFIG = EvaluationConfig(
-    slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20, replicates=100
-)
+CONFIG = EvaluationConfig(slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20)
 
 
 def scored(num_rows: int = 3000) -> pd.DataFrame:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluation.bootstrap import measure, metric_of, seeded_days, too_few
+from tasks.contracts.evaluation import Metric
 from tasks.evaluation.config import EvaluationConfig
-from tasks.stats.bootstrap import number_days
+from tasks.evaluation.metrics import Measured, measure_rows, metric_of, why_not_judged
+from tasks.stats.bootstrap import draw_days, number_days
+from tests.support.data.builders import COLUMNS
 
-CONFIG = EvaluationConfig(replicates=200, block_days=1, min_slice_rows=10, min_slice_positives=2)
+CONFIG = EvaluationConfig(min_slice_rows=10, min_slice_positives=2)
 DAY = np.timedelta64(24, "h")
 START = np.datetime64("2013-09-01T00:00")
 
@@ -25,25 +28,37 @@ def rows_by_day(
     return rng.random(len(days)) < 1 / (1 + np.exp(-logit)), score, START + days * DAY
 
 
+def frame(labels: np.ndarray, scores: np.ndarray, times: np.ndarray) -> pd.DataFrame:
+    moments = pd.to_datetime(times, utc=True)
+    return pd.DataFrame({COLUMNS.label: labels, "score": scores, COLUMNS.event_time: moments})
+
+
+def measure(labels: np.ndarray, scores: np.ndarray, times: np.ndarray) -> Measured:
+    return measure_rows(frame(labels, scores, times), COLUMNS, "score")
+
+
+def metric(measured: Measured, name: str) -> Metric:
+    found = measured.metric(name)
+    assert found is not None
+    return found
+
+
 @given(st.integers(1, 60), st.integers(1, 30), st.integers(0, 5))
 def test_every_replicate_holds_as_many_days_as_there_are(
     num_days: int, block_days: int, seed: int
 ) -> None:
-    config = EvaluationConfig(replicates=100, block_days=block_days, seed=seed)
-    draws = seeded_days(num_days, config)
+    draws = draw_days(num_days, block_days, 100, np.random.default_rng(seed))
     assert draws.shape == (100, num_days)
     assert (draws.sum(axis=1) == num_days).all()
 
 
 def test_no_day_is_favoured() -> None:
-    draws = seeded_days(40, EvaluationConfig(replicates=10_000, block_days=7))
+    draws = draw_days(40, 7, 10_000, np.random.default_rng(0))
     assert draws.mean(axis=0) == pytest.approx(np.ones(40), abs=0.05)
 
 
 def test_neighbouring_days_are_drawn_together() -> None:
-    single, blocks = (
-        seeded_days(60, EvaluationConfig(replicates=2000, block_days=days)) for days in (1, 7)
-    )
+    single, blocks = (draw_days(60, days, 2000, np.random.default_rng(0)) for days in (1, 7))
     together = [np.corrcoef(draws[:, 10], draws[:, 11])[0, 1] for draws in (single, blocks)]
     assert together[0] == pytest.approx(0, abs=0.1)
     assert together[1] > 0.6
@@ -51,7 +66,7 @@ def test_neighbouring_days_are_drawn_together() -> None:
 
 def test_equal_inputs_give_equal_intervals() -> None:
     labels, scores, times = rows_by_day(0, 20, 0.5)
-    first, second = (measure(labels, scores, times, CONFIG).metric_set() for _ in range(2))
+    first, second = (measure(labels, scores, times).metric_set() for _ in range(2))
     assert first == second
 
 
@@ -59,7 +74,7 @@ def test_intervals_are_wider_where_rows_of_a_day_resemble_each_other() -> None:
     widths = []
     for noise in (0.0, 1.5):
         labels, scores, times = rows_by_day(3, 60, noise)
-        brier = measure(labels, scores, times, CONFIG).metric("brier")
+        brier = metric(measure(labels, scores, times), "brier")
         widths.append(brier.high - brier.low)
     assert widths[1] > 2 * widths[0]
 
@@ -69,38 +84,37 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     covered = 0
     for seed in range(50):
         labels, scores, times = rows_by_day(seed, 60, 0.7, day_rows=20)
-        auc = measure(labels, scores, times, CONFIG).metric("auc")
+        auc = metric(measure(labels, scores, times), "auc")
         covered += auc.low <= truth <= auc.high
     assert 42 <= covered <= 50
 
 
 def _auc(seed: int, num_days: int) -> float:
     labels, scores, times = rows_by_day(seed, num_days, 0.7, day_rows=20)
-    return float(measure(labels, scores, times, CONFIG).values[0])
+    return float(measure(labels, scores, times).values[0])
 
 
 def test_the_interval_holds_its_estimate_even_where_resampling_biases_it() -> None:
     labels, scores, times = rows_by_day(5, 30, 0.0)
-    perfect = measure(labels, scores, times, CONFIG)
+    perfect = measure(labels, scores, times)
     for name in ("auc", "pr_auc", "brier", "log_loss", "calibration_error", "excess_brier"):
-        metric = perfect.metric(name)
-        assert metric.low <= metric.value <= metric.high, name
+        found = metric(perfect, name)
+        assert found.low <= found.value <= found.high, name
 
 
 def test_replicates_without_one_of_the_labels_are_left_out() -> None:
-    metric = metric_of(0.7, np.array([0.6, np.nan, 0.8]), (0.0, 1.0))
-    assert metric.low == pytest.approx(0.605)
-    assert metric.high == pytest.approx(0.795)
+    found = metric_of(0.7, np.array([0.6, np.nan, 0.8]), (0.0, 1.0))
+    assert found.low == pytest.approx(0.605)
+    assert found.high == pytest.approx(0.795)
 
 
 def test_an_interval_does_not_leave_the_range_of_its_metric() -> None:
-    metric = metric_of(0.99, np.array([0.9, 0.95, 1.0, 1.0, 1.0]), (0.0, 1.0))
-    assert metric.high == 1.0
+    assert metric_of(0.99, np.array([0.9, 0.95, 1.0, 1.0, 1.0]), (0.0, 1.0)).high == 1.0
 
 
 def test_a_model_compared_with_itself_differs_by_nothing() -> None:
     labels, scores, times = rows_by_day(7, 20, 0.5)
-    measured = measure(labels, scores, times, CONFIG)
+    measured = measure(labels, scores, times)
     difference = measured.minus(measured, "itself").auc_difference
     assert (difference.low, difference.value, difference.high) == (0.0, 0.0, 0.0)
 
@@ -108,8 +122,8 @@ def test_a_model_compared_with_itself_differs_by_nothing() -> None:
 def test_a_paired_difference_is_known_better_than_either_model() -> None:
     labels, scores, times = rows_by_day(8, 40, 1.0)
     noisy = np.clip(scores + np.random.default_rng(0).normal(0, 0.1, len(scores)), 0.001, 0.999)
-    one, other = (measure(labels, s, times, CONFIG) for s in (scores, noisy))
-    difference, auc = one.minus(other, "noisy").auc_difference, one.metric("auc")
+    one, other = (measure(labels, s, times) for s in (scores, noisy))
+    difference, auc = one.minus(other, "noisy").auc_difference, metric(one, "auc")
     assert difference.low > 0
     assert difference.high - difference.low < (auc.high - auc.low) / 2
 
@@ -136,7 +150,8 @@ def test_what_is_too_small_to_judge_is_said_with_counts(
 ) -> None:
     labels = np.arange(num_rows) < num_positives
     times = START + (np.arange(num_rows) % num_days) * DAY
-    seen = too_few(labels, times, CONFIG)
+    rows = frame(labels, labels, times)
+    seen = why_not_judged(rows, COLUMNS, CONFIG)
     assert (seen is None) if reason is None else (seen is not None and seen.startswith(reason))
 
 
@@ -144,11 +159,10 @@ def test_two_models_are_compared_by_every_error_on_the_same_draws() -> None:
     labels, scores, times = rows_by_day(0, 40, 0.3)
     logit = np.log(scores / (1 - scores))
     worse = 1 / (1 + np.exp(-(0.3 * logit + 1.5)))
-    config = EvaluationConfig(replicates=200)
-    ours, theirs = (measure(labels, s, times, config) for s in (scores, worse))
+    ours, theirs = (measure(labels, s, times) for s in (scores, worse))
     difference = ours.minus(theirs, "other")
     assert difference.auc_difference.value == pytest.approx(0, abs=1e-9)
     for name in ("brier", "log_loss", "calibration_error"):
         found = getattr(difference, f"{name}_difference")
-        assert found.value == pytest.approx(ours.metric(name).value - theirs.metric(name).value)
+        assert found.value == pytest.approx(metric(ours, name).value - metric(theirs, name).value)
         assert found.low < found.value < found.high < 0

@@ -7,17 +7,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flows.config import read_pipeline_config
+from flows.drift_check import columns_with_unit
+from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, DriftVerdict
 from tasks.evaluation.drift.compare import compare_windows
 from tasks.evaluation.drift.config import DriftConfig
+from tasks.evaluation.drift.task import feature_rows, verdict_text
 from tasks.kernel.errors import DataContractError, WindowError
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.windows import scored
 
 TRAIN, VALIDATION, CURRENT = builders.month(1, 6), builders.month(7, 2), builders.month(11)
-CONFIG = DriftConfig(replicates=200)
+CONFIG = DriftConfig()
 Change = Callable[[pd.DataFrame, pd.Series], None]
 
 
@@ -41,18 +45,13 @@ def check(
     excess: float = 0.0,
     shift: float = 0.0,
     with_unit: tuple[str, ...] = ("temp",),
+    current: ValidatedDataset | None = None,
+    window: TimeWindow = CURRENT,
 ) -> DriftReport:
-    return compare_windows(
-        dataset,
-        TRAIN,
-        dataset,
-        CURRENT,
-        scored(store, dataset, VALIDATION),
-        scored(store, dataset, CURRENT, auc, excess, shift),
-        CONFIG,
-        store,
-        with_unit,
-    )
+    current = current or dataset
+    before = scored(store, dataset, VALIDATION)
+    now = scored(store, current, window, auc, excess, shift)
+    return compare_windows(dataset, TRAIN, current, window, before, now, CONFIG, store, with_unit)
 
 
 def test_nothing_changed_is_stable(store: ArtifactStore) -> None:
@@ -66,6 +65,12 @@ def test_nothing_changed_is_stable(store: ArtifactStore) -> None:
     assert {f.kind for f in report.features} == {"numeric", "categorical"}
     assert report.performance_reference == VALIDATION
     assert report.effect_threshold == CONFIG.min_effect
+    effects = [float(row["effect"]) for row in feature_rows(report)]
+    assert len(effects) == 9
+    assert effects == sorted(effects, reverse=True)
+    text = verdict_text(report)
+    assert text.startswith(f"**stable**: {report.num_current_rows:,} rows of {report.current}")
+    assert all(f"- {sentence}" in text for sentence in report.evidence)
 
 
 def test_a_warmer_month_is_watched_and_named(store: ArtifactStore) -> None:
@@ -149,22 +154,11 @@ def test_a_guess_of_a_unit_that_nobody_declared_is_told_and_stops_no_retraining(
 
 
 def test_the_days_before_are_found_in_either_snapshot(store: ArtifactStore) -> None:
-    reference = changed(store)
     faulty = builders.frame(20_000)
     inside = faulty["event_timestamp"].between(CURRENT.start, CURRENT.end, inclusive="left")
     to_celsius(faulty, inside)
     current = builders.dataset(store, faulty[inside].reset_index(drop=True))
-    report = compare_windows(
-        reference,
-        TRAIN,
-        current,
-        CURRENT,
-        scored(store, reference, VALIDATION),
-        scored(store, current, CURRENT),
-        CONFIG,
-        store,
-        ("temp",),
-    )
+    report = check(store, changed(store), current=current)
     assert report.verdict == DriftVerdict.DATA_FAULT
 
 
@@ -177,16 +171,7 @@ def test_a_window_of_few_days_is_refused_with_the_reason(store: ArtifactStore) -
     dataset = changed(store)
     three_days = CURRENT.model_copy(update={"end": CURRENT.start + pd.Timedelta(days=3)})
     with pytest.raises(WindowError, match="on 3 UTC days, expected at least 7 days"):
-        compare_windows(
-            dataset,
-            TRAIN,
-            dataset,
-            three_days,
-            scored(store, dataset, VALIDATION),
-            scored(store, dataset, three_days),
-            CONFIG,
-            store,
-        )
+        check(store, dataset, window=three_days)
 
 
 def test_scores_of_other_rows_or_another_model_are_refused(store: ArtifactStore) -> None:
@@ -202,16 +187,16 @@ def test_scores_of_other_rows_or_another_model_are_refused(store: ArtifactStore)
 def test_a_current_window_without_a_column_of_the_reference_is_refused(
     store: ArtifactStore,
 ) -> None:
-    reference = changed(store)
     current = builders.dataset(store, builders.frame(20_000).drop(columns="temp"))
     with pytest.raises(DataContractError, match="lack column 'temp'"):
-        compare_windows(
-            reference,
-            TRAIN,
-            current,
-            CURRENT,
-            scored(store, reference, VALIDATION),
-            scored(store, current, CURRENT),
-            CONFIG,
-            store,
-        )
+        check(store, changed(store), current=current)
+
+
+def test_columns_with_a_unit_are_those_of_the_suites_as_the_training_set_calls_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repo = PROJECT_ROOT / "feature_repo" / "flights"
+    monkeypatch.setenv("FALAJ_FEATURE_REPO", str(repo))
+    with_unit = columns_with_unit(read_pipeline_config(repo))
+    assert {"distance", "weather__temp", "weather__visib"} <= set(with_unit)
+    assert not any("landed" in name for name in with_unit)

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from tasks.evaluation.drift.compare import Windows, examine_categories, examine_numbers
-from tasks.evaluation.drift.config import COMMON_UNIT_CHANGES, DriftConfig, UnitChange
-from tasks.evaluation.drift.faults import UnitGuess, judge_guesses, largest_day_step
+from tasks.evaluation.drift.config import DriftConfig
+from tasks.evaluation.drift.faults import (
+    UNIT_CHANGES,
+    UnitChange,
+    UnitGuess,
+    judge_guesses,
+    largest_day_step,
+)
 from tests.support.evaluation.windows import window_of
 
 CONFIG = DriftConfig()
@@ -95,7 +101,7 @@ def test_a_change_of_unit_in_the_middle_of_the_window_is_dated(tmp_path: Path) -
     assert "of 280 rows before and 280 after" in guess.told
 
 
-@pytest.mark.parametrize("change", COMMON_UNIT_CHANGES, ids=lambda change: change.name)
+@pytest.mark.parametrize("change", UNIT_CHANGES, ids=lambda change: change.name)
 def test_every_known_change_of_unit_is_found_in_steady_values(
     tmp_path: Path, change: UnitChange
 ) -> None:

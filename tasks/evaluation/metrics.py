@@ -1,0 +1,263 @@
+"""Metrics of both kinds of task with their intervals: rows in, quality out.
+
+Intervals are those of a bootstrap of days. Models that are measured on the same rows share their
+draws, so that in a difference the common noise cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DatasetSchema, ValidatedDataset
+from tasks.contracts.evaluation import (
+    Comparison,
+    Metric,
+    MetricSet,
+    PairedComparison,
+    Quality,
+    RegressionComparison,
+    RegressionMetrics,
+    ScoredWindow,
+)
+from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.rows import SCORE, joined, read_batches, slice_columns, utc_times
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
+from tasks.stats.bootstrap import draw_days, interval, number_days
+from tasks.stats.predicted import PredictedRows
+from tasks.stats.ranked import Float64Array, RankedRows
+
+REPLICATES = 500
+BLOCK_DAYS = 7  # a week: days resemble each other for about as long
+CALIBRATION_BINS = 20
+LABEL_ROWS = 65_536
+AGAINST = "present champion"
+UNBOUNDED = (-np.inf, np.inf)
+RANGES = {
+    **dict.fromkeys(("auc", "pr_auc", "brier", "calibration_error"), (0.0, 1.0)),
+    **dict.fromkeys(("log_loss", "rmse", "mae"), (0.0, np.inf)),
+    **dict.fromkeys(("r2", "skill"), (-np.inf, 1.0)),
+    "excess_brier": (-1.0, 1.0),
+    "bias": UNBOUNDED,
+}
+
+
+def seeded_days(num_days: int) -> Float64Array:
+    """Draws of the days that are the same for the same number of days."""
+    return draw_days(num_days, BLOCK_DAYS, REPLICATES, np.random.default_rng(0))
+
+
+def metric_of(value: float, replicates: Float64Array, within: tuple[float, float]) -> Metric:
+    """An estimate with its 95 % bootstrap interval."""
+    low, high = interval(value, replicates, within)
+    return Metric(value=value, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All metrics of one model on some rows, and their replicates.
+
+    Args:
+        rows: of a classification ranked by score, of a regression predicted numbers.
+        values: each of `rows.metrics` on all rows, shape (metrics,).
+        replicates: the same in each draw of the days, shape (draws, metrics).
+        unit: of the labels of a regression.
+    """
+
+    rows: RankedRows | PredictedRows
+    values: Float64Array
+    replicates: Float64Array
+    unit: str = ""
+
+    def metric(self, name: str) -> Metric | None:
+        """One of `rows.metrics` with its interval; None where it is not defined."""
+        column = self.rows.metrics.index(name)
+        value = float(self.values[column])
+        if not np.isfinite(value):
+            return None
+        return metric_of(value, self.replicates[:, column], RANGES[name])
+
+    def metric_set(self) -> Quality:
+        """The contract's metrics with their intervals; the labels must differ."""
+        labels = self.rows.labels
+        found = {name: self.metric(name) for name in self.rows.metrics}
+        if isinstance(self.rows, RankedRows):
+            del found["excess_brier"]
+            facts = {"num_rows": len(labels), "base_rate": float(labels.mean())}
+            return MetricSet.model_validate({**facts, **found})
+        spread = {"label_mean": float(labels.mean()), "label_deviation": float(labels.std())}
+        return RegressionMetrics.model_validate(
+            {"num_rows": len(labels), "unit": self.unit, **spread, **found}
+        )
+
+    def minus(self, other: Measured, name: str) -> Comparison:
+        """This model minus another one, `name`, that was measured on the same rows and draws."""
+        is_ranked = isinstance(self.rows, RankedRows)
+
+        def difference(metric: str) -> Metric:
+            column, most = self.rows.metrics.index(metric), RANGES[metric][1]
+            value = float(self.values[column] - other.values[column])
+            replicates = self.replicates[:, column] - other.replicates[:, column]
+            return metric_of(value, replicates, (-most, most) if is_ranked else UNBOUNDED)
+
+        if is_ranked:
+            return PairedComparison(
+                against=name,
+                auc_difference=difference("auc"),
+                brier_difference=difference("brier"),
+                log_loss_difference=difference("log_loss"),
+                calibration_error_difference=difference("calibration_error"),
+            )
+        return RegressionComparison(
+            against=name, r2_difference=difference("r2"), rmse_difference=difference("rmse")
+        )
+
+
+def measure_rows(rows: pd.DataFrame, columns: DatasetSchema, score: str) -> Measured:
+    """All metrics of one model on some labelled rows; equal rows give equal draws.
+
+    Args:
+        rows: labels that differ, event times of at least two days, the baseline where there is one,
+            and `score`.
+        columns: names, and the kind of task.
+        score: column of the model's scores.
+    """
+    labels, scores = rows[columns.label].to_numpy(), rows[score].to_numpy()
+    days, num_days = number_days(utc_times(rows, columns.event_time))
+    ready: RankedRows | PredictedRows
+    if columns.task == "classification":
+        ready = RankedRows(labels, scores, days, CALIBRATION_BINS)
+    else:
+        name = columns.baseline
+        baseline = None if name is None else rows[name].to_numpy(np.float64)
+        ready = PredictedRows(labels, scores, baseline, days)
+    replicates = ready.measure(seeded_days(num_days))
+    return Measured(ready, ready.estimate(), replicates, columns.unit)
+
+
+def error_ratio(model: Measured, plain: Sequence[Measured], tolerance: float) -> Metric:
+    """RMSE of a model over that of the plain prediction that errs least, with its interval.
+
+    Args:
+        model: of some rows, of a regression.
+        plain: at least one prediction of the same rows, with the same draws.
+        tolerance: RMSE above 0, in the label's unit, that every plain prediction counts as having
+            at least: next to a perfect one any model would look bad, however small its error.
+    """
+    column = model.rows.metrics.index("rmse")
+    value, *others = (m.values[column] for m in (model, *plain))
+    replicates, *other_replicates = (m.replicates[:, column] for m in (model, *plain))
+    least = np.maximum(np.minimum.reduce(other_replicates), tolerance)
+    ratio = float(value / max(min(others), tolerance))
+    return metric_of(ratio, replicates / least, RANGES["rmse"])
+
+
+def why_not_judged(
+    rows: pd.DataFrame, columns: DatasetSchema, config: EvaluationConfig
+) -> str | None:
+    """Why labelled rows cannot be judged, in words; None where they can."""
+    if rows.empty:
+        return "no label is known"
+    labels, num_rows = rows[columns.label].to_numpy(np.float64), len(rows)
+    if num_rows < config.min_slice_rows:
+        return f"{num_rows:,} rows, fewer than {config.min_slice_rows:,}"
+    positives, least = int(np.count_nonzero(labels)), config.min_slice_positives
+    if columns.task == "classification" and min(positives, num_rows - positives) < least:
+        return f"{positives:,} positives in {num_rows:,} rows, fewer than {least:,} of one label"
+    days = number_days(utc_times(rows, columns.event_time))[1]
+    if days < config.min_days:
+        return f"{num_rows:,} rows of {days} UTC day(s), fewer than {config.min_days} days"
+    if np.ptp(labels) == 0:
+        return f"{num_rows:,} rows that all have the label {labels[0]:g}"
+    return None
+
+
+def baseline_columns(columns: DatasetSchema) -> tuple[str, ...]:
+    """The column of the baseline, if there is one."""
+    return () if columns.baseline is None else (columns.baseline,)
+
+
+def check_judgeable(
+    rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow, config: EvaluationConfig
+) -> None:
+    """See that the rows of a test window can be judged.
+
+    Raises:
+        DataContractError: a label is not what the task asks for, or there are too few rows.
+    """
+    known = rows[columns.label].dropna()
+    nulls, is_number = len(rows) - len(known), columns.task == "regression"
+    odd = known[~np.isfinite(known)] if is_number else known[~known.isin([0, 1])]
+    if nulls or len(odd):
+        raise DataContractError(
+            f"test window {window}: label {columns.label!r} has {nulls:,} nulls in {len(rows):,} "
+            f"rows and the other values {[float(v) for v in sorted(odd.unique())[:5]]}; expected "
+            f"{'a number' if is_number else '0 or 1'} in every row. Nothing was judged"
+        )
+    reason = why_not_judged(rows, columns, config)
+    if reason is not None:
+        raise DataContractError(
+            f"test window {window} is too small to judge: {reason}. Nothing was judged; choose a "
+            "longer test window, or lower the limits in the evaluation's configuration"
+        )
+
+
+def check_test_window(
+    dataset: ValidatedDataset, window: TimeWindow, config: EvaluationConfig, store: ArtifactStore
+) -> None:
+    """See before training that the test window will be judged, from its labels and times alone.
+
+    Raises:
+        DataContractError: it holds no row, or cannot be judged.
+        ConfigurationError: a slice names no column.
+        ArtifactError: the snapshot is absent or damaged.
+    """
+    columns = dataset.snapshot.columns
+    slice_columns(columns, config)
+    wanted = (columns.label, columns.event_time)
+    rows = joined(read_batches(dataset, window, wanted, store, LABEL_ROWS), dataset, window)
+    check_judgeable(rows, columns, window, config)
+
+
+def compare_scored(
+    previous: ScoredWindow, current: ScoredWindow, columns: DatasetSchema, store: ArtifactStore
+) -> Comparison | None:
+    """Previous minus current champion on the labelled rows, both on the same bootstrap draws.
+
+    Args:
+        previous: scores of the one.
+        current: scores of the other, of the same rows.
+        columns: of the snapshot that both scored.
+        store: holds the scores.
+
+    Returns:
+        The differences; None where labels are too few to judge.
+
+    Raises:
+        DataContractError: they are not of the same rows.
+        ArtifactError: scores are absent or damaged.
+    """
+    if (previous.snapshot_sha256, previous.window) != (current.snapshot_sha256, current.window):
+        raise DataContractError(
+            f"one model scored {previous.window} of snapshot {previous.snapshot_sha256[:12]}, the "
+            f"other {current.window} of {current.snapshot_sha256[:12]}; score the same rows first"
+        )
+    if previous.metrics is None or current.metrics is None:
+        return None
+    one, other = (pq.read_table(store.path(s.scores)).to_pandas() for s in (previous, current))
+    if not np.array_equal(one[columns.row_id].to_numpy(), other[columns.row_id].to_numpy()):
+        raise DataContractError(
+            f"two models scored {current.window}, and the ids of their rows differ; remove the "
+            "stored scores and score the window again"
+        )
+    known = other[columns.label].notna()
+    plain = columns.model_copy(update={"baseline": None})  # it is no part of what is compared
+    return measure_rows(one[known], plain, SCORE).minus(
+        measure_rows(other[known], plain, SCORE), AGAINST
+    )
