@@ -20,12 +20,12 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tasks.contracts.base import Artifact
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, make_folder, require_space, size_of
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.strict_yaml import read_yaml
+from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 URI_SCHEME = "artifact:"

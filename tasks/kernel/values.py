@@ -1,0 +1,40 @@
+"""What every value that travels is built on: frozen, small, JSON-serializable."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+
+UNITS = {"s": "s", "ms": "ms", "h": "hours", "mb": "MB"}
+"""Ends of names that say in what a number is counted."""
+
+SPELLED = {
+    **{word: word.upper() for word in ("auc", "r2", "psi", "ks", "ssh", "s3", "sql", "uri", "url")},
+    **{word: word.upper() for word in ("onnx", "fsdp", "mig", "gpu", "id")},
+    **{"gpus": "GPUs", "kwh": "kWh", "powersgd": "PowerSGD", "pytorch": "PyTorch"},
+}
+
+
+def field_title(name: str, _: object) -> str:
+    """Label of a field in a form: its name in words, and its unit: `wait_s` is `Wait, s`.
+
+    Without it, a field that holds a model is labelled with that model's class, so that three
+    windows would all be called `TimeWindow`.
+    """
+    words = name.split("_")
+    unit = UNITS.get(words[-1]) if len(words) > 1 else None
+    text = " ".join(SPELLED.get(word, word) for word in (words[:-1] if unit else words))
+    return f"{text[:1].upper()}{text[1:]}" + (f", {unit}" if unit else "")
+
+
+class Contract(BaseModel):
+    """Base of every value that travels: frozen, and unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+
+class Artifact(Contract):
+    """One file or folder in the artifact store."""
+
+    uri: str = Field(description="`artifact:<kind>/<key>/<path>`, relative to the store's root.")
+    sha256: str = Field(min_length=64, max_length=64, description="Digest of the content.")
+    num_bytes: NonNegativeInt
