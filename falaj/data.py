@@ -77,7 +77,7 @@ def approve_baseline(
         DataContractError: a table can be no baseline. Files written before stay.
     """
     from flows.config import read_pipeline_config
-    from tasks.validation.profiling import NOT_REVIEWED, bless_table, write_blessed
+    from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
     from tasks.validation.suites import read_suite
 
     window, settings = time_window(start, end), context.settings
@@ -94,13 +94,13 @@ def approve_baseline(
         store = ArtifactStore(scratch)
         for name in wanted:
             hand_written = read_suite(settings.feature_repo, name).model_copy(
-                update={"blessed": None}
+                update={"baseline": None}
             )
             table = _cut(sources[name], hand_written.profiling.time_column, window, store)
-            blessed = bless_table(table, hand_written, window, store, reviewed or NOT_REVIEWED)
-            path = write_blessed(blessed, settings.feature_repo)
+            baseline = profile_table(table, hand_written, window, store, reviewed or NOT_REVIEWED)
+            path = write_baseline(baseline, settings.feature_repo)
             lines.append(
-                f"{name:<28}{blessed.num_periods:>4} days, {len(blessed.bands):>3} columns, "
+                f"{name:<28}{baseline.num_periods:>4} days, {len(baseline.bands):>3} columns, "
                 f"{path.name} {digest_of(path)[:12]}"
             )
     return [*lines, "Review the files, then note in `reviewed` when and how."]
@@ -111,14 +111,14 @@ def _cut(
 ) -> TableRef:
     """The rows of the window as a table of their own."""
     from tasks.contracts.data import TableRef
-    from tasks.validation.profiling import blessed_rows
+    from tasks.validation.profiling import write_window
 
     def build(folder: StagedFolder) -> TableRef:
         target = folder.path / f"{source.name}.parquet"
-        count = blessed_rows(source.files, time_column, window, target)
+        count = write_window(source.files, time_column, window, target)
         return TableRef(name=source.name, artifact=folder.artifact(target.name), num_rows=count)
 
-    return store.build_once("blessed", source.suite, TableRef, build)
+    return store.build_once("baseline", source.suite, TableRef, build)
 
 
 def _sources(window: TimeWindow, config: PipelineConfig, settings: Settings) -> Iterator[_Source]:

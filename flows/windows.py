@@ -31,7 +31,7 @@ def hours_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWi
     """The window that was asked for; where none was, the newest complete hours.
 
     Before anything is online, all hours since the use case's beginning: features of a few hours
-    without their past are not like any that were blessed.
+    without their past are not like any of the baseline.
     """
     if window is not None:
         return window

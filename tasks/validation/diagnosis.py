@@ -12,18 +12,18 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError
-from tasks.validation.blessed import DAYS
-from tasks.validation.expectations import Check, compile_suite
-from tasks.validation.screen import can_screen, failing
+from tasks.validation.baseline import DAYS
+from tasks.validation.expectations import Check, can_screen, compile_suite, failing
+from tasks.validation.sql import quoted
 from tasks.validation.subject import Subject, open_subject
 from tasks.validation.suites import SUBJECT, Suite
-from tasks.validation.units import Mistake, conversions, scalings
+from tasks.validation.units import CONVERSIONS, SCALINGS, Mistake
 
 logger = logging.getLogger(__name__)
 
@@ -35,34 +35,12 @@ IMPOSSIBLE = 1_000_000
 CLOCK_SHIFTS_H = (1, -1, 2, -2, 3, -3, 4, -4, 5, -5, 6, -6, 24, -24)
 
 
-@dataclass(frozen=True)
-class Repair:
+class Repair(NamedTuple):
     """A way to take a mistake back: column to the SQL that gives its right value."""
 
     fault: str
     columns: Mapping[str, str]
     is_weak: bool = False
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The believed repair.
-
-    Args:
-        fault: kind of fault, in words.
-        before: expectations that fail as the table is.
-        after: those that fail after the repair.
-    """
-
-    fault: str
-    before: int
-    after: int
-
-    @property
-    def sentence(self) -> str:
-        """The fault with its evidence."""
-        left = "all hold" if not self.after else f"{self.after} of {self.before} still fail"
-        return f"{self.fault} (taken back, {left})"
 
 
 def diagnose(
@@ -72,8 +50,8 @@ def diagnose(
     window: TimeWindow,
     failed: Sequence[Check],
     references: Mapping[str, Path],
-) -> Diagnosis | None:
-    """The simple mistake that explains most of what failed, None where none does.
+) -> str | None:
+    """The simple mistake that explains most of what failed, with its evidence, else None.
 
     Args:
         path: Parquet of the table.
@@ -87,7 +65,8 @@ def diagnose(
     before = sum(can_screen(check) for check in failed)
     # One bound alone is healed by many a scaling or swap, so these are not believed then.
     alone = before < MIN_FAILED and not any(check.rule.table == DAYS for check in failed)
-    best: Diagnosis | None = None
+    best: str | None = None
+    limit = int(MOST_LEFT * before)
     with (
         open_subject(path, name, narrowed(suite, failed), window) as narrow,
         open_subject(path, name, suite, window) as whole,
@@ -98,13 +77,13 @@ def diagnose(
                 break
             if alone and repair.is_weak:
                 continue
-            limit = best.after - 1 if best else int(MOST_LEFT * before)
             # What a repair mends here it may break elsewhere, so the whole is asked too.
             if _failures_after(repair, narrow, references) > limit:
                 continue
             after = _failures_after(repair, whole, references)
             if after <= limit:
-                best = Diagnosis(repair.fault, before, after)
+                left = f"{after} of {before} still fail" if after else "all hold"
+                best, limit = f"{repair.fault} (taken back, {left})", after - 1
             if not after:
                 break
     return best
@@ -118,18 +97,16 @@ def narrowed(suite: Suite, failed: Sequence[Check]) -> Suite:
     for name in reversed(suite.aggregates):  # a query reads only those before it
         if name in needed:
             needed |= set(_words(suite.aggregates[name])) & suite.aggregates.keys()
-    blessed = suite.blessed
-    if blessed and DAYS in needed:
+    baseline = suite.baseline if DAYS in needed else None
+    if baseline:
         columns = {name for check in failed if check.rule.table == DAYS for name in check.columns}
-        blessed = blessed.only(columns)
-        rules = [
-            rule if rule.table != DAYS else rule.model_copy(update={"for_columns": blessed.columns})
-            for rule in rules
-        ]
+        baseline = baseline.only(columns)
+        judged = {"for_columns": baseline.columns}
+        rules = [r.model_copy(update=judged) if r.table == DAYS else r for r in rules]
     return suite.model_copy(
         update={
             "aggregates": {n: sql for n, sql in suite.aggregates.items() if n in needed},
-            "blessed": blessed if DAYS in needed else None,
+            "baseline": baseline,
             "expectations": tuple(rules),
         }
     )
@@ -139,7 +116,11 @@ def involved_columns(suite: Suite, failed: Sequence[Check]) -> tuple[str, ...]:
     """Stored columns that the failed checks are about, directly or through SQL."""
     stored = [name for names in suite.columns.values() for name in names]
     sources = {**suite.derived, **suite.aggregates}
-    asked = [name for check in failed for name in _asked(check)]
+    asked = [
+        name
+        for check in failed
+        for name in (check.columns if check.rule.table in (SUBJECT, DAYS) else (check.rule.table,))
+    ]
     seen: set[str] = set()
     while asked:
         name = asked.pop()
@@ -158,13 +139,13 @@ def repairs(suite: Suite, involved: Sequence[str]) -> Iterator[Repair]:
     measured = [name for name in involved if name in numbers]
     for unit, columns in suite.units.items():
         hit = [name for name in columns if name in measured]
-        for mistake in conversions(unit):
+        for mistake in CONVERSIONS[unit]:
             yield from _in_columns(mistake, hit, integers)
     yield from _swaps(suite, involved)
-    for mistake in scalings():
+    for mistake in SCALINGS:
         for name in measured:
             for repair in _in_columns(mistake, [name], integers):
-                yield replace(repair, is_weak=True)
+                yield repair._replace(is_weak=True)
     for name in involved:
         if name in suite.columns.get("timestamp", ()):
             yield from _clocks(name)
@@ -172,33 +153,24 @@ def repairs(suite: Suite, involved: Sequence[str]) -> Iterator[Repair]:
 
 def _in_columns(mistake: Mistake, columns: Sequence[str], integers: set[str]) -> Iterator[Repair]:
     """The mistake in all these columns together, then in each alone."""
-    groups = [columns] if len(columns) < 2 else [columns, *[[name] for name in columns]]
-    for group in groups:
-        if group:
-            sql = {name: _repaired(mistake, name, name in integers) for name in group}
-            yield Repair(f"{', '.join(group)}: {mistake.name}", sql)
-
-
-def _repaired(mistake: Mistake, name: str, integer: bool) -> str:
-    sql = mistake.repair(_q(name))
-    return f"round({sql})::BIGINT" if integer else sql
+    for group in ([columns] if len(columns) > 1 else []) + [[name] for name in columns]:
+        sql = {name: mistake.repair(quoted(name), name in integers) for name in group}
+        yield Repair(f"{', '.join(group)}: {mistake.name}", sql)
 
 
 def _swaps(suite: Suite, involved: Sequence[str]) -> Iterator[Repair]:
     for kinds in (("text",), ("integer", "number")):
         names = [n for kind in kinds for n in suite.columns.get(kind, ()) if n in involved]  # type: ignore[call-overload]
         for one, other in combinations(names[:MOST_SWAPPED], 2):
-            sql = {one: _q(other), other: _q(one)}
+            sql = {one: quoted(other), other: quoted(one)}
             yield Repair(f"swapped columns {one} and {other}", sql, is_weak=True)
 
 
 def _clocks(name: str) -> Iterator[Repair]:
     for hours in CLOCK_SHIFTS_H:
-        told = (
-            f"{name}: a day off" if abs(hours) == 24
-            else f"{name}: the clock {abs(hours)} h off, as in another time zone"
-        )  # fmt: skip
-        yield Repair(told, {name: f"{_q(name)} + INTERVAL ({hours}) HOURS"})
+        clock = f"the clock {abs(hours)} h off, as in another time zone"
+        fault = f"{name}: {'a day off' if abs(hours) == 24 else clock}"
+        yield Repair(fault, {name: f"{quoted(name)} + INTERVAL ({hours}) HOURS"})
 
 
 def _failures_after(repair: Repair, subject: Subject, references: Mapping[str, Path]) -> int:
@@ -217,12 +189,3 @@ def _failures_after(repair: Repair, subject: Subject, references: Mapping[str, P
 
 def _words(sql: str) -> set[str]:
     return set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", sql))
-
-
-def _asked(check: Check) -> tuple[str, ...]:
-    table = check.rule.table
-    return check.columns if table in (SUBJECT, DAYS) else (table,)
-
-
-def _q(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

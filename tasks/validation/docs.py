@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import html
-import logging
 import os
 import re
 import shutil
@@ -26,8 +25,6 @@ from tasks.kernel.errors import ArtifactError, refused_writes_explained
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome
-
-logger = logging.getLogger(__name__)
 
 FOLDER = "data_docs"
 CURRENT = "current"
@@ -177,9 +174,8 @@ def render_index(entries: Sequence[tuple[str, SuiteOutcome]]) -> str:
 
 
 def _head(outcome: SuiteOutcome) -> str:
-    faults = [*outcome.looks_like, *outcome.table_faults]
-    faults += [check.sentence for check in outcome.with_status("failed")]
-    faults += [f"warning: {check.sentence}" for check in outcome.with_status("warned")]
+    warnings = [f"warning: {check.sentence}" for check in outcome.with_status("warned")]
+    faults = [*outcome.looks_like, *outcome.faults, *warnings]
     told = "".join(f"<li>{html.escape(fault)}</li>" for fault in faults)
     return (
         f"<p><a href='{INDEX}'>All results</a></p><h1>{html.escape(outcome.suite)} on "

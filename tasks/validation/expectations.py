@@ -8,6 +8,7 @@ those: 7 times faster and a fifth of the memory on a table of 66 columns.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +21,7 @@ from great_expectations.data_context.types.base import ProgressBarsConfig
 from great_expectations.expectations.expectation import Expectation
 
 from tasks.kernel.errors import ConfigurationError
+from tasks.validation.sql import between, literal, quoted
 from tasks.validation.subject import Subject
 from tasks.validation.suites import Rule, Suite, rule_columns
 
@@ -78,11 +80,7 @@ def run_checks(checks: Sequence[Check], subject: Subject, suite: Suite) -> list[
         DataContractError: a derived column cannot be computed from a value.
     """
     rows = {table: subject.rows_of(table) for table in {check.rule.table for check in checks}}
-    enough = [
-        number
-        for number, check in enumerate(checks)
-        if rows[check.rule.table] >= check.rule.min_rows
-    ]
+    enough = [n for n, c in enumerate(checks) if rows[c.rule.table] >= c.rule.min_rows]
     results: dict[int, dict[str, Any]] = {}
     definition = _batch_definition()
     for group in _groups(enough, checks):
@@ -94,9 +92,7 @@ def run_checks(checks: Sequence[Check], subject: Subject, suite: Suite) -> list[
 
 
 def _expectation(rule: Rule, number: int, columns: tuple[str, ...]) -> Expectation:
-    kind = getattr(gxe, rule.type.title().replace("_", ""), None)
-    if kind is None:
-        raise ValueError("Great Expectations knows no expectation of this type")
+    kind = getattr(gxe, rule.type.title().replace("_", ""))
     if not (rule.type.startswith(_SUPPORTED) or rule.type in _ROW_COUNTS):
         raise ValueError("this type is not for suites; say it by columns, derived or an aggregate")
     if "row_condition" in rule.kwargs:
@@ -201,10 +197,74 @@ def _plain_value(value: Any) -> Any:
 
 
 def _wrong_entry(suite: Suite, entry: int, rule: Rule, reason: str) -> ConfigurationError:
-    plain = " ".join(reason.split())
-    about = (
-        plain if plain.startswith("expectation ") else f"expectation {entry} ({rule.type}): {plain}"
-    )
+    about = " ".join(reason.split())
+    if not about.startswith("expectation "):
+        about = f"expectation {entry} ({rule.type}): {about}"
     return ConfigurationError(
         f"suite file expectations/{suite.suite}.yaml, {about}. Mend the file. Nothing was judged"
     )
+
+
+# The same by SQL, for sweeps and diagnosis: Great Expectations takes some milliseconds for each
+# expectation, and a sweep over a year of days, or a search through dozens of possible repairs of a
+# refused table, asks for hundreds of thousands. The tests hold the two against each other.
+
+
+def failing(checks: Sequence[Check], subject: Subject) -> list[Check]:
+    """The checks that do not hold; those whose table has too few rows are left out.
+
+    Raises:
+        ValueError: a check is of a type that has no SQL here.
+    """
+    by_table: dict[str, list[Check]] = defaultdict(list)
+    for check in checks:
+        by_table[check.rule.table].append(check)
+    broken: set[int] = set()
+    for table, together in by_table.items():
+        counts = ", ".join(f"({_facts(check)})" for check in together)
+        [(num_rows, *held)] = subject.query(f"SELECT count(*), {counts} FROM {quoted(table)}")
+        broken |= {
+            id(check)
+            for check, holds in zip(together, held, strict=True)
+            if num_rows >= check.rule.min_rows and holds is False
+        }
+    return [check for check in checks if id(check) in broken]
+
+
+def can_screen(check: Check) -> bool:
+    """True where a check has its SQL here."""
+    try:
+        _facts(check)
+    except ValueError:
+        return False
+    return True
+
+
+def _facts(check: Check) -> str:
+    """SQL that is false where the check does not hold; null or true where it does."""
+    kind, kwargs = check.rule.type, check.rule.kwargs
+    low, high = kwargs.get("min_value"), kwargs.get("max_value")
+    names = [quoted(name) for name in check.columns]
+    if kind in _ROW_COUNTS:
+        low, high = kwargs.get("value", low), kwargs.get("value", high)
+        return between("count(*)", low, high)
+    if kind == "expect_column_mean_to_be_between":
+        return f"coalesce({between(f'avg({names[0]})', low, high)}, false)"
+    if kind in ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique"):
+        known = " OR ".join(f"{name} IS NOT NULL" for name in names)  # nulls are alike in a key
+        key = f"row({', '.join(names)})"
+        return f"count(DISTINCT {key}) FILTER ({known}) = count(*) FILTER ({known})"
+    mostly = float(str(kwargs.get("mostly", 1)))
+    if kind == "expect_column_values_to_not_be_null":
+        return f"count({names[0]}) >= {mostly!r} * count(*) - 1e-9"
+    if kind == "expect_column_values_to_be_null":
+        return f"count(*) - count({names[0]}) >= {mostly!r} * count(*) - 1e-9"
+    if kind == "expect_column_values_to_be_between":
+        good = f"{names[0]} IS NOT NULL AND {between(names[0], low, high)}"
+    elif kind == "expect_column_values_to_match_regex":
+        good = f"regexp_matches({names[0]}, {literal(kwargs['regex'])})"
+    elif kind == "expect_column_values_to_be_in_set" and isinstance(kwargs["value_set"], list):
+        good = f"{names[0]} IN ({', '.join(map(literal, kwargs['value_set']))})"
+    else:
+        raise ValueError(f"{kind} has no SQL")
+    return f"count(*) FILTER ({good}) >= {mostly!r} * count({names[0]}) - 1e-9"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
 
 from tasks.contracts.base import TimeWindow
+from tasks.validation.sql import literal, quoted
 from tasks.validation.suites import SUBJECT, Rule, Suite
 
 MAGNITUDES = "baseline_magnitudes"
@@ -40,34 +40,25 @@ def with_magnitudes(suite: Suite, baseline: TimeWindow, spared: Collection[str])
         "baseline usually are; mend it, or name the column among `unbounded` of the feature table",
         fault="change of unit or scale, or a denominator near zero",
     )
-    query = f"SELECT *, largest / usual AS times_the_usual FROM ({each}) WHERE usual > 0"
-    return suite.model_copy(
-        update={
-            "aggregates": {
-                **suite.aggregates,
-                MAGNITUDES: f"{query} AND largest IS NOT NULL AND baseline_values >= {MIN_VALUES}",
-            },
-            "expectations": (*suite.expectations, rule),
-        }
+    query = (
+        f"SELECT *, largest / usual AS times_the_usual FROM ({each}) WHERE usual > 0 "
+        f"AND largest IS NOT NULL AND baseline_values >= {MIN_VALUES}"
     )
+    aggregates = {**suite.aggregates, MAGNITUDES: query}
+    rules = (*suite.expectations, rule)
+    return suite.model_copy(update={"aggregates": aggregates, "expectations": rules})
 
 
 def _magnitude(name: str, baseline: TimeWindow) -> str:
-    column = '"' + name.replace('"', '""') + '"'
+    column = quoted(name)
     known = f"isfinite({column}::DOUBLE) AND {column} <> 0"
-    usual = (
-        f"{known} AND {MOMENT} >= {_moment(baseline.start)} AND {MOMENT} < {_moment(baseline.end)}"
-    )
-    inside = (
-        f"{known} AND {MOMENT} >= getvariable('window_start') "
-        f"AND {MOMENT} < getvariable('window_end')"
-    )
+    before, after = literal(baseline.start), literal(baseline.end)
+    usual = f"{known} AND {MOMENT} >= {before} AND {MOMENT} < {after}"
+    start, end = "getvariable('window_start')", "getvariable('window_end')"
+    inside = f"{known} AND {MOMENT} >= {start} AND {MOMENT} < {end}"
     return (
-        f"SELECT '{name}' AS feature, max(abs({column}::DOUBLE)) FILTER ({inside}) AS largest, "
+        f"SELECT {literal(name)} AS feature, "
+        f"max(abs({column}::DOUBLE)) FILTER ({inside}) AS largest, "
         f"quantile_cont(abs({column}::DOUBLE), {USUAL}) FILTER ({usual}) AS usual, "
         f"count(*) FILTER ({usual}) AS baseline_values FROM {SUBJECT}"
     )
-
-
-def _moment(moment: datetime) -> str:
-    return f"TIMESTAMPTZ '{moment.astimezone(UTC).isoformat()}'"

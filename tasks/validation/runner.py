@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,14 +22,21 @@ from tasks.contracts.data import (
 )
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
-from tasks.validation.blessed import DAYS, faults_in
+from tasks.validation.baseline import DAYS, faults_in
 from tasks.validation.diagnosis import diagnose
 from tasks.validation.expectations import Judged, compile_suite, run_checks
-from tasks.validation.outcome import CheckOutcome, Status, SuiteOutcome, read_outcome
+from tasks.validation.outcome import (
+    CheckOutcome,
+    Status,
+    SuiteOutcome,
+    failure_in_words,
+    observed_in_words,
+    read_outcome,
+    unexpected_values,
+)
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite
 from tasks.validation.windows import faults_of_windows
-from tasks.validation.wording import failure_in_words, observed_in_words, unexpected_values
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +124,7 @@ def validate_snapshot(
     if faults := _faults_of_roles(snapshot, suite):
         raise DataContractError(
             f"suite {suite.suite!r} does not fit the snapshot of {snapshot.feature_service}: "
-            f"{'; '.join(faults)}. Bring the suite and the training set into line. {undone}"
+            f"{'; '.join(faults)}. {undone}"
         )
     result = validate_table(subject, suite, snapshot.window, store, undone, show)
     if splits and (
@@ -194,8 +202,8 @@ def _validate_all(
     """Validate every table, then speak of all that failed: one run finds all faults."""
     if without := [table.name for table in tables if table.name not in suites]:
         raise ConfigurationError(
-            f"table(s) {', '.join(without)} have no expectation suite; name one for each in the "
-            f"feature repository. {left_undone}"
+            f"table(s) {', '.join(without)} have no expectation suite; name one for each. "
+            f"{left_undone}"
         )
     results, refusals = [], []
     others = {table.name: table for table in tables}
@@ -231,7 +239,8 @@ def _judge(
                 faults.append(f"{table.name} claims {table.num_rows} rows and has {num_rows}")
             if not faults:
                 judged = run_checks(compile_suite(suite, subject.derive(others)), subject, suite)
-                faults = _nothing_judged(judged, num_rows)
+                if all(item.result is None for item in judged):
+                    faults = [f"{num_rows} rows are too few for any of {len(judged)} expectations"]
     except DataContractError as exc:
         faults = [str(exc)]
     checks = tuple(_check_outcome(item) for item in judged)
@@ -248,7 +257,7 @@ def _judge(
         great_expectations_version=gx.__version__,
         column_types=column_types,
         table_faults=tuple(faults),
-        looks_like=(found.sentence,) if found else _pointed_to(broken),
+        looks_like=(found,) if found else _pointed_to(broken),
         checks=checks,
         results=tuple(item.result for item in judged if item.result is not None),
     )
@@ -266,28 +275,16 @@ def _pointed_to(broken: Sequence[Judged]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _nothing_judged(judged: Sequence[Judged], num_rows: int) -> list[str]:
-    if any(item.result is not None for item in judged):
-        return []
-    return [
-        f"{num_rows} rows are too few for any of the {len(judged)} expectations, so nothing "
-        "vouches for them"
-    ]
-
-
 def _check_outcome(judged: Judged) -> CheckOutcome:
     check, rule, result = judged.check, judged.check.rule, judged.result
-    status: Status
+    status: Status = "passed"
     sentence = ""
     if result is None:
         status = "skipped"
-        observed = f"{judged.num_rows} rows, judged from {rule.min_rows} on"
-    else:
-        observed = observed_in_words(result)
-        status = "passed"
-        if not result["success"]:
-            status = "failed" if rule.severity == "critical" else "warned"
-            sentence = f"{failure_in_words(result)} ({rule.says})"
+    elif not result["success"]:
+        status = "failed" if rule.severity == "critical" else "warned"
+        sentence = f"{failure_in_words(result)} ({rule.says})"
+    few = f"{judged.num_rows} rows, judged from {rule.min_rows} on"
     return CheckOutcome(
         entry=check.entry,
         type=rule.type,
@@ -296,7 +293,7 @@ def _check_outcome(judged: Judged) -> CheckOutcome:
         says=rule.says,
         severity=rule.severity,
         status=status,
-        observed=observed,
+        observed=few if result is None else observed_in_words(result),
         sentence=sentence,
     )
 
@@ -342,14 +339,14 @@ def _faults_of_roles(snapshot: FeatureSnapshot, suite: Suite) -> list[str]:
     """Where the snapshot's columns and the suite's declaration of them do not agree."""
     columns = snapshot.columns
     roles = [columns.row_id, columns.event_time, columns.label]
-    named = [*roles, *columns.categorical, *columns.numeric]
+    named = Counter([*roles, *columns.categorical, *columns.numeric])
     faults = []
-    if twice := sorted({name for name in named if named.count(name) > 1}):
+    if twice := sorted(name for name, count in named.items() if count > 1):
         faults.append(
             f"column(s) {', '.join(twice)} have more than one role, such as label and feature"
         )
-    for kind, names in (("text", columns.categorical), ("number", columns.numeric)):
-        allowed = {kind, "integer"} if kind == "number" else {kind}
-        if wrong := [name for name in names if suite.kind_of(name) not in allowed]:
-            faults.append(f"{', '.join(wrong)} are features that the suite does not list as {kind}")
+    wrong = [name for name in columns.categorical if suite.kind_of(name) != "text"]
+    wrong += [n for n in columns.numeric if suite.kind_of(n) not in ("number", "integer")]
+    if wrong:
+        faults.append(f"{', '.join(wrong)} are features that the suite lists as another kind")
     return faults

@@ -9,12 +9,12 @@ from typing import Any
 
 import duckdb
 import pandas as pd
-import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError
 from tasks.kernel.scratch import scratch_folder
-from tasks.validation.blessed import DAYS, Blessed, judge_days
+from tasks.validation.baseline import DAYS, Baseline, judge_days
+from tasks.validation.sql import literal, quoted
 from tasks.validation.suites import SUBJECT, ColumnKind, Suite
 
 MEMORY_LIMIT = "1GB"
@@ -94,65 +94,58 @@ class Subject:
         self._refer(references or {})
         self._derive_columns(repairs or {})
         for name, query in self.suite.aggregates.items():
-            statement = (
-                f"CREATE OR REPLACE TEMP TABLE {_quoted(name)} AS FROM ({query}) ORDER BY ALL"
+            self._make(
+                f"TABLE {quoted(name)} AS FROM ({query}) ORDER BY ALL", f"aggregate {name!r}"
             )
-            self._run(statement, f"aggregate {name!r}")
         tables = [SUBJECT, *self.suite.aggregates]
-        if self.suite.blessed:
-            self._judge_days(self.suite.blessed)
+        if self.suite.baseline:
+            self._judge_days(self.suite.baseline)
             tables.append(DAYS)
-        self._columns = {table: self._describe(_quoted(table)) for table in tables}
+        self._columns = {table: self._describe(quoted(table)) for table in tables}
         return {table: set(columns) for table, columns in self._columns.items()}
 
     def _refer(self, references: Mapping[str, Path]) -> None:
         """Make other tables readable by name: with the columns the suite needs, and no others."""
         for name, columns in self.suite.references.items():
-            kinds = {column: kind for kind, names in columns.items() for column in names}
+            kinds = [(quoted(column), kind) for kind, names in columns.items() for column in names]
+            what = f"reference {name!r}"
             if path := references.get(name):
-                selected = ", ".join(_quoted(column) for column in kinds)
+                selected = ", ".join(column for column, _ in kinds)
                 source = _source(self._con, path, name)
-                view = f"CREATE OR REPLACE TEMP VIEW {_quoted(name)}"
-                self._run(f"{view} AS SELECT {selected} FROM {source}", f"reference {name!r}")
+                self._make(f"VIEW {quoted(name)} AS SELECT {selected} FROM {source}", what)
             else:
-                typed = ", ".join(f"{_quoted(c)} {_EMPTY_TYPE[k]}" for c, k in kinds.items())
-                self._run(
-                    f"CREATE OR REPLACE TEMP TABLE {_quoted(name)} ({typed})", f"reference {name!r}"
-                )
+                typed = ", ".join(f"{column} {_EMPTY_TYPE[kind]}" for column, kind in kinds)
+                self._make(f"TABLE {quoted(name)} ({typed})", what)
 
     def _derive_columns(self, repairs: Mapping[str, str]) -> None:
         """Make the subject readable with its derived columns; a wrong one is called by its name."""
-        replaced = ", ".join(f"({sql}) AS {_quoted(name)}" for name, sql in repairs.items())
+        replaced = ", ".join(f"({sql}) AS {quoted(name)}" for name, sql in repairs.items())
         source = f"(SELECT * {f'REPLACE ({replaced})' if replaced else ''} FROM {self._source})"
         steps = [source]
         for name, expression in self.suite.derived.items():
-            steps.append(f"(SELECT *, ({expression}) AS {_quoted(name)} FROM {steps[-1]})")
-        try:
-            self._keep_subject(steps[-1], "TABLE" if self.num_rows <= SMALL_ROWS else "VIEW")
+            steps.append(f"(SELECT *, ({expression}) AS {quoted(name)} FROM {steps[-1]})")
+        made = f"{SUBJECT} AS SELECT * FROM {steps[-1]}"
+        try:  # a table is computed once, a view each time
+            self._make(f"{'TABLE' if self.num_rows <= SMALL_ROWS else 'VIEW'} {made}", "subject")
         except ConfigurationError:
             for name, step in zip(self.suite.derived, steps[1:], strict=True):
-                self._run(f"DESCRIBE SELECT * FROM {step}", f"derived column {name!r}")
+                with self._mistakes_explained(f"derived column {name!r}"):
+                    self._describe(step)
             raise
-        except DataContractError:  # told later, with the name of the column that is asked for
-            self._keep_subject(steps[-1], "VIEW")
+        except DataContractError:  # raised later, with the name of the column that is asked for
+            self._make(f"VIEW {made}", "subject")
 
-    def _keep_subject(self, source: str, kind: str) -> None:
-        """Make the subject readable by name: a table is computed once, a view each time."""
-        statement = f"CREATE OR REPLACE TEMP {kind} {SUBJECT} AS SELECT * FROM {source}"
-        self._run(statement, "derived columns")
-
-    def _judge_days(self, blessed: Blessed) -> None:
-        """Make the table of days from the bands of the blessed window."""
+    def _judge_days(self, baseline: Baseline) -> None:
+        """Make the table of days from the bands of the baseline."""
         types = self._describe(SUBJECT)
         numeric = {name for name, kind in types.items() if is_of_kind(kind, "number")}
-        with self._mistakes_explained("blessed bands"):
-            rows = judge_days(blessed, SUBJECT, numeric, self.query)
-        names = ["period", *blessed.columns]
-        columns = list(zip(*rows, strict=True)) or [()] * len(names)
-        arrow = pa.table({n: pa.array(c, pa.string()) for n, c in zip(names, columns, strict=True)})
-        self._con.register("falaj_judged", arrow)
-        self._con.execute(f"CREATE OR REPLACE TEMP TABLE {DAYS} AS FROM falaj_judged")
-        self._con.unregister("falaj_judged")
+        with self._mistakes_explained("bands of the baseline"):
+            rows = judge_days(baseline, SUBJECT, numeric, self.query)
+        columns = [f"{quoted(name)} VARCHAR" for name in ("period", *baseline.columns)]
+        self._make(f"TABLE {DAYS} ({', '.join(columns)})", "table of days")
+        if rows:
+            places = ", ".join("?" * len(columns))
+            self._con.executemany(f"INSERT INTO {DAYS} VALUES ({places})", rows)
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         """Rows of a query over the subject and its aggregates."""
@@ -160,9 +153,7 @@ class Subject:
 
     def rows_of(self, table: str) -> int:
         """Rows of the subject or of an aggregate."""
-        if table == SUBJECT:
-            return self.num_rows
-        return int(self._con.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchall()[0][0])
+        return int(self.query(f"SELECT count(*) FROM {quoted(table)}")[0][0])
 
     def frame(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """The columns, in the stored order of rows; nothing else is loaded.
@@ -176,33 +167,31 @@ class Subject:
         types = self._columns[table]
         wanted = list(columns) or list(types)[:1]  # a count of rows needs some column
         selected = ", ".join(_widened(name, types[name]) for name in wanted)
-        what = f"column(s) {', '.join(wanted)}"
-        with self._mistakes_explained(what):
-            arrow = self._con.sql(f"SELECT {selected} FROM {_quoted(table)}").to_arrow_table()
+        with self._mistakes_explained(f"column(s) {', '.join(wanted)}"):
+            arrow = self._con.sql(f"SELECT {selected} FROM {quoted(table)}").to_arrow_table()
         frame: pd.DataFrame = arrow.to_pandas(
             strings_to_categorical=True, split_blocks=True, self_destruct=True
         )
         return frame
 
     def _describe(self, relation: str) -> dict[str, str]:
-        described = self._con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-        return {str(row[0]): str(row[1]) for row in described}
+        return {str(row[0]): str(row[1]) for row in self.query(f"DESCRIBE FROM {relation}")}
 
     def _wrong_type(self, name: str, seen: str, kind: ColumnKind) -> str:
         fault = f"{name} is {seen}, expected {_MEANING[kind]}"
         if seen != "VARCHAR" or kind not in ("integer", "number"):
             return fault
-        column = _quoted(name)
-        misfits = self._con.execute(
+        column = quoted(name)
+        misfits = self.query(
             f"SELECT DISTINCT {column} FROM {self._source} WHERE {column} IS NOT NULL "
             f"AND TRY_CAST({column} AS DOUBLE) IS NULL ORDER BY 1 LIMIT {NUM_EXAMPLES}"
-        ).fetchall()
+        )
         shown = ", ".join(repr(row[0]) for row in misfits)
         return f"{fault}; it holds {shown}" if shown else f"{fault}; its numbers are stored as text"
 
-    def _run(self, statement: str, what: str) -> None:
+    def _make(self, thing: str, what: str) -> None:
         with self._mistakes_explained(what):
-            self._con.execute(statement)
+            self._con.execute(f"CREATE OR REPLACE TEMP {thing}")
 
     @contextmanager
     def _mistakes_explained(self, what: str) -> Iterator[None]:
@@ -236,16 +225,15 @@ def open_subject(path: Path, name: str, suite: Suite, window: TimeWindow) -> Ite
         con.execute("SET enable_progress_bar = false")
         con.execute("SET threads = 1")
         con.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
-        con.execute(f"SET temp_directory = {_text(spill)}")
-        con.execute("SET VARIABLE window_start = ?::TIMESTAMPTZ", [window.start])
-        con.execute("SET VARIABLE window_end = ?::TIMESTAMPTZ", [window.end])
+        con.execute(f"SET temp_directory = {literal(spill)}")
+        con.execute(f"SET VARIABLE window_start = {literal(window.start)}")
+        con.execute(f"SET VARIABLE window_end = {literal(window.end)}")
         try:
             yield Subject(con, suite, name, _source(con, path, name))
         except (duckdb.IOException, duckdb.OutOfMemoryException) as exc:
             raise StorageError(
-                f"{name}: suite {suite.suite!r} could not read the table or write to the temporary "
-                f"folder {spill} ({_reason(exc)}); expected free space there, beside "
-                f"{MEMORY_LIMIT} of memory. Nothing was judged; free space and run again"
+                f"{name}: suite {suite.suite!r} could not be judged ({_reason(exc)}); expected "
+                f"free space in {spill}, beside {MEMORY_LIMIT} of memory. Free some and run again"
             ) from exc
 
 
@@ -266,31 +254,30 @@ def _source(con: duckdb.DuckDBPyConnection, path: Path, name: str) -> str:
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise DataContractError(f"{name}: folder {path.name} holds no Parquet file")
-    first: list[tuple[str, str]] = []
-    for file in files:
-        columns = _columns_of(con, file, name)
-        first = first or columns
-        if columns != first:
-            changed = sorted({column for column, _ in set(columns) ^ set(first)})
+    first = _columns_of(con, files[0], name)
+    for file in files[1:]:
+        if (columns := _columns_of(con, file, name)) != first:
+            changed = sorted({column for column, *_ in set(columns) ^ set(first)})
             raise DataContractError(
                 f"{name}: {file.name} and {files[0].name} differ in column(s) {', '.join(changed)} "
-                "or in their order, expected the same columns and types in all files of a table"
+                "or in their order"
             )
-    return f"read_parquet([{', '.join(_text(file) for file in files)}], hive_partitioning = false)"
+    return (
+        f"read_parquet([{', '.join(literal(file) for file in files)}], hive_partitioning = false)"
+    )
 
 
-def _columns_of(con: duckdb.DuckDBPyConnection, file: Path, name: str) -> list[tuple[str, str]]:
+def _columns_of(con: duckdb.DuckDBPyConnection, file: Path, name: str) -> list[tuple[Any, ...]]:
     try:
-        rows = con.execute(f"DESCRIBE SELECT * FROM read_parquet({_text(file)})").fetchall()
+        return con.execute(f"DESCRIBE FROM read_parquet({literal(file)})").fetchall()
     except duckdb.Error as exc:
         raise DataContractError(
             f"{name}: {file.name} cannot be read as Parquet ({_reason(exc)})"
         ) from exc
-    return [(str(row[0]), str(row[1])) for row in rows]
 
 
 def _widened(name: str, duckdb_type: str) -> str:
-    column = _quoted(name)
+    column = quoted(name)
     if duckdb_type in _FLOATS or duckdb_type.startswith("DECIMAL"):
         return f"{column}::DOUBLE AS {column}"
     if duckdb_type in _INTEGERS:
@@ -301,11 +288,3 @@ def _widened(name: str, duckdb_type: str) -> str:
 
 def _reason(exc: duckdb.Error) -> str:
     return " ".join(str(exc).split())
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(value: object) -> str:
-    return "'" + str(value).replace("'", "''") + "'"

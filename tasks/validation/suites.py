@@ -7,11 +7,12 @@ flow can read suites and hand their content to its tasks.
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -29,14 +30,16 @@ from pydantic import (
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.strict_yaml import read_yaml
-from tasks.validation.blessed import DAYS, Blessed, Statistic
+from tasks.validation.baseline import DAYS, Baseline, Statistic
 from tasks.validation.units import Unit
 
 SUBJECT = "subject"
 """Name under which a suite's SQL and expectations know the table that is checked."""
 
 FOLDER = "expectations"
-BLESSED_FOLDER = "blessed"
+BASELINE_FOLDER = "baseline"
+FOLDERS = (BASELINE_FOLDER, "blessed")
+"""Where generated bands are looked for; the second is the name that earlier versions gave."""
 
 ColumnKind = Literal["text", "integer", "number", "boolean", "timestamp"]
 Severity = Literal["critical", "warning"]
@@ -104,9 +107,9 @@ class Rule(_SuiteValue):
     def named_columns(self) -> tuple[str, ...]:
         """Columns that the arguments name, in order, each once."""
         names: dict[str, None] = {}
-        for argument in COLUMN_ARGUMENTS:
-            value = self.kwargs.get(argument)
-            names.update(dict.fromkeys(_texts(value)))
+        for value in map(self.kwargs.get, COLUMN_ARGUMENTS):
+            texts = value if isinstance(value, list) else [value]
+            names.update(dict.fromkeys(text for text in texts if isinstance(text, str)))
         return tuple(names)
 
 
@@ -123,7 +126,7 @@ Columns = dict[ColumnKind, tuple[ColumnName, ...]]
 
 
 class Profiling(_SuiteValue):
-    """How a blessed window of this table is profiled."""
+    """How a baseline window of this table is profiled."""
 
     time_column: ColumnName | None = Field(
         default=None, description="Places a row in a day; none for a table without history."
@@ -164,8 +167,8 @@ class Suite(_SuiteValue):
         "a fault of the data where a drift check meets one.",
     )
     profiling: Profiling = Profiling()
-    blessed: Blessed | None = Field(
-        default=None, description="What days of the blessed window were like; kept in its own file."
+    baseline: Baseline | None = Field(
+        default=None, description="What days of a clean window were like; kept in its own file."
     )
     derived: dict[Identifier, str] = Field(
         default={}, description="Further columns as SQL expressions over those and each other."
@@ -197,12 +200,11 @@ class Suite(_SuiteValue):
         return self
 
     def _check_names(self, entry: int, rule: Rule, every: set[str]) -> None:
-        tables = [SUBJECT, *([DAYS] if self.blessed else []), *self.aggregates]
+        tables = [SUBJECT, *([DAYS] if self.baseline else []), *self.aggregates]
         if rule.table not in tables:
-            known = ", ".join(tables)
             raise ValueError(
                 f"expectation {entry} ({rule.type}) is about table {rule.table!r}, which is not "
-                f"among {known}"
+                f"among {', '.join(tables)}"
             )
         if rule.table == SUBJECT:
             rule_columns(rule, entry, every)
@@ -223,27 +225,19 @@ def rule_columns(rule: Rule, entry: int, known: set[str]) -> list[tuple[str, ...
     Raises:
         ValueError: it names a column, or a pattern, that nothing in the table matches.
     """
-    if unknown := sorted(set(rule.shows) - known):
-        raise ValueError(_unknown(rule, entry, unknown, known))
+    named = rule.named_columns()
+    matched = {pattern: sorted(fnmatch.filter(known, pattern)) for pattern in rule.for_columns}
+    unknown = sorted({*rule.shows, *named} - known) + [
+        p for p, names in matched.items() if not names
+    ]
+    if unknown:
+        raise ValueError(
+            f"expectation {entry} ({rule.type}) names column(s) {', '.join(unknown)}, which "
+            f"{rule.table} does not have; it has {', '.join(sorted(known))}"
+        )
     if not rule.for_columns:
-        named = rule.named_columns()
-        if unknown := sorted(set(named) - known):
-            raise ValueError(_unknown(rule, entry, unknown, known))
         return [named]
-    found: dict[str, None] = {}
-    for pattern in rule.for_columns:
-        matched = sorted(name for name in known if fnmatchcase(name, pattern))
-        if not matched:
-            raise ValueError(_unknown(rule, entry, [pattern], known))
-        found.update(dict.fromkeys(matched))
-    return [(name,) for name in found]
-
-
-def _unknown(rule: Rule, entry: int, names: list[str], known: set[str]) -> str:
-    return (
-        f"expectation {entry} ({rule.type}) names column(s) {', '.join(names)}, which {rule.table} "
-        f"does not have; it has {', '.join(sorted(known))}"
-    )
+    return [(name,) for name in dict.fromkeys(chain.from_iterable(matched.values()))]
 
 
 def read_suites(repo: Path, names: Mapping[str, str]) -> dict[str, Suite]:
@@ -263,8 +257,7 @@ def read_suite(repo: Path, name: str) -> Suite:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigurationError(
-            f"{name!r} is no suite name; expected lower case letters, digits and underscores, the "
-            f"name of a file in {FOLDER}/ of the feature repository"
+            f"{name!r} is no suite name; expected lower case letters, digits and underscores"
         )
     path = repo / FOLDER / f"{name}.yaml"
     where = f"suite file {FOLDER}/{name}.yaml"
@@ -273,75 +266,67 @@ def read_suite(repo: Path, name: str) -> Suite:
     except FileNotFoundError as exc:
         present = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
         raise ConfigurationError(
-            f"{where} does not exist in {repo}; it has the suites {present}. Write it, or change "
-            "the suite's name in the feature repository"
+            f"{where} does not exist in {repo}; it has the suites {present}. Write it, or name one "
+            "of these"
         ) from exc
     try:
         suite = Suite.model_validate(content)
     except ValidationError as exc:
-        raise ConfigurationError(f"{where}: {_faults(exc, content)}. Mend the file") from exc
+        raise ConfigurationError(f"{where}: {_faults(exc)}. Mend the file") from exc
     if suite.suite != name:
         raise ConfigurationError(
             f"{where} calls itself {suite.suite!r}; expected {name!r}, the name of the file"
         )
-    blessed = _read_blessed(repo, name)
-    return with_blessed(suite, blessed) if blessed else suite
+    baseline = _read_baseline(repo, name)
+    return with_baseline(suite, baseline) if baseline else suite
 
 
-def with_blessed(suite: Suite, blessed: Blessed) -> Suite:
-    """The hand-written suite and, after its rules, those that the blessed window gave.
+def with_baseline(suite: Suite, baseline: Baseline) -> Suite:
+    """The hand-written suite and, after its rules, those that the baseline gave.
 
     Raises:
-        ConfigurationError: the blessed file speaks of columns that the suite does not know.
+        ConfigurationError: the baseline names columns that the suite does not know.
     """
     rules = Rule(
         type="expect_column_values_to_be_null",
         table=DAYS,
-        for_columns=tuple(blessed.columns),
+        for_columns=baseline.columns,
         shows=("period",),
-        says="a day is like those of the blessed window, within the stated margins",
+        says="a day is like those of the baseline, within the stated margins",
     )
-    fields = {name: getattr(suite, name) for name in Suite.model_fields}
     known = {*suite.derived, *(c for names in suite.columns.values() for c in names)}
-    if unknown := sorted(blessed.needed_columns - known):
+    if unknown := sorted(baseline.needed_columns - known):
         raise ConfigurationError(
-            f"suite file {FOLDER}/{BLESSED_FOLDER}/{suite.suite}.yaml speaks of column(s) "
-            f"{', '.join(unknown)}, which the suite does not have. Bless it again"
+            f"the baseline of suite {suite.suite} names column(s) {', '.join(unknown)}, which the "
+            "suite does not have. Profile it again with `python -m falaj baseline`"
         )
-    return Suite(**{**fields, "blessed": blessed, "expectations": (*suite.expectations, rules)})
+    fields = {name: getattr(suite, name) for name in Suite.model_fields}
+    return Suite(**{**fields, "baseline": baseline, "expectations": (*suite.expectations, rules)})
 
 
-def _read_blessed(repo: Path, name: str) -> Blessed | None:
-    path = repo / FOLDER / BLESSED_FOLDER / f"{name}.yaml"
-    where = f"suite file {FOLDER}/{BLESSED_FOLDER}/{name}.yaml"
-    try:
-        content = read_yaml(path, where)
-        return Blessed.model_validate(content)
-    except FileNotFoundError:
-        return None
-    except ValidationError as exc:
-        raise ConfigurationError(f"{where}: {_faults(exc, content)}. Bless it again") from exc
+def _read_baseline(repo: Path, name: str) -> Baseline | None:
+    for folder in FOLDERS:
+        path = repo / FOLDER / folder / f"{name}.yaml"
+        where = f"suite file {FOLDER}/{folder}/{name}.yaml"
+        if path.exists():
+            try:
+                return Baseline.model_validate(read_yaml(path, where))
+            except ValidationError as exc:
+                raise ConfigurationError(f"{where}: {_faults(exc)}. Profile it again") from exc
+    return None
 
 
-def _faults(exc: ValidationError, content: object) -> str:
+def _faults(exc: ValidationError) -> str:
     return "; ".join(
-        f"{_place(error['loc'], content)}{error['msg'].removeprefix('Value error, ')}"
+        f"{_place(error['loc'])}{error['msg'].removeprefix('Value error, ')}"
         for error in exc.errors()
     )
 
 
-def _place(location: tuple[int | str, ...], content: object) -> str:
-    if not location:
-        return ""
-    if location[0] == "expectations" and len(location) > 1 and isinstance(content, dict):
-        number = int(location[1])
-        entry = content["expectations"][number]
-        kind = entry.get("type", "no type") if isinstance(entry, dict) else "no mapping"
-        rest = ".".join(str(part) for part in location[2:])
-        return f"expectation {number + 1} ({kind}): {rest + ': ' if rest else ''}"
-    return ".".join(str(part) for part in location) + ": "
-
-
-def _texts(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, str)]
+def _place(location: tuple[int | str, ...]) -> str:
+    match location:
+        case ():
+            return ""
+        case ("expectations", int(number), *rest):
+            return ": ".join([f"expectation {number + 1}", *map(str, rest), ""])
+    return ".".join(map(str, location)) + ": "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.artifacts import (
@@ -33,15 +33,17 @@ TIMEOUT_S = 900
 DOCS_BUDGET_S = 3.0
 
 
-@task(
-    name="validate-rows",
-    task_run_name="validate-rows-{landed.window.slug}",
+# Every gate is safe to retry: it only reads, and a result is kept whole under a key of its content.
+_GATE: dict[str, Any] = {
     **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
-)
+    "timeout_seconds": TIMEOUT_S,
+    "persist_result": True,
+    "result_serializer": "json",
+    "cache_policy": ByContent(task_file=__file__),
+}
+
+
+@task(name="validate-rows", task_run_name="validate-rows-{landed.window.slug}", **_GATE)
 def validate_landed_rows(landed: LandedRows, suites: dict[str, Suite]) -> ValidatedRows:
     """Check every landed table against its suite; the suites' content is part of the cache key.
 
@@ -59,11 +61,7 @@ def validate_landed_rows(landed: LandedRows, suites: dict[str, Suite]) -> Valida
 @task(
     name="validate-feature-tables",
     task_run_name="validate-feature-tables-{window.slug}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
+    **_GATE,
 )
 def validate_feature_tables(
     tables: FeatureTables, window: TimeWindow, suites: dict[str, Suite]
@@ -84,11 +82,7 @@ def validate_feature_tables(
 @task(
     name="validate-training-set",
     task_run_name="validate-{snapshot.feature_service}-{snapshot.window.slug}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
+    **_GATE,
 )
 def validate_training_set(
     snapshot: FeatureSnapshot, suite: Suite, splits: DataSplits | None = None
@@ -163,14 +157,13 @@ def _show(outcome: SuiteOutcome) -> None:
 
 def _summary(outcome: SuiteOutcome) -> str:
     counts = {status: outcome.with_status(status) for status in ("failed", "warned", "skipped")}
-    faults = [*outcome.table_faults, *(check.sentence for check in counts["failed"])]
     lines = [
         f"## {outcome.subject}: {'passed' if outcome.passed else 'refused'}",
         f"{outcome.num_rows:,} rows, {outcome.window}. Suite `{outcome.suite}`: "
         f"{outcome.num_judged} expectations judged, {len(counts['failed'])} failed, "
         f"{len(counts['warned'])} warnings, {len(counts['skipped'])} not judged for want of rows.",
         *(f"- **looks like**: {fault}" for fault in outcome.looks_like),
-        *(f"- **refused**: {fault}" for fault in faults),
+        *(f"- **refused**: {fault}" for fault in outcome.faults),
         *(f"- warning: {check.sentence}" for check in counts["warned"]),
     ]
     return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n"

@@ -1,35 +1,32 @@
 """Units that columns come in, and the mistakes that people make with them.
 
 A `Mistake` is how a value looks after somebody wrote it otherwise, and its repair: the SQL that
-takes it back. Diagnosis repairs a refused table and asks whether it looks blessed then.
+takes it back. Diagnosis repairs a refused table and asks whether it passes then.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Unit = Literal[
     "fahrenheit", "mile", "mile_per_hour", "minute", "inch", "millibar", "foot", "per_cent"
 ]
 
-FEW_DECIMALS = 4
 
-
-@dataclass(frozen=True)
-class Mistake:
+class Mistake(NamedTuple):
     """A wrong way to write a value: `seen = right * scale + offset`."""
 
     name: str
     scale: float
     offset: float = 0.0
 
-    def repair(self, column: str) -> str:
+    def repair(self, column: str, integer: bool) -> str:
         """SQL expression that gives the right value back."""
-        return f"({column} - ({self.offset!r})) / ({self.scale!r})"
+        right = f"({column} - ({self.offset!r})) / ({self.scale!r})"
+        return f"round({right})::BIGINT" if integer else right
 
 
-_CONVERSIONS: dict[Unit, tuple[Mistake, ...]] = {
+CONVERSIONS: dict[Unit, tuple[Mistake, ...]] = {
     "fahrenheit": (
         Mistake("degrees Celsius instead of Fahrenheit", 1 / 1.8, -32 / 1.8),
         Mistake("kelvin instead of degrees Fahrenheit", 1 / 1.8, 273.15 - 32 / 1.8),
@@ -61,21 +58,13 @@ _CONVERSIONS: dict[Unit, tuple[Mistake, ...]] = {
     "foot": (Mistake("metres instead of feet", 0.3048),),
     "per_cent": (Mistake("a fraction instead of per cent", 0.01),),
 }
+"""Other units in which values of one are delivered by mistake."""
 
-_SCALINGS = (
+SCALINGS = (
     Mistake("values ten times too large", 10.0),
     Mistake("values ten times too small", 0.1),
     Mistake("values a hundred times too large", 100.0),
     Mistake("values a thousand times too large", 1000.0),
     Mistake("the sign flipped", -1.0),
 )
-
-
-def conversions(unit: Unit) -> tuple[Mistake, ...]:
-    """Other units in which values of this one are delivered by mistake."""
-    return _CONVERSIONS[unit]
-
-
-def scalings() -> tuple[Mistake, ...]:
-    """Mistakes that can happen to any number."""
-    return _SCALINGS
+"""Mistakes that can happen to any number."""

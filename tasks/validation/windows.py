@@ -8,6 +8,7 @@ import duckdb
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits
+from tasks.validation.sql import literal, quoted
 
 MOST_NAMED = 10
 
@@ -22,22 +23,22 @@ def faults_of_windows(path: Path, columns: DatasetSchema, splits: DataSplits) ->
     """
     named = {"training": splits.train, "validation": splits.validation, "test": splits.test}
     inside = {name: _inside(columns.event_time, window) for name, window in named.items()}
-    label = _q(columns.label)
+    label = quoted(columns.label)
     facts = [
         f"{fact} FILTER ({condition})"
         for condition in inside.values()
         for fact in ("count(*)", f"min({label})", f"max({label})")
     ]
     known = [
-        *(f"count(nullif({_q(name)}, '')) FILTER ({inside['training']})"
+        *(f"count(nullif({quoted(name)}, '')) FILTER ({inside['training']})"
           for name in columns.categorical),
-        *(f"count(*) FILTER ({inside['training']} AND NOT isnan({_q(name)}::DOUBLE))"
+        *(f"count(*) FILTER ({inside['training']} AND NOT isnan({quoted(name)}::DOUBLE))"
           for name in columns.numeric),
     ]  # fmt: skip
     with duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
         rows = con.execute(
-            f"SELECT {', '.join([*facts, *known])} FROM read_parquet({_text(path)})"
+            f"SELECT {', '.join([*facts, *known])} FROM read_parquet({literal(path)})"
         ).fetchall()[0]
     faults = [
         fault
@@ -50,9 +51,8 @@ def faults_of_windows(path: Path, columns: DatasetSchema, splits: DataSplits) ->
         more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
         faults.append(
             f"{', '.join(unknown[:MOST_NAMED])}{more} have no known value in any of the "
-            f"{rows[0]:,} rows of the training window {splits.train}; fill them (look at the "
-            "query, and at the ttl of the feature view), take them out of the feature service, or "
-            "train on a window that has values"
+            f"{rows[0]:,} rows of the training window {splits.train}; look at the query and at the "
+            "ttl of the feature view, or take them out of the feature service"
         )
     return faults
 
@@ -71,13 +71,5 @@ def _fault(
 
 
 def _inside(column: str, window: TimeWindow) -> str:
-    start, end = (_text(moment.isoformat()) for moment in (window.start, window.end))
-    return f"{_q(column)} >= {start}::TIMESTAMPTZ AND {_q(column)} < {end}::TIMESTAMPTZ"
-
-
-def _q(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(value: object) -> str:
-    return "'" + str(value).replace("'", "''") + "'"
+    moment = quoted(column)
+    return f"{moment} >= {literal(window.start)} AND {moment} < {literal(window.end)}"

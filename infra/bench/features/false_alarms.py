@@ -26,8 +26,7 @@ from tasks.contracts.data import LandedRows
 from tasks.features.tables.build import published_path
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import ArtifactStore, Settings
-from tasks.validation.expectations import compile_suite, run_checks
-from tasks.validation.screen import failing
+from tasks.validation.expectations import compile_suite, failing, run_checks
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite, read_suite
 
@@ -61,7 +60,7 @@ class FalseAlarms:
 
     Args:
         num_days: daily windows that were judged.
-        num_later: those after the blessed window.
+        num_later: those after the baseline window.
         days: daily windows with an alarm of any suite.
         later: the same among the later ones.
         judged: pairs of a suite and a day.
@@ -86,7 +85,7 @@ class FalseAlarms:
 
     @property
     def later_rate(self) -> float:
-        """Share of the daily windows after the blessed one."""
+        """Share of the daily windows after the baseline one."""
         return self.later / max(self.num_later, 1)
 
 
@@ -107,7 +106,7 @@ def figures(bench: Bench) -> Measured:
             f"{found.days} of {found.num_days} days, {found.judged:,} judgements",
         ),
         at_most(
-            "the same after the blessed window, share",
+            "the same after the baseline window, share",
             found.later_rate,
             0.01,
             f"{found.later} of {found.num_later} days",
@@ -131,8 +130,8 @@ def count_false_alarms(config: PipelineConfig, settings: Settings) -> FalseAlarm
         with ProcessPoolExecutor(max_workers=2, mp_context=context) as pool:
             results = list(pool.map(_sweep, *zip(*jobs, strict=True)))
     alarms = tuple(alarm for found, _, _ in results for alarm in found)
-    blessed = [s.suite.blessed.window.end for s in sources if s.suite.blessed]
-    after = max(blessed, default=config.window.start).isoformat()
+    ends = [s.suite.baseline.window.end for s in sources if s.suite.baseline]
+    after = max(ends, default=config.window.start).isoformat()
     days = {alarm.day for alarm in alarms}
     every = [day.start.isoformat() for day in _days(config.window)]
     return FalseAlarms(

@@ -17,7 +17,7 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, str(tmp_path))  # the command sets them; given back afterwards
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     source = PROJECT_ROOT / "feature_repo" / "flights"
-    ignored = shutil.ignore_patterns("__pycache__", "blessed")
+    ignored = shutil.ignore_patterns("__pycache__", "baseline")
     return Path(shutil.copytree(source, tmp_path / "repo", ignore=ignored))
 
 

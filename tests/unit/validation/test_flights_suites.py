@@ -80,34 +80,10 @@ def test_clean_rows_pass(store: ArtifactStore, table: str) -> None:
 
 
 FAULTS = {
-    "a missing column": (
-        "flights",
-        "SELECT * EXCLUDE (arr_delay) FROM rows",
-        "column(s) arr_delay are missing",
-    ),
-    "text in a number column": (
-        "flights",
-        "SELECT * REPLACE (CASE WHEN flight = 1545 THEN 'late' ELSE dep_delay::TEXT END "
-        "AS dep_delay) FROM rows",
-        "dep_delay is VARCHAR, expected whole numbers; it holds 'late'",
-    ),
-    "an empty table": ("flights", "FROM rows LIMIT 0", "flights has no rows"),
     "duplicated keys": (
         "flights",
         "FROM rows UNION ALL (FROM rows ORDER BY time_hour LIMIT 7)",
         "(time_hour, carrier, flight, origin) repeats in 14 rows",
-    ),
-    "local time labelled UTC": (
-        "flights",
-        "SELECT * REPLACE (timezone('America/New_York', time_hour) AT TIME ZONE 'UTC' "
-        "AS time_hour) FROM rows WHERE day > 4 AND day < 10",
-        "hours_off_local_clock has 4,661 values other than 0, for example -5 (time_hour is the "
-        "UTC moment",
-    ),
-    "an off-by-one day": (
-        "flights",
-        "SELECT * REPLACE (day + 1 AS day) FROM rows",
-        "for example -24 (time_hour is the UTC moment",
     ),
     "a date that does not exist": (
         "flights",
@@ -119,47 +95,11 @@ FAULTS = {
         "SELECT * REPLACE (time_hour + INTERVAL 7 DAYS AS time_hour, day + 7 AS day) FROM rows",
         "outside_window is true in",
     ),
-    "a shifted day in all columns": (
-        "flights",
-        "SELECT * REPLACE (time_hour + INTERVAL 24 HOURS AS time_hour, day + 1 AS day) FROM rows "
-        "WHERE day < 9",
-        "flights has 2 values outside 400 to 1500, for example 0 (day_start '2013-03-04T05:00",
-    ),
-    "seconds instead of minutes": (
-        "flights",
-        "SELECT * REPLACE (dep_delay * 60 AS dep_delay) FROM rows",
-        "departure_minutes_off has",
-    ),
-    "kilometres instead of miles": (
-        "flights",
-        "SELECT * REPLACE ((distance * 1.609)::BIGINT AS distance) FROM rows",
-        "mean_miles_per_hour has 1 value outside 320 to 460, for example 6",
-    ),
-    "negative distances": (
-        "flights",
-        "SELECT * REPLACE (-distance AS distance) FROM rows",
-        "distance has 6,546 values outside 10 to 6000, for example -",
-    ),
-    "swapped delays": (
-        "flights",
-        "SELECT * REPLACE (arr_delay AS dep_delay, dep_delay AS arr_delay) FROM rows",
-        "arrival_minutes_off has",
-    ),
-    "swapped origin and destination": (
-        "flights",
-        "SELECT * REPLACE (dest AS origin, origin AS dest) FROM rows",
-        "values not among 'EWR', 'JFK', 'LGA'",
-    ),
     "a new carrier": (
         "flights",
         "SELECT * REPLACE (CASE WHEN flight = 1545 THEN 'ZZ' ELSE carrier END AS carrier) "
         "FROM rows",
         "'YV', for example 'ZZ' (a carrier is one of the sixteen known airlines)",
-    ),
-    "a burst of nulls in one column": (
-        "flights",
-        "SELECT * REPLACE (CASE WHEN day = 5 THEN NULL ELSE dep_time END AS dep_time) FROM rows",
-        "departure_half_known is true in",
     ),
     "a burst of nulls in all outcomes": (
         "flights",
@@ -174,12 +114,6 @@ FAULTS = {
         "flights",
         "SELECT * REPLACE (NULL::TEXT AS tailnum) FROM rows",
         "flown_without_tail_number is true in",
-    ),
-    "a frozen feed of flights": (
-        "flights",
-        "SELECT * REPLACE (hour * 100 + minute AS dep_time, 0 AS dep_delay, "
-        "sched_arr_time AS arr_time, 0 AS arr_delay) FROM rows WHERE arr_delay IS NOT NULL",
-        "different_departure_delays has 7 values below 25, for example 1 (day_start",
     ),
     "a feed that stopped": (
         "flights",
@@ -196,21 +130,6 @@ FAULTS = {
         "SELECT * REPLACE ((temp - 32) / 1.8 AS temp, (dewp - 32) / 1.8 AS dewp) FROM rows",
         "humidity_gap has",
     ),
-    "one temperature in Celsius": (
-        "weather",
-        "SELECT * REPLACE ((temp - 32) / 1.8 AS temp) FROM rows",
-        "dew_above_temperature is true in",
-    ),
-    "wind in metres a second": (
-        "weather",
-        "SELECT * REPLACE (wind_speed * 0.44704 AS wind_speed) FROM rows",
-        "wind_knots_off has",
-    ),
-    "pressure in inches": (
-        "weather",
-        "SELECT * REPLACE (pressure * 0.02953 AS pressure) FROM rows",
-        "pressure has",
-    ),
     "a frozen station": (
         "weather",
         "SELECT * EXCLUDE (frozen) REPLACE (CASE WHEN frozen THEN 50 ELSE temp END AS temp, "
@@ -222,34 +141,16 @@ FAULTS = {
         "FROM (SELECT *, origin = 'LGA' AND day = 6 AS frozen FROM rows)",
         "longest_unchanged_hours has 1 value above 4, for example 24 (origin 'LGA')",
     ),
-    "weather in local time labelled UTC": (
-        "weather",
-        "SELECT * REPLACE (timezone('America/New_York', time_hour) AT TIME ZONE 'UTC' "
-        "AS time_hour) FROM rows",
-        "hours_off_local_clock has 502 values other than 0, for example -5 (time_hour",
-    ),
     "a burst of nulls in the weather": (
         "weather",
         "SELECT * REPLACE (CASE WHEN day = 5 THEN NULL ELSE visib END AS visib) FROM rows",
         "visib has 70 nulls in 502 rows (tolerated share 0.1)",
     ),
-    "an observation twice": (
-        "weather",
-        "FROM rows UNION ALL (FROM rows LIMIT 1)",
-        "(origin, time_hour) repeats in 2 rows",
-    ),
-    "a register cut short": ("planes", "FROM rows LIMIT 500", "the number of rows is 500"),
     "an unknown kind of engine": (
         "planes",
         "SELECT * REPLACE (CASE WHEN seats = 2 THEN 'Warp drive' ELSE engine END AS engine) "
         "FROM rows",
         "for example 'Warp drive'",
-    ),
-    "a plane twice": ("planes", "FROM rows UNION ALL (FROM rows LIMIT 1)", "tailnum repeats in 2"),
-    "swapped coordinates": (
-        "airports",
-        "SELECT * REPLACE (lon AS lat, lat AS lon) FROM rows",
-        "lat has",
     ),
     "a time zone that nobody can compute": (
         "airports",

@@ -1,4 +1,4 @@
-"""Blessing: bands come from the clean days, and hold against days that are not like them."""
+"""Baselines: bands come from the clean days, and hold against days that are not like them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
-from tasks.validation.blessed import Blessed, faults_in
+from tasks.validation.baseline import Baseline
 from tasks.validation.outcome import read_outcome
-from tasks.validation.profiling import NOT_REVIEWED, bless_table, write_blessed
+from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
 from tasks.validation.runner import validate_table
-from tasks.validation.suites import FOLDER, Suite, read_suite, with_blessed
+from tasks.validation.suites import FOLDER, Suite, read_suite, with_baseline
 from tests.support.data.tables import REPO, store_table
 
 START = datetime(2013, 3, 1, tzinfo=UTC)
@@ -66,48 +66,48 @@ def readings(window: TimeWindow, seed: int = 0) -> pd.DataFrame:
 
 
 @pytest.fixture
-def blessed(store: ArtifactStore) -> Blessed:
-    return bless_table(store_table(store, readings(CLEAN), "meters"), SUITE, CLEAN, store)
+def baseline(store: ArtifactStore) -> Baseline:
+    return profile_table(store_table(store, readings(CLEAN), "meters"), SUITE, CLEAN, store)
 
 
-def refusal(blessed: Blessed, store: ArtifactStore, rows: pd.DataFrame) -> str:
+def refusal(baseline: Baseline, store: ArtifactStore, rows: pd.DataFrame) -> str:
     table = store_table(store, rows, "meters")
     with pytest.raises(DataContractError) as caught:
-        validate_table(table, with_blessed(SUITE, blessed), NEXT, store, "Nothing")
+        validate_table(table, with_baseline(SUITE, baseline), NEXT, store, "Nothing")
     return str(caught.value)
 
 
-def test_clean_days_after_the_blessed_ones_pass(blessed: Blessed, store: ArtifactStore) -> None:
+def test_clean_days_after_the_baseline_pass(baseline: Baseline, store: ArtifactStore) -> None:
     table = store_table(store, readings(NEXT, seed=1), "meters")
 
-    result = validate_table(table, with_blessed(SUITE, blessed), NEXT, store, "Nothing")
+    result = validate_table(table, with_baseline(SUITE, baseline), NEXT, store, "Nothing")
 
     outcome = read_outcome(store.path(result.result))
-    assert {check.table for check in outcome.checks} == {"subject", "blessed_days"}
+    assert {check.table for check in outcome.checks} == {"subject", "baseline_days"}
 
 
-def test_the_grid_of_the_readings_and_the_relations_are_found(blessed: Blessed) -> None:
-    assert blessed.grids["temp"].step == 0.18
-    assert blessed.relations["price"].values == {
+def test_the_grid_of_the_readings_and_the_relations_are_found(baseline: Baseline) -> None:
+    assert baseline.grids["temp"].step == 0.18
+    assert baseline.relations["price"].values == {
         "Bidiya": 16.0, "Nizwa": 10.0, "Sohar": 14.0, "Sur": 12.0,
     }  # fmt: skip
-    assert blessed.categories["town"].keys() == {"Nizwa", "Sur", "Sohar", "Bidiya"}
-    assert blessed.num_periods == 20
-    assert blessed.reviewed == NOT_REVIEWED
+    assert baseline.categories["town"].keys() == {"Nizwa", "Sur", "Sohar", "Bidiya"}
+    assert baseline.num_periods == 20
+    assert baseline.reviewed == NOT_REVIEWED
 
 
 def test_another_unit_is_named_by_the_repair_that_heals(
-    blessed: Blessed, store: ArtifactStore
+    baseline: Baseline, store: ArtifactStore
 ) -> None:
     rows = readings(NEXT, seed=1)
 
-    message = refusal(blessed, store, rows.assign(temp=(rows["temp"] - 32) / 1.8))
+    message = refusal(baseline, store, rows.assign(temp=(rows["temp"] - 32) / 1.8))
 
     assert "looks like: temp: degrees Celsius instead of Fahrenheit (taken back, all" in message
 
 
 def test_missing_and_repeated_rows_new_categories_and_nulls_are_told_apart(
-    blessed: Blessed, store: ArtifactStore
+    baseline: Baseline, store: ArtifactStore
 ) -> None:
     rows = readings(NEXT, seed=1)
     first = rows["at"] < NEXT.start + timedelta(days=1)
@@ -122,22 +122,22 @@ def test_missing_and_repeated_rows_new_categories_and_nulls_are_told_apart(
     }
 
     for fault, changed in spoiled.items():
-        assert fault in refusal(blessed, store, changed)
+        assert fault in refusal(baseline, store, changed)
 
 
-def test_too_few_days_cannot_be_blessed(store: ArtifactStore) -> None:
+def test_too_few_days_can_be_no_baseline(store: ArtifactStore) -> None:
     short = TimeWindow(start=START, end=START + timedelta(days=5))
     table = store_table(store, readings(short), "meters")
 
     with pytest.raises(DataContractError, match="5 whole days in 2013-03-01T00:00Z to"):
-        bless_table(table, SUITE, short, store)
+        profile_table(table, SUITE, short, store)
 
 
-def test_a_table_that_misses_columns_cannot_be_blessed(store: ArtifactStore) -> None:
+def test_a_table_that_misses_columns_can_be_no_baseline(store: ArtifactStore) -> None:
     table = store_table(store, readings(CLEAN).drop(columns="temp"), "meters")
 
-    with pytest.raises(DataContractError, match="meters cannot be blessed: column"):
-        bless_table(table, SUITE, CLEAN, store)
+    with pytest.raises(DataContractError, match="meters can be no baseline: column"):
+        profile_table(table, SUITE, CLEAN, store)
 
 
 def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(
@@ -146,33 +146,34 @@ def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(
     shutil.copytree(REPO / FOLDER, tmp_path / FOLDER)
     before = read_suite(REPO, "raw_weather")
     hand_written = (tmp_path / FOLDER / "raw_weather.yaml").read_text()
-    assert before.blessed is not None
-    other = before.blessed.model_copy(update={"reviewed": "by two people"})
+    assert before.baseline is not None
+    other = before.baseline.model_copy(update={"reviewed": "by two people"})
 
-    path = write_blessed(other, tmp_path)
+    path = write_baseline(other, tmp_path)
 
     assert "# Generated by" in path.read_text()
     assert (tmp_path / FOLDER / "raw_weather.yaml").read_text() == hand_written
     again = read_suite(tmp_path, "raw_weather")
-    assert again.blessed == other
+    assert again.baseline == other
     assert again.expectations == before.expectations
 
 
-def test_a_blessed_file_of_other_columns_is_refused(blessed: Blessed) -> None:
+def test_a_baseline_file_of_other_columns_is_refused(baseline: Baseline) -> None:
     without = SUITE.model_copy(update={"columns": {"text": ("meter",), "timestamp": ("at",)}})
 
     with pytest.raises(ConfigurationError, match="price, reading, temp, town, which the suite"):
-        with_blessed(without, blessed)
+        with_baseline(without, baseline)
 
 
-def test_a_verdict_tells_its_faults() -> None:
-    verdict = "null burst: share of nulls 1, blessed at most 0.03; new category: share of values 1"
+def test_a_file_of_an_earlier_version_is_read_where_it_is(tmp_path: Path) -> None:
+    shutil.copytree(REPO / FOLDER, tmp_path / FOLDER)
+    (tmp_path / FOLDER / "baseline").rename(tmp_path / FOLDER / "blessed")
 
-    assert faults_in(verdict) == ["null burst", "new category"]
+    assert read_suite(tmp_path, "raw_weather") == read_suite(REPO, "raw_weather")
 
 
 def test_every_generated_file_of_the_repository_was_reviewed() -> None:
-    for file in (REPO / FOLDER / "blessed").glob("*.yaml"):
-        blessed = read_suite(REPO, file.stem).blessed
-        assert blessed is not None
-        assert blessed.reviewed != NOT_REVIEWED
+    for file in (REPO / FOLDER / "baseline").glob("*.yaml"):
+        baseline = read_suite(REPO, file.stem).baseline
+        assert baseline is not None
+        assert baseline.reviewed != NOT_REVIEWED

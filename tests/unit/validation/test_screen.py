@@ -11,8 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tasks.validation.expectations import compile_suite, run_checks
-from tasks.validation.screen import can_screen, failing
+from tasks.validation.expectations import can_screen, compile_suite, failing, run_checks
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Rule
 from tests.support.data.tables import WEEK, people, suite

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError
-from tasks.validation.subject import is_of_kind, open_subject
+from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite
 from tests.support.data.tables import WEEK, people, suite
 
@@ -24,81 +24,49 @@ def test_a_good_table_has_no_fault(tmp_path: Path) -> None:
     assert faults(tmp_path, people()) == []
 
 
-def test_a_missing_column_is_named_with_those_present(tmp_path: Path) -> None:
-    seen = faults(tmp_path, people().drop(columns=["age"]))
-
-    assert seen == ["column(s) age are missing, the table has name, town, born"]
-
-
-def test_text_in_a_number_column_is_named_with_the_text(tmp_path: Path) -> None:
-    frame = people().astype({"age": object})
-    frame["age"] = [str(age) for age in frame["age"]]
-    frame.loc[3, "age"] = "old"
-
-    assert faults(tmp_path, frame) == ["age is VARCHAR, expected numbers; it holds 'old'"]
+WHOLE = suite(columns={"text": ["name", "town"], "integer": ["age"], "timestamp": ["born"]})
+PLAIN = people()["born"].dt.tz_localize(None).astype("datetime64[us]")
+FINE = people()["born"].astype("datetime64[ns, UTC]")
 
 
-def test_numbers_stored_as_text_are_named_so(tmp_path: Path) -> None:
-    seen = faults(tmp_path, people().astype({"age": str}))
-
-    assert seen == ["age is VARCHAR, expected numbers; its numbers are stored as text"]
-
-
-def test_a_fraction_in_a_column_of_whole_numbers_is_a_wrong_type(tmp_path: Path) -> None:
-    whole = suite(columns={"text": ["name", "town"], "integer": ["age"], "timestamp": ["born"]})
-
-    assert faults(tmp_path, people(), whole) == ["age is DOUBLE, expected whole numbers"]
-
-
-@pytest.mark.parametrize("dtype", ["datetime64[us]", "datetime64[ns, UTC]"])
-def test_a_moment_without_zone_or_in_nanoseconds_is_a_wrong_type(
-    tmp_path: Path, dtype: str
+@pytest.mark.parametrize(
+    ("frame", "checked", "words"),
+    [
+        (people().drop(columns=["age"]), suite(), ["age are missing, the table has name, town"]),
+        (people().assign(age="old"), suite(), ["age is VARCHAR, expected numbers; it holds 'old'"]),
+        (people().astype({"age": str}), suite(), ["its numbers are stored as text"]),
+        (people(), WHOLE, ["age is DOUBLE, expected whole numbers"]),
+        (people().assign(born=PLAIN), suite(), ["born is TIMESTAMP, expected moments with a time"]),
+        (people().assign(born=FINE), suite(), ["expected moments with a time"]),
+        (people().assign(salary=1.0), suite(), ["salary are not among those the suite allows"]),
+        (people().assign(salary=1.0), suite(other_columns="ignore"), []),
+        (people()[:0], suite(), ["people has no rows"]),
+        (
+            people().drop(columns=["town"]).assign(born="today", salary=1),
+            suite(),
+            ["town are missing", "salary are not", "born is VARCHAR"],
+        ),
+    ],
+)
+def test_each_fault_of_the_table_itself_is_named(
+    tmp_path: Path, frame: pd.DataFrame, checked: Suite, words: list[str]
 ) -> None:
-    frame = people()
-    born = frame["born"]
-    frame["born"] = (born if "UTC" in dtype else born.dt.tz_localize(None)).astype(dtype)
+    seen = faults(tmp_path, frame, checked)
 
-    [fault] = faults(tmp_path, frame)
-
-    assert fault.startswith("born is TIMESTAMP")
-    assert fault.endswith("expected moments with a time zone, in microseconds")
+    assert len(seen) == len(words)
+    for fault, word in zip(seen, words, strict=True):
+        assert word in fault
 
 
-def test_an_unknown_column_is_refused_by_name_unless_others_are_ignored(tmp_path: Path) -> None:
-    frame = people().assign(salary=1.0)
-
-    seen = faults(tmp_path, frame)
-
-    assert seen == ["column(s) salary are not among those the suite allows"]
-    assert faults(tmp_path, frame, suite(other_columns="ignore")) == []
-
-
-def test_an_empty_table_is_named(tmp_path: Path) -> None:
-    assert faults(tmp_path, people()[:0]) == ["people has no rows, expected at least one"]
-
-
-def test_several_faults_are_all_told(tmp_path: Path) -> None:
-    seen = faults(tmp_path, people().drop(columns=["town"]).assign(born="today", salary=1))
-
-    assert len(seen) == 3
-
-
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     (tmp_path / "people.parquet").write_text("name,age\n")
-
-    with (
-        pytest.raises(DataContractError, match=r"people\.parquet cannot be read as Parquet"),
-        open_subject(tmp_path / "people.parquet", "people", suite(), WEEK),
-    ):
-        pass
-
-
-def test_a_folder_without_parquet_is_named(tmp_path: Path) -> None:
-    with (
-        pytest.raises(DataContractError, match="holds no Parquet file"),
-        open_subject(tmp_path, "people", suite(), WEEK),
-    ):
-        pass
+    for name in ("empty", "people.parquet"):
+        with (
+            pytest.raises(DataContractError, match=name),
+            open_subject(tmp_path / name, "people", suite(), WEEK),
+        ):
+            pass
 
 
 def test_a_folder_is_one_table_and_its_folder_names_add_no_column(tmp_path: Path) -> None:
@@ -192,7 +160,7 @@ def test_a_full_temporary_folder_gives_a_sentence(tmp_path: Path) -> None:
     people().to_parquet(tmp_path / "people.parquet", index=False)
 
     with (
-        pytest.raises(StorageError, match=r"No space left.*expected free space there"),
+        pytest.raises(StorageError, match=r"No space left.*expected free space"),
         open_subject(tmp_path / "people.parquet", "people", suite(), WEEK),
     ):
         raise duckdb.IOException("Could not write to spill file: No space left on device")
@@ -212,13 +180,3 @@ def test_names_with_quotes_cannot_break_out_of_the_sql(tmp_path: Path) -> None:
         assert subject.table_faults() == []
         subject.derive()
         assert len(subject.frame("subject", [odd])) == 40
-
-
-def test_duckdb_types_are_told_apart() -> None:
-    assert is_of_kind("DECIMAL(18,3)", "number")
-    assert is_of_kind("UTINYINT", "integer")
-    assert not is_of_kind("DECIMAL(18,3)", "integer")
-    assert not is_of_kind("BOOLEAN", "number")
-    assert is_of_kind("BOOLEAN", "boolean")
-    known = {row[0] for row in duckdb.sql("SELECT type_name FROM duckdb_types()").fetchall()}
-    assert "timestamp with time zone" in known
