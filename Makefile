@@ -134,11 +134,12 @@ test-litert: setup .venv-litert/complete ## convert to LiteRT; afterwards the ta
 bench: setup .venv-mlserver/complete .venv-kserve/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
 
-lint: setup ## check style, format, types, and what the code costs its reader
+lint: setup ## check style, format, types, directions of imports, and what the code costs its reader
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) -m infra.budget
+	.venv/bin/lint-imports --cache-dir .ruff_cache/imports
 
 format: setup ## format the code
 	$(VENV_PYTHON) -m ruff format .

@@ -59,6 +59,7 @@ def finish(checkout: Checkout) -> None:
         checkout.python,
         '[ "$1" = -I ] && exit; echo "called: $*"; echo "PYTHONPATH=$PYTHONPATH"; pwd',
     )
+    program(checkout.venv / "bin" / "lint-imports", 'echo "called: lint-imports"')
     write_stamp(checkout, wanted_digest(checkout))
     for tool in ENVIRONMENTS:
         (checkout.root / f".venv-{tool}").mkdir()
@@ -160,7 +161,8 @@ def test_ci_runs_the_quick_tests_and_a_part_of_the_slow_ones(
     done = ci(checkout, tools, "--part", "5")
     assert done.returncode == 0, done.stderr
     called = [line for line in done.stdout.splitlines() if line.startswith("called: ")]
-    kinds = ("ruff check", "ruff format", "mypy", "infra.budget", "pytest -n 2", "--group 5")
+    kinds = ("ruff check", "ruff format", "mypy", "infra.budget", "lint-imports")
+    kinds += ("pytest -n 2", "--group 5")
     assert len(called) == len(kinds)
     assert all(kind in line for kind, line in zip(kinds, called, strict=True)), called
     assert "unstable" not in done.stdout
