@@ -15,12 +15,14 @@ from tasks.control.leases.affinity import Affinity, applied
 from tasks.control.leases.config import LeaseRequest, StageLease
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import Lease, acquire
+from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LeaseFacts, LeaseRepository, Outlook
 from tasks.kernel.errors import LeaseLostError
 from tasks.kernel.settings import Settings
 from tasks.training.config import TrainingConfig
 
 ARTIFACT_KEY = "devices"
+TERMS = LeaseTerms()
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def leased(request: LeaseRequest, policy: StageLease) -> Iterator[Lease | None]:
         get_run_logger().info("no devices are leased: lease.enabled is false")
         yield None
         return
-    book = LeaseRepository(Settings.from_environment().metadata_url, policy.terms)
+    book = LeaseRepository(Settings.from_environment().metadata_url, TERMS)
     with (
         _Interruption() as interruption,
         acquire(

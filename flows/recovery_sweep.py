@@ -46,6 +46,8 @@ from flows.routing import is_online
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.control.recovery.judge import (
     DAY_S,
+    LATE_LIMIT_S,
+    PARENT_GRACE_S,
     Action,
     ProcessState,
     Repair,
@@ -143,13 +145,13 @@ def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[Rep
     return judge(run_facts(client, config, utc_now()), config)
 
 
-def find_dead_steps(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[StepFact, ...]:
+def find_dead_steps(client: SyncPrefectClient) -> tuple[StepFact, ...]:
     """Task runs that a sweep would end now; changes nothing."""
-    return dead_steps(step_facts(client, utc_now()), config)
+    return dead_steps(step_facts(client, utc_now()))
 
 
-def _end_steps(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[StepFact, ...]:
-    steps = find_dead_steps(client, config)
+def _end_steps(client: SyncPrefectClient) -> tuple[StepFact, ...]:
+    steps = find_dead_steps(client)
     for step in steps:
         message = f"{SWEPT}attempt {step.attempt} of {step.run} is over."
         state = Cancelled if step.run_state == "cancelled" else Crashed
@@ -179,7 +181,7 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
         later = run_facts(client, config, utc_now())
         retries = tuple(r for r in judge(later, config) if r.action == "retry")
         done += _repaired(client, retries, later, config)
-    steps = _end_steps(client, config)
+    steps = _end_steps(client)
     return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks, steps=steps)
 
 
@@ -205,7 +207,7 @@ def _carry_out(
     moved_on = run.state is None or STATES[run.state.type] != fact.state
     if moved_on or run.run_count != fact.attempts:
         return "moved on by itself"
-    if left := end_processes(repair.run, repair.pids, config.end_grace_s):
+    if left := end_processes(repair.run, repair.pids):
         return f"could not be ended: processes {', '.join(map(str, left))}"
     state = _new_state(repair)
     if state is None:
@@ -381,7 +383,7 @@ def _candidates(
     local: Mapping[str, Sequence[int]],
     now: datetime,
 ) -> Iterator[FlowRun]:
-    due = now - timedelta(seconds=min(config.late_limit_s, config.parent_grace_s))
+    due = now - timedelta(seconds=min(LATE_LIMIT_S, PARENT_GRACE_S))
     cut_off = now - timedelta(seconds=config.retry_within_s)
     yield from _all(client, FlowRunFilter(state=_of_type(UNFINISHED)))
     yield from _all(

@@ -45,7 +45,7 @@ def _look(client: SyncPrefectClient, config: RecoveryConfig, told: set[str]) -> 
     leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
     new = [r for r in repairs if r.action != "report" or r.run not in told]
     told.update(r.run for r in repairs if r.action == "report")
-    if new or leaking or find_dead_steps(client, config):
+    if new or leaking or find_dead_steps(client):
         recovery_sweep_flow(config)
 
 

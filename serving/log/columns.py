@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from serving.calls import Array, Call, Served, ServedBatch
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.config import MAX_ANSWER_VALUES, PredictionLogConfig
 from tasks.predictions.masking import Mask
 from tasks.predictions.schema import (
     AGE,
@@ -75,7 +75,6 @@ class Layout:
         self._left_out = frozenset(config.left_out)
         self._hidden = frozenset(config.masked)
         self._mask = mask
-        self._max_values = config.max_answer_values
         self._inputs = [spec for spec in (signature.inputs if signature else ()) if spec.columns]
         self._output = signature.output.name if signature else None
 
@@ -142,7 +141,7 @@ class Layout:
         flat = values.reshape(len(values), -1)
         if flat.shape[1] == 1:
             return {SCORE: pa.array(flat[:, 0].astype(np.float64))}
-        if flat.shape[1] > self._max_values:
+        if flat.shape[1] > MAX_ANSWER_VALUES:
             return {}
         offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
         numbers = pa.array(flat.astype(np.float32).reshape(-1))

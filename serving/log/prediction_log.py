@@ -29,7 +29,13 @@ from serving.log.columns import Layout, Refusal
 from serving.log.refusals import RefusalGate, VersionOf
 from tasks.contracts.conversion import Signature
 from tasks.kernel.errors import ConfigurationError, FalajError
-from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.config import (
+    FLUSH_ROWS,
+    QUEUE_BYTES,
+    STOP_S,
+    UPKEEP_S,
+    PredictionLogConfig,
+)
 from tasks.predictions.masking import open_mask, unknown_names
 from tasks.predictions.parts import PartWriter
 from tasks.predictions.schema import EVENT_TIME, SUBJECT, day_folder
@@ -40,11 +46,11 @@ END_S = 2.0
 
 
 class Housekeeper:
-    """Sees to old days and small parts, at once and then every `upkeep_s`.
+    """Sees to old days and small parts, at once and then every `UPKEEP_S`.
 
     Args:
         home: state folder.
-        config: retention and merging.
+        config: retention.
     """
 
     def __init__(self, home: Path, config: PredictionLogConfig) -> None:
@@ -72,7 +78,7 @@ class Housekeeper:
                     )
             except (OSError, FalajError, pa.ArrowException) as exc:  # it costs no prediction
                 logger.warning("the prediction log could not be seen to: %s", exc)
-            self._stopping.wait(self._config.upkeep_s)
+            self._stopping.wait(UPKEEP_S)
 
 
 Key = tuple[str, str, date]
@@ -177,12 +183,12 @@ class PredictionLog:
         self._plain = Layout(None, config, self._mask)
         self._queue: deque[tuple[ServedBatch, int, int]] = deque()
         self._refusals: deque[Refusal] = deque()
-        self._limit_rows, self._limit_bytes = config.queue_rows, int(config.queue_mb * 1e6)
+        self._limit_rows = config.queue_rows
         # Each number has one writer, the loop or the thread, so that none needs a lock.
         self._rows_in = self._rows_out = self._bytes_in = self._bytes_out = 0
         self._dropped_by_loop: Counter[str] = Counter()
         self._dropped_by_thread: Counter[str] = Counter()
-        self._gate = RefusalGate(config, version_of)
+        self._gate = RefusalGate(version_of)
         self._refused = 0
         self._latest: Served | None = None
         self._rows_drained, self._drained_at = 0, 0.0
@@ -237,19 +243,19 @@ class PredictionLog:
         self._thread.start()
         self._housekeeper.start()
 
-    def stop(self, deadline_s: float | None = None) -> None:
+    def stop(self, deadline_s: float = STOP_S) -> None:
         """Write what is left and end; what is not written by the deadline is dropped and counted.
 
         It waits, so an event loop has to call it on a thread.
 
         Args:
-            deadline_s: seconds; None takes the configured ones.
+            deadline_s: seconds.
         """
         if self._thread is None or self._writer is None or self._stopping.is_set():
             return
         self._stopping.set()
         self._housekeeper.stop()
-        self._thread.join(self._config.stop_s if deadline_s is None else deadline_s)
+        self._thread.join(deadline_s)
         if self._thread.is_alive():
             self._cut_off = True
         else:
@@ -268,7 +274,7 @@ class PredictionLog:
                 num_bytes += 2 * values.nbytes
             if (
                 self._rows_in - self._rows_out + rows > self._limit_rows
-                or self._bytes_in - self._bytes_out + num_bytes > self._limit_bytes
+                or self._bytes_in - self._bytes_out + num_bytes > QUEUE_BYTES
             ):
                 self._dropped_by_loop[self._trouble or "queue_full"] += rows
                 return
@@ -379,8 +385,9 @@ class PredictionLog:
 
     def _is_due(self, now: float) -> bool:
         pending = self._pending
+        most = min(FLUSH_ROWS, self._limit_rows)
         old = now - pending.since >= self._config.flush_s - DRAIN_S
-        return pending.num_rows > 0 and (old or pending.num_rows >= self._config.flush_rows)
+        return pending.num_rows > 0 and (old or pending.num_rows >= most)
 
     def _drain(self) -> None:
         """Turn queued batches into tables."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from serving.calls import Call, Served, Slot
 from serving.errors import ServingError
 from serving.log.columns import Refusal
-from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.config import FAULTS_PER_S, REFUSALS_PER_S
 
 VersionOf = Callable[[str, Slot], str | None]
 """Which version a model's slot names; called on the loop."""
@@ -45,13 +45,12 @@ class RefusalGate:
     """Decides of each refused call; on the loop's thread alone.
 
     Args:
-        config: how many are written.
         version_of: names the version that would have answered; without it, the one that did last.
     """
 
-    def __init__(self, config: PredictionLogConfig, version_of: VersionOf | None) -> None:
-        self._faults = Bucket(config.faults_per_s)
-        self._others = Bucket(config.refusals_per_s)
+    def __init__(self, version_of: VersionOf | None) -> None:
+        self._faults = Bucket(FAULTS_PER_S)
+        self._others = Bucket(REFUSALS_PER_S)
         self._version_of = version_of
         self._last: dict[tuple[str, Slot], str] = {}
         self.models: set[str] = set()

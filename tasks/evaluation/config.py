@@ -29,13 +29,6 @@ class EvaluationConfig(BaseModel):
         le=1_000_000,
         description="A slice with fewer rows of either label is not judged.",
     )
-    slice_tolerance: float = Field(
-        default=0.1,
-        gt=0,
-        le=1,
-        description="Of a regression: an RMSE on a slice that does no harm, in standard deviations "
-        "of the label on all rows; slices are not compared with anything that errs by less.",
-    )
     min_days: int = Field(
         default=7,
         ge=2,

@@ -13,6 +13,8 @@ from tasks.evaluation.metrics import error_ratio, measure_rows, why_not_judged
 from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE
 
 MISSING = "(missing)"
+SLICE_TOLERANCE = 0.1
+"""RMSE on a slice of a regression that does no harm, in standard deviations of the label."""
 MAX_LISTED = 20
 PLAIN = "plain_score"
 
@@ -30,7 +32,7 @@ def judge_slices(
     """
     judged: list[SliceMetrics] = []
     skipped: list[str] = []
-    tolerance = config.slice_tolerance * float(rows[columns.label].std(ddof=0))
+    tolerance = SLICE_TOLERANCE * float(rows[columns.label].std(ddof=0))
     for name in config.slices:
         small = []
         for value, part in _parts(rows, columns, name):

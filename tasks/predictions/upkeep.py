@@ -9,7 +9,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,6 +42,8 @@ from tasks.predictions.schema import (
 
 logger = logging.getLogger(__name__)
 
+COMPACT_PARTS = 120
+"""Parts of the current day from which they are merged; those of a finished day always are."""
 SETTLED_H = 1
 """A day is finished so long after its end: what arrived at midnight is written by then."""
 
@@ -61,7 +63,7 @@ def keep_up(
     Args:
         home: state folder.
         writer: of this process.
-        config: retention, and from how many parts on they are merged.
+        config: retention.
         now: the moment, UTC.
         stopping: asked between days; True ends the work there.
 
@@ -83,7 +85,7 @@ def keep_up(
                 if day < oldest:
                     _remove(day_folder)
                     continue
-                _keep_day(home, day_folder, writer, day, finished_before, config)
+                _keep_day(home, day_folder, writer, is_finished=day < finished_before)
     _remove_files(home, now - timedelta(days=config.retention_days))
 
 
@@ -127,19 +129,12 @@ def merge_parts(writer: PartWriter, folder: Path, parts: Sequence[Path]) -> int:
     return left
 
 
-def _keep_day(
-    home: Path,
-    folder: Path,
-    writer: PartWriter,
-    day: date,
-    finished_before: date,
-    config: PredictionLogConfig,
-) -> None:
+def _keep_day(home: Path, folder: Path, writer: PartWriter, *, is_finished: bool) -> None:
     remove_replaced(folder)
     parts, least = visible_parts(folder), 2
-    if day >= finished_before:
+    if not is_finished:
         parts = [part for part in parts if part.name.startswith(PARTS)]
-        least = config.compact_parts
+        least = COMPACT_PARTS
     if len(parts) < least:
         return
     whole = []

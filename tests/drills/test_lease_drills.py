@@ -11,8 +11,9 @@ import psutil
 import psycopg
 import pytest
 
-from tasks.control.leases.config import LeaseConfig, LeaseRequest
+from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.errors import LeaseLostError
 from tests.support.host.processes import wait_until
@@ -75,12 +76,12 @@ def test_a_database_away_for_ten_seconds_costs_no_lease_and_one_away_for_longer_
         server = connection.info.backend_pid
     parent = psutil.Process(server).ppid()
     with acquire(
-        LeaseRepository(postgres, LeaseConfig(ttl_s=30)), LeaseRequest(cores=1), "a", devices=host()
+        LeaseRepository(postgres, LeaseTerms(ttl_s=30)), LeaseRequest(cores=1), "a", devices=host()
     ) as lease:
         freeze(parent, 10)
         time.sleep(30)
         lease.check()
-    book = LeaseRepository(postgres, LeaseConfig(ttl_s=5))
+    book = LeaseRepository(postgres, LeaseTerms(ttl_s=5))
     with acquire(book, LeaseRequest(cores=1), "a", devices=host()) as lease:
         freeze(parent, 10)
         with pytest.raises(LeaseLostError, match="no sign of life"):

@@ -43,12 +43,7 @@ SEED = int(os.environ.get("FALAJ_KILLS_SEED", "0"))
 LOOP_LIMIT_S = 900
 GONE_WITHIN_S = 120
 POOLS = {"coordinator": "drill-coordinator", "stages": "drill-stages"}
-RECOVERY = RecoveryConfig(
-    pending_limit_s=60,
-    dead_process_s=10,
-    leftover_grace_s=15,
-    max_retries=10,
-)
+RECOVERY = RecoveryConfig(pending_limit_s=60, max_retries=10)
 VICTIMS = (
     "an engine",
     "all engines",

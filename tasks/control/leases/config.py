@@ -71,44 +71,6 @@ class LeaseRequest(BaseModel):
         return " and ".join(wanted)
 
 
-class LeaseConfig(BaseModel):
-    """How long leases hold without a sign of life, and who waits how long."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
-
-    ttl_s: float = Field(
-        default=40.0,
-        gt=0,
-        le=86400,
-        description="Seconds after its last sign of life at which a lease is lost to its holder.",
-    )
-    grace_s: float = Field(
-        default=15.0,
-        ge=0,
-        le=3600,
-        description="Seconds from then on in which the holder stops its work, before the devices "
-        "are given to others. A training's guards need up to 11.",
-    )
-    ageing_s: float = Field(
-        default=600.0,
-        gt=0,
-        le=604800,
-        description="Seconds of waiting that weigh as much as one level of priority.",
-    )
-    longest_look_s: float = Field(
-        default=15.0,
-        gt=0,
-        le=60,
-        description="Longest pause in seconds after which one who waits looks again, unasked; who "
-        "is near the front looks sooner, and who is given something is told at once.",
-    )
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two signs of life; three may be missed."""
-        return self.ttl_s / 4
-
-
 class StageLease(BaseModel):
     """The devices that a stage holds while it works, and how it waits for them."""
 
@@ -133,4 +95,3 @@ class StageLease(BaseModel):
         le=2592000,
         description="Longest wait in seconds; none: as long as it takes.",
     )
-    terms: LeaseConfig = LeaseConfig()

@@ -32,7 +32,7 @@ class Lease:
     """Devices that this process holds until the context is left.
 
     A thread gives heartbeats. A lease that is lost is not had again: `lost` is set, and whoever
-    works on the devices has to stop within the grace of `LeaseConfig`.
+    works on the devices has to stop within the grace of `LeaseTerms`.
 
     Args:
         repository: where it is written.
@@ -62,7 +62,7 @@ class Lease:
         self._heartbeat = Heartbeat(
             lambda: repository.renew(claim.ticket),
             claim.deadline_s,
-            repository.config.beat_s,
+            repository.terms.beat_s,
             self._lose,
         )
 
@@ -167,7 +167,7 @@ class _Waiter:
         self._repository, self._claim = repository, claim
         self._until_s, self._on_wait = until_s, on_wait
         self._outlook: Outlook | None = None
-        self._next_beat_s = time.monotonic() + repository.config.beat_s
+        self._next_beat_s = time.monotonic() + repository.terms.beat_s
         self._wake_up = WakeUp(claim.mark)
 
     def wait(self) -> Claim:
@@ -192,7 +192,7 @@ class _Waiter:
             if self._outlook is None or self._repository.has_changed(self._outlook):
                 self._take_in(self._repository.outlook(self._claim))
             if self._claim.state != HELD and time.monotonic() >= self._next_beat_s:
-                self._next_beat_s = time.monotonic() + self._repository.config.beat_s
+                self._next_beat_s = time.monotonic() + self._repository.terms.beat_s
                 if self._repository.renew(self._claim.ticket) is None:
                     self._queue_again()
         except TransientError as exc:
@@ -234,7 +234,7 @@ class _Waiter:
         if now_s >= until_s:
             raise LeaseError(self._too_late())
         num_before = self._outlook.num_before if self._outlook else 0
-        pause_s = min(SHORTEST_LOOK_S * (1 + num_before), self._repository.config.longest_look_s)
+        pause_s = min(SHORTEST_LOOK_S * (1 + num_before), self._repository.terms.longest_look_s)
         self._wake_up.sleep(min(now_s + pause_s, self._next_beat_s, until_s) - now_s)
 
     def _too_late(self) -> str:

@@ -97,6 +97,29 @@ class Claim(BaseModel):
 ALL_PARTS = range(PARTS_PER_GPU)
 
 
+@dataclass(frozen=True)
+class LeaseTerms:
+    """How long leases hold without a heartbeat, and who waits how long.
+
+    Args:
+        ttl_s: after its last heartbeat, when a lease is lost to its holder.
+        grace_s: from then on the holder stops its work, before the devices are given to others; a
+            training's guards need up to 11.
+        ageing_s: waiting that weighs as much as one level of priority.
+        longest_look_s: longest pause after which one who waits looks again, unasked.
+    """
+
+    ttl_s: float = 40.0
+    grace_s: float = 15.0
+    ageing_s: float = 600.0
+    longest_look_s: float = 15.0
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two heartbeats; three may be missed."""
+        return self.ttl_s / 4
+
+
 @dataclass
 class Taken:
     """What cannot be given: parts of GPUs, cores, and how many cores each control group uses."""

@@ -29,13 +29,14 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.engine import Connection
 
-from tasks.control.leases.config import LeaseConfig, LeaseRequest
+from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.placement import (
     HELD,
     WAITING,
     Claim,
     Grant,
+    LeaseTerms,
     Taken,
     due_s,
     grants_for,
@@ -109,7 +110,7 @@ class LeaseRepository:
 
     Args:
         url: SQLAlchemy address, SQLite or PostgreSQL; see `Settings.metadata_url`.
-        config: for how long leases hold, and who waits how long.
+        terms: for how long leases hold, and who waits how long.
         host: name of this machine, for people; its own where none is given.
         who: names the calling process; asked for each claim, as a fork is another process.
         clock: seconds since the machine's boot.
@@ -121,12 +122,12 @@ class LeaseRepository:
     def __init__(
         self,
         url: str,
-        config: LeaseConfig | None = None,
+        terms: LeaseTerms = LeaseTerms(),  # noqa: B008  frozen
         host: str | None = None,
         who: Callable[[], ProcessName] = ProcessName.of_this,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config = config or LeaseConfig()
+        self.terms = terms
         self.host = host or socket.gethostname()
         # A lease does not outlive its machine's boot, so a power cut takes nothing of worth.
         self.engine = open_database(url, answer_within_s=ANSWER_WITHIN_S, synchronous="NORMAL")
@@ -160,7 +161,7 @@ class LeaseRepository:
         """
         _check_possible(request, devices)
         if place_in_line_s is None:
-            place_in_line_s = due_s(self._clock(), priority, self.config.ageing_s)
+            place_in_line_s = due_s(self._clock(), priority, self.terms.ageing_s)
         with self._changing() as (connection, now_s):
             row = {
                 "state": WAITING,
@@ -321,12 +322,12 @@ class LeaseRepository:
 
     def _heartbeat(self, now_s: float) -> dict[str, float]:
         """What a heartbeat writes: the deadline by the database's clock and the machine's."""
-        ttl_s = self.config.ttl_s
+        ttl_s = self.terms.ttl_s
         return {
             "expires_s": now_s + ttl_s,
             "deadline_s": self._clock() + ttl_s,
             "ttl_s": ttl_s,
-            "grace_s": self.config.grace_s,
+            "grace_s": self.terms.grace_s,
         }
 
     def _facts(self, claim: Claim, now_s: float) -> LeaseFacts:

@@ -27,6 +27,15 @@ RunState = Literal[
 ProcessState = Literal["alive", "gone", "elsewhere", "unknown"]
 Action = Literal["crash", "cancel", "ask to cancel", "retry", "end processes", "report"]
 DAY_S = 86_400.0
+DEAD_PROCESS_S = 15.0
+"""A run may stay Running after its process here is gone: its worker reports it within that."""
+CANCEL_LIMIT_S = 20.0
+LATE_LIMIT_S = 300.0
+PARENT_GRACE_S = 30.0
+"""A stage's run may go on after the loop that started it ended."""
+LEFTOVER_GRACE_S = 30.0
+TASK_GRACE_S = 120.0
+"""Steps are recorded late: their end may be reported so long after that of their run."""
 ENDED: frozenset[str] = frozenset({"completed", "failed", "crashed", "cancelled"})
 ENDED_BADLY: frozenset[str] = frozenset({"failed", "crashed", "cancelled"})
 
@@ -88,7 +97,7 @@ def _judged(fact: RunFact, by_id: Mapping[str, RunFact], config: RecoveryConfig)
     if fact.state == "paused":
         return None
     if fact.state in ENDED:
-        return _leftover(fact, config) or _again(fact, config)
+        return _leftover(fact) or _again(fact, config)
     parent = by_id.get(fact.parent or "")
     if parent is not None and (repair := _without_parent(fact, parent, config)):
         return repair
@@ -105,7 +114,7 @@ def _running(fact: RunFact, config: RecoveryConfig) -> Repair | None:
     if fact.process == "alive":
         return None
     if fact.process == "gone":
-        if fact.age_s <= config.dead_process_s:
+        if fact.age_s <= DEAD_PROCESS_S:
             return None
         return _repair(fact, "crash", "the process that ran it is gone", fact.pids)
     if fact.pids:
@@ -121,7 +130,7 @@ def _running(fact: RunFact, config: RecoveryConfig) -> Repair | None:
 
 
 def _cancelling(fact: RunFact, config: RecoveryConfig) -> Repair | None:
-    if fact.age_s <= config.cancel_limit_s:
+    if fact.age_s <= CANCEL_LIMIT_S:
         return None
     if fact.pids:
         why = f"{len(fact.pids)} processes of it live on after {fact.age_s:.0f} s"
@@ -144,7 +153,7 @@ def _pending(fact: RunFact, config: RecoveryConfig) -> Repair | None:
 
 
 def _untaken(fact: RunFact, config: RecoveryConfig) -> Repair | None:
-    if fact.age_s <= config.late_limit_s or fact.num_workers_online != 0:
+    if fact.age_s <= LATE_LIMIT_S or fact.num_workers_online != 0:
         return None
     why = (
         f"it was due {fact.age_s:.0f} s ago and no worker of work pool {fact.pool!r} is online; "
@@ -157,7 +166,7 @@ def _without_parent(fact: RunFact, parent: RunFact, config: RecoveryConfig) -> R
     """A stage whose loop has ended is ended too, unless the loop will take it up again."""
     if parent.state not in ENDED_BADLY or fact.state == "cancelling":
         return None
-    if parent.age_s <= config.parent_grace_s or may_be_retried(parent, config):
+    if parent.age_s <= PARENT_GRACE_S or may_be_retried(parent, config):
         return None
     why = f"the run {parent.name} that called it ended {parent.state} {parent.age_s:.0f} s ago"
     if not fact.deployed:  # it lived in its parent's process
@@ -165,8 +174,8 @@ def _without_parent(fact: RunFact, parent: RunFact, config: RecoveryConfig) -> R
     return _repair(fact, "cancel" if fact.state == "scheduled" else "ask to cancel", why)
 
 
-def _leftover(fact: RunFact, config: RecoveryConfig) -> Repair | None:
-    if not fact.pids or fact.age_s <= config.leftover_grace_s:
+def _leftover(fact: RunFact) -> Repair | None:
+    if not fact.pids or fact.age_s <= LEFTOVER_GRACE_S:
         return None
     why = f"{len(fact.pids)} processes live on {fact.age_s:.0f} s after it was {fact.state}"
     return _repair(fact, "end processes", why, fact.pids)
@@ -267,12 +276,12 @@ class StepFact(BaseModel):
     )
 
 
-def dead_steps(facts: Sequence[StepFact], config: RecoveryConfig) -> tuple[StepFact, ...]:
+def dead_steps(facts: Sequence[StepFact]) -> tuple[StepFact, ...]:
     """Task runs whose attempt is over: nobody will tell of their end."""
     return tuple(
         fact
         for fact in facts
         if not fact.stands_for_run
         and (fact.run_state in ENDED or fact.attempt < fact.run_attempts)
-        and min(fact.age_s, fact.run_age_s) > config.task_grace_s
+        and min(fact.age_s, fact.run_age_s) > TASK_GRACE_S
     )

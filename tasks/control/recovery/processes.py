@@ -15,6 +15,7 @@ RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Set by a worker in the environment of a run's engine, and inherited by all that it starts."""
 ENGINE = "prefect.engine"
 POLL_S = 0.1
+END_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
 def processes_by_run() -> dict[str, list[int]]:
@@ -33,7 +34,7 @@ def is_engine(pid: int) -> bool:
         return False
 
 
-def end_processes(run: str, pids: Iterable[int], grace_s: float) -> tuple[int, ...]:
+def end_processes(run: str, pids: Iterable[int], grace_s: float = END_GRACE_S) -> tuple[int, ...]:
     """End the processes of a run: SIGTERM, and SIGKILL for those that are left after the grace.
 
     A process is signalled only while its environment names the run, so that a reused id is spared.

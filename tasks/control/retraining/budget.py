@@ -11,6 +11,8 @@ from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 
 WEEK = timedelta(days=7)
+RECALIBRATE_AGAIN = timedelta(days=14)
+"""Scores that are wrong again so soon after a recalibration ask for a retraining."""
 
 
 KINDS = {Action.RETRAIN: "retraining", Action.RECALIBRATE: "recalibration"}
@@ -50,7 +52,7 @@ def carried_out_as(
 
     A recalibration becomes a retraining where it is not allowed, nothing here carries it out, or an
     earlier one did not help: it has ended and the version that it was for is the champion still, or
-    scores are wrong again within `recalibrate_again_days`.
+    scores are wrong again within `RECALIBRATE_AGAIN`.
 
     Args:
         action: what the rule chose.
@@ -66,17 +68,15 @@ def carried_out_as(
         return Action.RETRAIN, "recalibrating is switched off (max_recalibrations_per_week is 0)"
     if not recalibrates:
         return Action.RETRAIN, "no deployment of the flow recalibration has this use case"
-    again = timedelta(days=config.recalibrate_again_days)
     for earlier in reversed(spent):
         if earlier.action is not Action.RECALIBRATE or not earlier.has_ended:
             continue
         when = f"the recalibration claimed at {earlier.claimed_at:%Y-%m-%d %H:%M}Z"
         if earlier.version == version:
             return Action.RETRAIN, f"{when} has ended, and version {version} is the champion still"
-        if now - earlier.claimed_at < again:
+        if now - earlier.claimed_at < RECALIBRATE_AGAIN:
             return Action.RETRAIN, (
-                f"{when} did not last: scores are wrong again within "
-                f"{config.recalibrate_again_days:g} days"
+                f"{when} did not last: scores are wrong again within {RECALIBRATE_AGAIN.days} days"
             )
     return action, None
 

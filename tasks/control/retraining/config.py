@@ -32,13 +32,6 @@ class RetrainingPolicy(BaseModel):
         description="Recalibrations of one model in any seven days, which train nothing and so "
         "have a budget of their own; 0 means that the model is retrained instead.",
     )
-    recalibrate_again_days: float = Field(
-        default=14.0,
-        ge=0,
-        le=365,
-        description="Days after a recalibration in which scores that are wrong again ask for a "
-        "retraining.",
-    )
     max_run_hours_per_week: float | None = Field(
         default=None,
         gt=0,

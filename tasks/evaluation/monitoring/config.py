@@ -25,13 +25,6 @@ class MonitoringConfig(BaseModel):
         default=1.0,
         description="PSI below this is never drift, whatever the noise of the baseline.",
     )
-    noise_factor: PositiveFloat = Field(
-        default=2.0,
-        description="Times the PSI that windows of the baseline reach against the rest of it.",
-    )
-    min_ks: float = Field(
-        default=0.2, gt=0, lt=1, description="KS distance below this is never drift."
-    )
     max_null_rise: float = Field(
         default=0.2, gt=0, lt=1, description="Null rate above the baseline's highest day."
     )
@@ -40,10 +33,4 @@ class MonitoringConfig(BaseModel):
     )
     spare_age_h: PositiveFloat = Field(
         default=3.0, description="Hours that the newest row may be older than in the baseline."
-    )
-    sample_rows: PositiveInt = Field(
-        default=60_000, description="Rows of a view that drift is measured on, spread evenly."
-    )
-    most_features: PositiveInt = Field(
-        default=12, description="Features whose values the report shows over time."
     )

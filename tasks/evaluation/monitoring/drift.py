@@ -14,6 +14,10 @@ from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.evaluation.monitoring.statistics import Binned, Floats
 from tasks.stats.shift import distance, psi, shares
 
+NOISE_FACTOR = 2.0
+"""Times the PSI that windows of the baseline reach against the rest of it."""
+MIN_KS = 0.2
+
 
 @dataclass(frozen=True)
 class WindowDrift:
@@ -71,7 +75,7 @@ def measure_drift(
     in_baseline = [(f.days >= first) & (f.days < after) for f in features]
     references = [f.counts[mask] for f, mask in zip(features, in_baseline, strict=True)]
     noise = max((baseline_noise(c, config.window_days) for c in references), default=float("inf"))
-    bound = max(config.min_psi, config.noise_factor * noise)
+    bound = max(config.min_psi, NOISE_FACTOR * noise)
     found = []
     for end in ends:
         for feature, reference in zip(features, references, strict=True):
@@ -82,6 +86,6 @@ def measure_drift(
                 continue
             index = float(psi(total, current))
             ks = float(distance(shares(current) - shares(total), ordered=True))
-            drifted = bool(index > bound and ks > config.min_ks)
+            drifted = bool(index > bound and ks > MIN_KS)
             found.append(WindowDrift(feature.feature, end, index, ks, bound, drifted))
     return found

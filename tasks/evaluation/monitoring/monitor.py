@@ -47,6 +47,7 @@ from tasks.evaluation.monitoring.statistics import (
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 MOST_PERIODS = 53
+MOST_FEATURES = 12  # whose values the report shows over time
 Day = TypeVar("Day")
 
 
@@ -102,7 +103,7 @@ def monitor_tables(
         tables_version=tables.version,
         num_statistics=kept,
         views=tuple(_view(s) for s in seen),
-        features=tuple(_features(seen, config.most_features)),
+        features=tuple(_features(seen)),
         alerts=grouped(alerts),
         num_new_alerts=append_alerts(home, alerts),
         stale=grouped([alert for alert in alerts if alert.kind == "freshness"]),
@@ -155,7 +156,7 @@ def _drift(
     ends = range(num_days, -step, -step)
     reach = timedelta(days=config.window_days + step)
     read = TimeWindow(start=window.start - reach, end=window.end)
-    columns = binned(con, view, features, read, config.baseline, config.sample_rows)
+    columns = binned(con, view, features, read, config.baseline)
     shift = reach // DAY  # days are counted from the start of what was read
     first = math.ceil((config.baseline.start - read.start) / DAY)
     after = math.floor((config.baseline.end - read.start) / DAY)
@@ -195,11 +196,11 @@ def _view(seen: _Seen) -> MonitoredView:
     )
 
 
-def _features(seen: Sequence[_Seen], most: int) -> list[MonitoredFeature]:
+def _features(seen: Sequence[_Seen]) -> list[MonitoredFeature]:
     """Number features with the largest drift in the newest window, each with its values."""
     ranked = sorted(
         ((d, s) for s in seen for d in _newest(s.drift)), key=lambda pair: -pair[0].psi
-    )[:most]
+    )[:MOST_FEATURES]
     return [
         MonitoredFeature(
             view=s.view,

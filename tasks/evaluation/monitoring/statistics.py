@@ -18,6 +18,7 @@ DAY = timedelta(days=1)
 MEMORY_LIMIT = "2GB"
 EVENT_TIME, CREATED = "event_timestamp", "created"
 NUM_BINS = 10
+SAMPLE_ROWS = 60_000  # of a view that drift is measured on, spread evenly
 _NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "FLOAT", "DOUBLE")
 Floats = NDArray[np.float64]
 
@@ -153,7 +154,6 @@ def binned(
     features: Sequence[str],
     window: TimeWindow,
     baseline: TimeWindow,
-    sample_rows: int,
 ) -> list[Binned]:
     """Rows by day and bin of number features, on an even sample of rows of both windows.
 
@@ -162,7 +162,7 @@ def binned(
     both = f"(({_inside(window)}) OR ({_inside(baseline)}))"
     source = f"{parquet(view.folder)} WHERE {both}"
     total = con.execute(f"SELECT count(*) FROM {source}").fetchall()[0][0]
-    every = max(1, -(-total // sample_rows))
+    every = max(1, -(-total // SAMPLE_ROWS))
     key = ", ".join(_q(name) for name in (*view.keys, EVENT_TIME))
     columns = ", ".join(f"{_q(name)}::DOUBLE AS {_q(name)}" for name in features)
     arrow = con.sql(

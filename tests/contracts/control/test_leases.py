@@ -18,9 +18,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from tasks.control.leases.config import LeaseConfig, LeaseRequest
+from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LEASE_VARIABLE, LeaseRepository, Outlook
 from tasks.kernel.errors import ConfigurationError, LeaseError, LeaseLostError, TransientError
 from tasks.kernel.process import ProcessName
@@ -52,7 +53,7 @@ def test_a_killed_holder_frees_its_devices_long_before_they_expire(
         wait_until(lambda: lines_of(tmp_path / "farm" / "journal"), "the lease", 120)
         (tmp_path / "farm" / "stop").touch()
         os.kill(children_of(process.pid)[0], signal.SIGKILL)
-        book = LeaseRepository(url, LeaseConfig(ttl_s=86400))
+        book = LeaseRepository(url, LeaseTerms(ttl_s=86400))
         with acquire(book, ONE_CORE, "next", devices=only_one, wait_s=60) as lease:
             assert lease.token == 2
 
@@ -90,8 +91,8 @@ def test_devices_stay_taken_while_something_started_under_the_lease_still_runs(
 
 def test_a_silent_holder_is_told_and_loses_its_devices_to_who_waits(url: str) -> None:
     only_one, told = host(cores=1), threading.Event()
-    book = LeaseRepository(url, LeaseConfig(ttl_s=1.0, grace_s=0.5))
-    other = LeaseRepository(url, LeaseConfig(ttl_s=60))
+    book = LeaseRepository(url, LeaseTerms(ttl_s=1.0, grace_s=0.5))
+    other = LeaseRepository(url, LeaseTerms(ttl_s=60))
     lease = acquire(book, ONE_CORE, "a", devices=only_one, on_lost=lambda _: told.set())
     book.renew = lambda ticket: lease._claim.deadline_s  # type: ignore[method-assign] # deaf
     with acquire(other, ONE_CORE, "b", devices=only_one, wait_s=60) as taken:
@@ -105,7 +106,7 @@ def test_a_silent_holder_is_told_and_loses_its_devices_to_who_waits(url: str) ->
 
 
 def test_a_lease_whose_row_was_removed_is_lost_at_its_next_sign_of_life(url: str) -> None:
-    book = LeaseRepository(url, LeaseConfig(ttl_s=1.0))
+    book = LeaseRepository(url, LeaseTerms(ttl_s=1.0))
     with acquire(book, ONE_CORE, "a", devices=host()) as lease:
         book.give_back(lease._claim.ticket)
         assert lease.lost.wait(30)
@@ -113,7 +114,7 @@ def test_a_lease_whose_row_was_removed_is_lost_at_its_next_sign_of_life(url: str
 
 
 def test_a_lease_holds_as_long_as_its_holder_gives_signs_of_life(url: str) -> None:
-    book = LeaseRepository(url, LeaseConfig(ttl_s=2.0, grace_s=0))
+    book = LeaseRepository(url, LeaseTerms(ttl_s=2.0, grace_s=0))
     with acquire(book, ONE_CORE, "a", devices=host(cores=1)) as lease:
         with pytest.raises(LeaseError, match="0 are before it"):
             acquire(book, ONE_CORE, "b", devices=host(cores=1), wait_s=5)
@@ -174,7 +175,7 @@ def test_what_a_host_does_not_have_is_refused_at_once(url: str) -> None:
 class Machine:
     """A machine of its own on the same database: another name and another boot."""
 
-    def __init__(self, url: str, name: str, terms: LeaseConfig | None = None) -> None:
+    def __init__(self, url: str, name: str, terms: LeaseTerms | None = None) -> None:
         me = ProcessName.of_this()
         self.now_s = 1000.0
         self.book = LeaseRepository(
@@ -201,7 +202,7 @@ def test_two_machines_on_one_database_have_cores_of_their_own(url: str) -> None:
 def test_the_gpu_of_a_machine_that_lost_power_is_free_after_silence_seen_by_oneself(
     url: str,
 ) -> None:
-    terms = LeaseConfig(ttl_s=0.2, grace_s=0.1)
+    terms = LeaseTerms(ttl_s=0.2, grace_s=0.1)
     one_gpu, request = host(gpus=1), LeaseRequest(gpus=1)
     before = Machine(url, "before the power cut", terms)
     before.book.ask(request, "a", one_gpu, 3)
@@ -248,7 +249,7 @@ def shifted_clock(book: LeaseRepository, url: str, seconds: float) -> Iterator[N
 @proves(Promise.CLOCK_JUMP, "no device held by two, and free after")
 @pytest.mark.parametrize("seconds", [86400.0, -86400.0])
 def test_a_jump_of_the_databases_clock_hands_no_device_to_two(url: str, seconds: float) -> None:
-    book = LeaseRepository(url, LeaseConfig(ttl_s=8.0))
+    book = LeaseRepository(url, LeaseTerms(ttl_s=8.0))
     with acquire(book, ONE_CORE, "a", devices=host(cores=1)) as lease:
         with shifted_clock(book, url, seconds):
             with pytest.raises(LeaseError):
@@ -269,7 +270,7 @@ def test_a_jump_of_the_databases_clock_hands_no_device_to_two(url: str, seconds:
 def test_leases_outlive_a_database_that_is_away_for_a_while(tmp_path: Path) -> None:
     """SQLite, whose file somebody else has locked: nothing can be written meanwhile."""
     url = f"sqlite:///{tmp_path / 'operation.db'}"
-    book = LeaseRepository(url, LeaseConfig(ttl_s=40.0))
+    book = LeaseRepository(url, LeaseTerms(ttl_s=40.0))
     with acquire(book, ONE_CORE, "a", devices=host(cores=1)) as lease:
         blocker = LeaseRepository(url).engine
         with blocker.begin() as connection:

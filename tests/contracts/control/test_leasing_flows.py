@@ -24,9 +24,10 @@ from prefect.client.schemas.filters import (
 )
 
 from flows.leasing import lease_facts, leased, training_request
-from tasks.control.leases.config import LeaseConfig, LeaseRequest, StageLease
+from tasks.control.leases.config import LeaseRequest, StageLease
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LeaseFacts, LeaseRepository
 from tasks.kernel.errors import LeaseError, LeaseLostError
 from tasks.kernel.retry_policy import only_transient
@@ -111,7 +112,9 @@ def test_a_flow_that_waits_in_vain_says_who_holds_the_devices(home: Settings) ->
     assert lease_facts(home) == []
 
 
-def test_a_lost_lease_ends_the_work_and_is_not_retried(home: Settings, tmp_path: Path) -> None:
+def test_a_lost_lease_ends_the_work_and_is_not_retried(
+    home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = tmp_path / "begun"
 
     @task(retries=2, retry_condition_fn=only_transient)
@@ -126,9 +129,10 @@ def test_a_lost_lease_ends_the_work_and_is_not_retried(home: Settings, tmp_path:
 
     @flow(name="loses-its-lease")
     def losing() -> None:
-        with leased(ALL, StageLease(terms=LeaseConfig(ttl_s=4))):
+        with leased(ALL, StageLease()):
             work()
 
+    monkeypatch.setattr("flows.leasing.TERMS", LeaseTerms(ttl_s=4))
     with pytest.raises(LeaseLostError, match="devices have been given to others"):
         losing()
     assert begun.read_text() == "x"

@@ -42,7 +42,13 @@ from tests.support.services.prefect_platform import PrefectApi
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COORDINATOR_POOL, STAGE_POOL = "lost-coordinator", "lost-stages"
-AT_ONCE = RecoveryConfig(dead_process_s=1, second_look_s=1, task_grace_s=1)
+AT_ONCE = RecoveryConfig(second_look_s=1)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("DEAD_PROCESS_S", "TASK_GRACE_S"):
+        monkeypatch.setattr(f"tasks.control.recovery.judge.{limit}", 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_a_full_disk_costs_no_row_that_memory_can_hold(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     with small_disk(home, 3_000_000) as disk:
-        with open_log(home, flush_s=0.05, queue_rows=1000, flush_rows=100) as log:
+        with open_log(home, flush_s=0.05, queue_rows=1000) as log:
             with disk.filled():
                 log.served(batch("r", 0))
                 deadline = time.monotonic() + 60
@@ -113,9 +113,9 @@ def test_rows_that_cannot_be_written_until_the_end_are_counted(tmp_path: Path) -
     home = tmp_path / "home"
     home.mkdir()
     with small_disk(home, 3_000_000) as disk:
-        with open_log(home, stop_s=0.5) as log, disk.filled():
+        with open_log(home) as log, disk.filled():
             log.served(batch("r", 0))
-            log.stop()
+            log.stop(0.5)
         assert log.counters()["dropped_rows:stopped"] == 16
 
 
@@ -137,6 +137,6 @@ def test_a_damaged_part_is_named_set_aside_and_costs_no_other(tmp_path: Path) ->
     assert len(rows) in (16, 32)  # the first may be hurt in a column that was not asked for
 
     with PartWriter(tmp_path) as writer:
-        keep_up(tmp_path, writer, PredictionLogConfig(compact_parts=2), datetime.now(UTC))
+        keep_up(tmp_path, writer, PredictionLogConfig(), datetime.now(UTC) + timedelta(days=2))
     assert len(list((tmp_path / "predictions" / "damaged").iterdir())) == 2
     assert len(rows_of(tmp_path)) == 16

@@ -24,9 +24,10 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
-from tasks.control.leases.config import LeaseConfig, LeaseRequest
+from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import acquire
+from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.metadata.database import transaction
@@ -79,7 +80,7 @@ def main(arguments: list[str]) -> None:
 def _work(orders: Orders, seat: int) -> None:
     folder, chance = Path(orders.folder), random.Random(os.getpid())
     devices = HostDevices.model_validate(orders.devices)
-    book = LeaseRepository(orders.url, LeaseConfig.model_validate(orders.terms))
+    book = LeaseRepository(orders.url, LeaseTerms(**orders.terms))
     for _ in range(orders.rounds):
         if (folder / "stop").exists():
             return

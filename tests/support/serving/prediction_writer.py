@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from serving.calls import Call, Served, ServedBatch
+from serving.log import prediction_log
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import tabular_signature
+from tasks.predictions import upkeep
 from tasks.predictions.config import PredictionLogConfig
 from tests.support.data.builders import COLUMNS
 
@@ -42,7 +44,8 @@ def batch(name: str, first: int, size: int = SIZE) -> ServedBatch:
 
 def write(home: Path, name: str) -> None:
     """Serve and log for ever, with small parts that are merged very often."""
-    config = PredictionLogConfig(flush_s=0.05, upkeep_s=0.3, compact_parts=3)
+    prediction_log.UPKEEP_S, upkeep.COMPACT_PARTS = 0.3, 3
+    config = PredictionLogConfig(flush_s=0.05)
     signature = tabular_signature(COLUMNS)
     log = PredictionLog(config, home, lambda model, version: signature)
     log.start()

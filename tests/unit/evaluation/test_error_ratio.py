@@ -34,8 +34,8 @@ def rows_with(**errors: float) -> pd.DataFrame:
     return rows
 
 
-def judged(rows: pd.DataFrame, **config: float) -> dict[str, SliceMetrics]:
-    slices, _ = judge_slices(rows, COLUMNS, CONFIG.model_copy(update=config))
+def judged(rows: pd.DataFrame) -> dict[str, SliceMetrics]:
+    slices, _ = judge_slices(rows, COLUMNS, CONFIG)
     return {part.value: part for part in slices}
 
 
@@ -78,10 +78,13 @@ def test_a_model_that_is_bad_on_one_slice_alone_stands_out_there() -> None:
     assert max(others) < 1.2
 
 
-def test_an_error_that_does_no_harm_is_not_compared_with_a_still_smaller_one() -> None:
+def test_an_error_that_does_no_harm_is_not_compared_with_a_still_smaller_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rows = rows_with(score=1.5, yardstick_score=0.1)
     assert max(map(ratio, judged(rows).values())) < 1
-    assert min(map(ratio, judged(rows, slice_tolerance=0.001).values())) > 5
+    monkeypatch.setattr("tasks.evaluation.slices.SLICE_TOLERANCE", 0.001)
+    assert min(map(ratio, judged(rows).values())) > 5
 
 
 def test_a_classification_has_no_ratio_and_needs_no_yardstick() -> None:

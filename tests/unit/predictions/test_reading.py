@@ -133,11 +133,14 @@ def test_labels_and_damaged_parts_go_with_the_retention(tmp_path: Path) -> None:
     assert all(file.exists() for file in new)
 
 
-def test_the_present_day_is_merged_only_when_it_has_many_parts(tmp_path: Path) -> None:
+def test_the_present_day_is_merged_only_when_it_has_many_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     three_days(tmp_path)
     upkeep(tmp_path, now=NOW + timedelta(hours=1))
     assert len(parts(tmp_path)) == 6
-    upkeep(tmp_path, now=NOW + timedelta(hours=1), compact_parts=2)
+    monkeypatch.setattr("tasks.predictions.upkeep.COMPACT_PARTS", 2)
+    upkeep(tmp_path, now=NOW + timedelta(hours=1))
     assert len(parts(tmp_path)) == 3
 
 

@@ -12,14 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tasks.control.leases.config import LeaseConfig, LeaseRequest
-from tasks.control.leases.placement import HELD, Claim, Grant
+from tasks.control.leases.config import LeaseRequest
+from tasks.control.leases.placement import HELD, Claim, Grant, LeaseTerms
 from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.process import ProcessName, start_of
 from tests.support.platform.lease_devices import host
 from tests.support.suite.examples import examples
 
-TERMS = LeaseConfig(ttl_s=60, grace_s=10, ageing_s=100)
+TERMS = LeaseTerms(ttl_s=60, grace_s=10, ageing_s=100)
 CORES, GPUS = 4, 2
 MOST_ACTORS = 12
 REQUESTS = st.one_of(

@@ -191,12 +191,7 @@ def step(**more: Any) -> StepFact:
 def test_a_step_is_ended_only_when_its_attempt_is_over_for_long(
     seen: StepFact, is_dead: bool
 ) -> None:
-    assert dead_steps([seen], CONFIG) == ((seen,) if is_dead else ())
-
-
-def test_limits_of_an_earlier_version_are_refused_with_what_to_do() -> None:
-    with pytest.raises(ValidationError, match="remove it"):
-        RecoveryConfig.model_validate({"max_retries": 1, "retried_flows": ["pipeline"]})
+    assert dead_steps([seen]) == ((seen,) if is_dead else ())
 
 
 def test_a_second_look_later_than_the_limit_is_refused() -> None:

@@ -71,10 +71,9 @@ def test_recalibrations_have_a_budget_of_their_own_and_the_cool_down_of_both() -
         ({}, [(20, 7, True)], True, "version 7 is the champion still"),
         ({}, [(20, 7, False)], True, None),
         ({}, [(20, 6, True)], True, "did not last"),
-        ({"recalibrate_again_days": 1}, [(24, 6, True)], True, None),
-        ({"recalibrate_again_days": 1}, [(23.99, 6, True)], True, "did not last"),
+        ({}, [(14 * 24, 6, True)], True, None),
+        ({}, [(14 * 24 - 0.01, 6, True)], True, "did not last"),
         ({}, [(24 * 400, 7, True)], True, "version 7 is the champion still"),
-        ({"recalibrate_again_days": 0}, [(20, 6, True)], True, None),
     ],
 )
 def test_a_recalibration_becomes_a_retraining_by_a_stated_rule(

@@ -143,7 +143,7 @@ def test_entity_requests_log_keys_ages_and_states(tmp_path: Path) -> None:
 def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(
     tmp_path: Path,
 ) -> None:
-    with open_log(tmp_path, refusals_per_s=5) as log:
+    with open_log(tmp_path) as log:
         log.refused(Call("../made-up", {}, 1, "x"), OverloadedError("full"))
         for number in range(1000):
             log.refused(call(7, f"r{number}", subject="dave"), OverloadedError("full"))
@@ -152,7 +152,7 @@ def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(
     assert counters["refused_requests"] == 1001
     assert counters["dropped_rows:refusal_unknown_model"] == 1
     assert len(found) + counters["dropped_rows:refusal_rate"] == 1000
-    assert 5 <= len(found) < 500
+    assert 10 <= len(found) < 500
     assert set(found["error"]) == {"overloaded"}
     assert found["score"].isna().all()
     assert set(found["batch_rows"]) == {7}
@@ -160,7 +160,7 @@ def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(
 
 
 def test_failures_name_the_version_that_was_to_answer(tmp_path: Path) -> None:
-    log = PredictionLog(PredictionLogConfig(refusals_per_s=1), tmp_path, signature_of)
+    log = PredictionLog(PredictionLogConfig(), tmp_path, signature_of)
     log.check_names({MODEL: SIGNATURE}, {})
     log.start()
     log.refused(call(1, "before"), BackendError("it fell"))
@@ -229,7 +229,7 @@ def test_a_misspelt_field_to_hide_is_refused_at_start(tmp_path: Path) -> None:
 
 
 def test_what_finds_no_place_is_dropped_and_counted(tmp_path: Path) -> None:
-    with open_log(tmp_path, queue_rows=100, flush_rows=100, flush_s=3600) as log:
+    with open_log(tmp_path, queue_rows=100, flush_s=3600) as log:
         for number in range(30):
             log.served(batch_of(FRAME.head(10), [f"{number}-{n}" for n in range(10)]))
     counters = log.counters()
@@ -239,9 +239,11 @@ def test_what_finds_no_place_is_dropped_and_counted(tmp_path: Path) -> None:
     assert len(logged(tmp_path)) == counters["logged_rows"]
 
 
-def test_refusals_that_find_no_place_are_dropped_and_counted_too(tmp_path: Path) -> None:
-    bounds = {"queue_rows": 50, "flush_rows": 50, "flush_s": 3600}
-    with open_log(tmp_path, **bounds, faults_per_s=10_000) as log:
+def test_refusals_that_find_no_place_are_dropped_and_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.log.refusals.FAULTS_PER_S", 10_000)
+    with open_log(tmp_path, queue_rows=50, flush_s=3600) as log:
         for number in range(1000):
             log.refused(call(1, f"r{number}"), BackendError("it fell"))
     counters = log.counters()
@@ -301,7 +303,7 @@ def test_what_is_logged_is_what_was_served_less_what_was_counted(
 ) -> None:
     home = tmp_path_factory.mktemp("home")
     sent: dict[tuple[str, int], tuple[str, float, float]] = {}
-    with open_log(home, queue_rows=limit, flush_rows=min(limit, 8)) as log:
+    with open_log(home, queue_rows=limit) as log:
         for number, (num_calls, rows_each, version) in enumerate(sizes):
             rows = FRAME.sample(num_calls * rows_each, random_state=number)
             ids = [f"{number}-{n}" for n in range(num_calls)]
