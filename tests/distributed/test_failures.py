@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_when_the_model_is_written_is_a_storage_error(tmp_pa
 
 @pytest.mark.slow
 def test_a_forced_stall_ends_with_an_error(tmp_path: Path) -> None:
-    stalling = config(stall_warning_s=1, stall_shutdown_s=3)
+    stalling = config(stall_shutdown_s=3)
     with pytest.raises(TransientError, match="rank 1 did not answer and was stopped") as caught:
         run_ranks(tmp_path, stalling, tmp_path / "none", "tests.support.ranks.stalling_worker")
     assert "rank 0: HorovodInternalError" in str(caught.value)

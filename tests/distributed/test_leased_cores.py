@@ -21,11 +21,7 @@ LAST = max(os.sched_getaffinity(0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fork_ranks", [False, True])
-def test_all_processes_of_a_training_stay_on_the_leased_cores(
-    tmp_path: Path, fork_ranks: bool
-) -> None:
-    launch = {**CONFIG.launch.model_dump(), "ranks": 2, "fork_ranks": fork_ranks}
+def test_all_processes_of_a_training_stay_on_the_leased_cores(tmp_path: Path) -> None:
     seen: dict[int, set[int]] = {}
 
     def look(_: EpochMetrics) -> None:
@@ -36,7 +32,7 @@ def test_all_processes_of_a_training_stay_on_the_leased_cores(
                 continue
 
     with applied(Grant(cores=(LAST,)), MARK, host()):
-        model = train(tmp_path, config(launch=launch, max_epochs=2, patience=2), on_epoch=look)
+        model = train(tmp_path, config(max_epochs=2, patience=2), on_epoch=look)
     assert len(seen) >= 4, "two ranks and their guards"
     assert set(map(frozenset, seen.values())) == {frozenset({LAST})}
     assert model.num_ranks == 2
@@ -46,7 +42,7 @@ def test_all_processes_of_a_training_stay_on_the_leased_cores(
 @pytest.mark.slow
 def test_the_number_of_ranks_and_threads_follows_the_leased_cores(tmp_path: Path) -> None:
     wanted = TrainingConfig.model_validate(
-        {**CONFIG.model_dump(), "launch": {"fork_ranks": False}, "max_epochs": 1, "patience": 1}
+        {**CONFIG.model_dump(), "launch": {}, "max_epochs": 1, "patience": 1}
     )
     with applied(Grant(cores=(LAST,)), MARK, host()):
         assert Host.of_this_process().num_cores == 1

@@ -42,7 +42,6 @@ class Drill:
     """One run that is killed a few times and then let go to its end."""
 
     folder: Path
-    how: str
     draw: random.Random
     reported: list[tuple[int, int]] = field(default_factory=list)
     """After each kill: attempts so far, and the last epoch that the driver had been told of."""
@@ -62,7 +61,7 @@ class Drill:
 
     def finish(self) -> TrainedModel:
         """Let the run go to its end."""
-        model = run(self.folder, self.how)
+        model = run(self.folder)
         assert not self.processes()
         return model
 
@@ -84,7 +83,7 @@ class Drill:
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", training_driver.__name__, str(self.folder), self.how],
+            [sys.executable, "-m", training_driver.__name__, str(self.folder)],
             cwd=PROJECT_ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -117,15 +116,14 @@ def _command_of(pid: int) -> bytes:
 @proves(Promise.INTERRUPT, "the losses of an unbroken run; no epoch done twice")
 def test_a_run_that_is_killed_again_and_again_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     draw = random.Random(SEED)
-    unbroken = run(tmp_path / "unbroken", "started")
+    unbroken = run(tmp_path / "unbroken")
     assert len(unbroken.epochs) == CONFIG.max_epochs
     ends_at = time.monotonic() + 60 * MINUTES
     num_runs = 0
     while time.monotonic() < ends_at or not num_runs:
-        how = draw.choice(["started", "forked"])
-        drill = Drill(tmp_path / f"run-{num_runs}-{how}", how, draw)
+        drill = Drill(tmp_path / f"run-{num_runs}", draw)
         for _ in range(draw.randrange(1, MAX_KILLS + 1)):
             drill.kill_once()
         drill.check(drill.finish(), unbroken)
-        sys.stdout.write(f"{how}: killed {', '.join(drill.killed)}; told {drill.reported}\n")
+        sys.stdout.write(f"killed {', '.join(drill.killed)}; told {drill.reported}\n")
         num_runs += 1

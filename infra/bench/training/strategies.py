@@ -13,7 +13,6 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,12 +22,12 @@ from typing import IO, Any, cast
 
 from infra.bench.figures import LeftOut, Measured, at_least, at_most
 from infra.bench.parts import Bench
-from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
-from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
-from tasks.training.strategies.torch_communicator import local_torch_variables
+from tasks.training.launch.rank_group import local_environments
 
 NUM_RANKS = 2
+STALL_S = 600
+"""Ranks of a pair are stopped while others train."""
 ENGINES = ("horovod", "ddp", "alone")
 STEPS = {"tabular": 8, "transformer": 2}
 """Training steps in a round."""
@@ -41,33 +40,19 @@ USEFUL_GAIN = 1.2
 class Pair:
     """The two ranks of one engine; stopped except when they are asked for something."""
 
-    def __init__(self, engine: str, port: int, store_file: Path, extra: Mapping[str, str]) -> None:
-        self.engine = engine
+    def __init__(self, engine: str, environments: Sequence[Mapping[str, str]]) -> None:
+        command = guard.python("-m", "infra.bench.training.strategy_rank", engine)
         self._guards = [
-            self._start(engine, rank, port, store_file, extra) for rank in range(NUM_RANKS)
+            subprocess.Popen(
+                guard.guarded(command, 2),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+            for environment in environments
         ]
         self._pids = [int(self._answer(process)["pid"]) for process in self._guards]
         self._signal(signal.SIGSTOP)
-
-    @staticmethod
-    def _start(
-        engine: str, rank: int, port: int, store_file: Path, extra: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
-        rank_command = [sys.executable, "-m", "infra.bench.training.strategy_rank", engine]
-        environment = {
-            **os.environ,
-            **rank_variables(rank, NUM_RANKS, port, 60, 600),
-            **local_torch_variables(rank, NUM_RANKS, store_file),
-            "PYTHONPATH": str(PROJECT_ROOT),
-            "OMP_NUM_THREADS": "1",
-            **extra,
-        }
-        return subprocess.Popen(
-            [sys.executable, "-S", guard.__file__, str(os.getpid()), "2", "--", *rank_command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
 
     def seconds(self, network: str, precision: str, steps: int) -> float:
         """Wall seconds of some training steps on both ranks: those of the slower one."""
@@ -111,10 +96,11 @@ class Pair:
 
 
 @contextmanager
-def pair(engine: str, folder: Path, extra: Mapping[str, str] | None = None) -> Iterator[Pair]:
-    """Two ranks of `engine`, ready to train; `extra` goes into their environment."""
-    with rendezvous_server(NUM_RANKS) as port:
-        ranks = Pair(engine, port, folder / f"store-{uuid.uuid4().hex}", extra or {})
+def pair(engine: str, folder: Path) -> Iterator[Pair]:
+    """Two ranks of `engine`, ready to train."""
+    store_file = folder / f"store-{uuid.uuid4().hex}"
+    with local_environments(NUM_RANKS, store_file, stall_s=STALL_S) as environments:
+        ranks = Pair(engine, environments)
         try:
             yield ranks
         finally:

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import msgspec
 
-MAX_LINE_BYTES = 1 << 20
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 

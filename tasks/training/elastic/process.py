@@ -23,7 +23,6 @@ from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import LOCAL_HOST
 from tasks.training.elastic.link import EXIT_LEFT
 from tasks.training.elastic.messages import (
-    MAX_LINE_BYTES,
     Failed,
     FromRank,
     Stop,
@@ -32,15 +31,9 @@ from tasks.training.elastic.messages import (
     from_rank,
 )
 from tasks.training.launch import guard
+from tasks.training.launch.processes import INHERITED_VARIABLES, Lines, inherited_environment
 
-READ_BYTES = 65536
 NUM_LAST_LINES = 5
-# What a rank has of its host's environment; everything else there may be a secret.
-INHERITED_VARIABLES = (
-    "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES",
-    "FALAJ_LEASE",
-)  # fmt: skip
-GRACE_S = 5.0
 SSH_EXIT_CODE = 255
 MAX_WAITING_BYTES = 1 << 20
 
@@ -61,12 +54,10 @@ class ElasticSpec:
     variables: Mapping[str, str]
     lock_descriptor: int | None = None
 
-    def environment(self, host: str, root: str, config: ElasticConfig) -> dict[str, str]:
+    def environment(self, host: str, config: ElasticConfig) -> dict[str, str]:
         """What a rank has beside its host's own few variables."""
         return {
             **self.variables,
-            "PYTHONPATH": root,
-            "PYTHONUNBUFFERED": "1",
             "HOROVOD_HOSTNAME": host,
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -74,29 +65,6 @@ class ElasticSpec:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(config.gloo_timeout_s),
             "NCCL_SOCKET_IFNAME": config.interface,
         }
-
-
-class Lines:
-    """Splits what a pipe delivers into lines."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self.pipe = pipe
-        self.is_open = True
-        self._partial = b""
-        os.set_blocking(pipe.fileno(), False)
-
-    def read(self) -> list[bytes]:
-        """Whole lines that have come; the last one without its end when the pipe closes."""
-        chunk = self.pipe.read(READ_BYTES)
-        if chunk is None:
-            return []
-        if chunk == b"":
-            self.is_open = False
-            return [self._partial] if self._partial else []
-        *whole, self._partial = (self._partial + chunk).split(b"\n")
-        if len(self._partial) > MAX_LINE_BYTES:
-            whole, self._partial = [*whole, self._partial], b""
-        return whole
 
 
 class RankProcess:
@@ -112,10 +80,8 @@ class RankProcess:
         command, environment = _local(spec, config)
         if self.is_remote:
             command, environment, self._waiting = _remote(host, spec, config)
-        grace_s = max(GRACE_S, config.notice_s)
-        guarded = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(grace_s), "--"]
         self._guard = subprocess.Popen(
-            [*guarded, *command],
+            guard.guarded(command, max(guard.GRACE_S, config.notice_s)),
             cwd=spec.run_path,
             env=environment,
             stdin=subprocess.PIPE,
@@ -138,7 +104,7 @@ class RankProcess:
     def exit_code(self) -> int | None:
         """128 plus n where signal n ended it; None while it runs."""
         code = self._guard.poll()
-        return code if code is None or code >= 0 else 128 - code
+        return None if code is None else guard.shell_code(code)
 
     def send(self, message: ToRank | FromRank) -> None:
         """Tell the rank something; what a stuck rank does not take is dropped in the end."""
@@ -167,7 +133,7 @@ class RankProcess:
         """End the rank and wait until all processes of it here are gone."""
         self.begin_to_end()
         try:
-            self._guard.wait(GRACE_S)
+            self._guard.wait(guard.GRACE_S)
         except subprocess.TimeoutExpired:  # its rank dies with it: see guard.py
             self._guard.kill()
             self._guard.wait()
@@ -175,16 +141,10 @@ class RankProcess:
         self.prints.pipe.close()
 
 
-def _rank_command(python: str, spec: ElasticSpec) -> list[str]:
-    # -P: the current folder is no place to import from.
-    return [python, "-P", "-m", spec.module, str(spec.run_path)]
-
-
 def _local(spec: ElasticSpec, config: ElasticConfig) -> tuple[list[str], dict[str, str]]:
     """Command and environment of a rank on this machine."""
-    allowed = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-    environment = allowed | spec.environment(LOCAL_HOST, str(PROJECT_ROOT), config)
-    return _rank_command(sys.executable, spec), environment
+    environment = inherited_environment(os.environ) | spec.environment(LOCAL_HOST, config)
+    return guard.python("-m", spec.module, str(spec.run_path)), environment
 
 
 def _remote(
@@ -194,12 +154,16 @@ def _remote(
     python = config.remote_python or sys.executable
     root = config.remote_root or str(PROJECT_ROOT)
     order = {
-        "command": _rank_command(python, spec),
+        "command": [python, "-P", "-m", spec.module, str(spec.run_path)],
         "directory": str(spec.run_path),
-        "environment": spec.environment(host, root, config),
+        "environment": {
+            "PYTHONPATH": root,
+            "PYTHONUNBUFFERED": "1",
+            **spec.environment(host, config),
+        },
         "inherit": INHERITED_VARIABLES,
         "silence_limit_s": config.silence_limit_s,
-        "grace_s": max(GRACE_S, config.notice_s),
+        "grace_s": max(guard.GRACE_S, config.notice_s),
     }
     agent = f"{root}/tasks/training/elastic/agent.py"
     command = ssh_command(host, [python, "-S", agent], config)

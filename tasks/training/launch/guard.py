@@ -23,7 +23,10 @@ from collections.abc import Callable, Sequence
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
+GRACE_S = 5.0
 KILL_WAIT_S = 5.0
+# A guard gives its command the grace, then kills; what is not gone by then, it will not end.
+END_WITHIN_S = GRACE_S + KILL_WAIT_S + 1
 POLL_S = 0.05
 FIRST_OTHER_DESCRIPTOR = 3  # after standard input, output and error
 CANNOT_BE_STARTED = 127
@@ -67,8 +70,7 @@ class Guard:
             if received in STOP_SIGNALS:
                 return 128 + received
             self._reap()
-        code = self._exit_code
-        return code if code >= 0 else 128 - code
+        return shell_code(self._exit_code)
 
     def end_descendants(self, grace_s: float) -> None:
         """Ask all descendants to stop, and kill those that are left after the grace."""
@@ -94,6 +96,21 @@ class Guard:
                     self._exit_code = os.waitstatus_to_exitcode(status)
         except ChildProcessError:
             return
+
+
+def guarded(command: Sequence[str], grace_s: float = GRACE_S) -> list[str]:
+    """A command under a guard that is a child of this process."""
+    return [sys.executable, "-S", __file__, str(os.getpid()), str(grace_s), "--", *command]
+
+
+def python(*arguments: str) -> list[str]:
+    """The command of this Python; -P: the current folder is no place to import from."""
+    return [sys.executable, "-P", *arguments]
+
+
+def shell_code(code: int) -> int:
+    """An exit code as shells tell it: 128 plus n where signal n ended the process."""
+    return code if code >= 0 else 128 - code
 
 
 def _send(pid: int, number: signal.Signals) -> None:

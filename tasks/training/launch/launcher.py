@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,12 +21,12 @@ from tasks.training.core.replay import write_replayed
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
-from tasks.training.launch.fork_server import GRACE_S, ForkServer
+from tasks.training.launch.guard import GRACE_S
 from tasks.training.launch.host import Host, RankPlan, plan_ranks
 from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor
 from tasks.training.launch.outcome import failure_of
-from tasks.training.launch.rank_group import RankGroup, RankSpec
-from tasks.training.launch.rendezvous import CYCLE_VARIABLES
+from tasks.training.launch.rank_group import RankGroup, local_environments
+from tasks.training.launch.rendezvous import CYCLE_VARIABLES, stall_variables
 from tasks.training.telemetry.exporting import RunLabels
 from tasks.training.telemetry.facts import job_facts
 from tasks.training.telemetry.profiler import profile_files, profiler_variables
@@ -92,10 +91,9 @@ def launch_training(
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
-        with _fork_server_of(config, run) as fork_server:
-            job, plan = _planned(dataset, splits, config, store, run, initial, lesson)
-            job = job.model_copy(update={"applied": applied})
-            result = run_job(run, job, lock, on_epoch or (lambda _: None), fork_server=fork_server)
+        job, plan = _planned(dataset, splits, config, store, run, initial, lesson)
+        job = job.model_copy(update={"applied": applied})
+        result = run_job(run, job, lock, on_epoch or (lambda _: None))
         if result.telemetry and result.telemetry.diagnosis:
             note_diagnosis(advice, kind, config, result.telemetry.diagnosis)
         model = _published(run, result, dataset, job, plan, folder)
@@ -149,21 +147,12 @@ def _planned(
     return job, plan
 
 
-def _fork_server_of(
-    config: TrainingConfig, run: RunDirectory
-) -> AbstractContextManager[ForkServer | None]:
-    if not config.launch.fork_ranks or config.elastic.enabled:
-        return nullcontext()
-    return ForkServer([WORKER_MODULE], run.path)
-
-
 def run_job(
     run: RunDirectory,
     job: TrainingJob,
     lock: int,
     on_epoch: OnEpoch,
     module: str = WORKER_MODULE,
-    fork_server: ForkServer | None = None,
 ) -> RunResult:
     """Start all ranks of a job, watch them to the end, and return what rank 0 reported.
 
@@ -173,7 +162,6 @@ def run_job(
         lock: descriptor of the lock on the run directory, see `run_directory.exclusive`.
         on_epoch: called after each epoch.
         module: what each rank runs; elastic ranks have a module of their own.
-        fork_server: where to fork the ranks, see `ForkServer`.
 
     Raises:
         TransientError, DataContractError, ConfigurationError, TrainingError, StorageError: as
@@ -197,7 +185,7 @@ def run_job(
         if config.elastic.enabled:
             _run_elastic(run, job, lock, monitor, log)
         else:
-            _run_fixed(run, job, lock, monitor, log, module, fork_server)
+            _run_fixed(run, job, lock, monitor, log, module)
     monitor.report_epochs()
     result = run.read_result()
     if result is None:
@@ -210,33 +198,22 @@ def run_job(
 
 
 def _run_fixed(
-    run: RunDirectory,
-    job: TrainingJob,
-    lock: int,
-    monitor: RunMonitor,
-    log: RankLog,
-    module: str,
-    fork_server: ForkServer | None,
+    run: RunDirectory, job: TrainingJob, lock: int, monitor: RunMonitor, log: RankLog, module: str
 ) -> None:
     """Run as many ranks as planned, on this host; the end of one is the end of all."""
+    threads, stall_s = job.threads_per_rank, job.config.stall_shutdown_s
     # Ranks on torch.distributed meet through a file, whose name must be new for each attempt.
-    with scratch_folder("falaj-ranks") as meeting:
-        spec = RankSpec(
-            module=module,
-            run_path=run.path,
-            num_ranks=job.num_ranks,
-            threads=job.threads_per_rank,
-            stall_warning_s=job.config.stall_warning_s,
-            stall_shutdown_s=job.config.stall_shutdown_s,
-            lock_descriptor=lock,
-            store_file=meeting / "meeting",
-            variables=_profiling(job.config),
-        )
-        with RankGroup(spec, fork_server) as ranks:
-            while ranks.has_output:
-                for rank, line in ranks.read_lines(POLL_S):
-                    log.add(rank, line)
-                monitor.check_ranks(ranks)
+    with (
+        scratch_folder("falaj-ranks") as meeting,
+        local_environments(job.num_ranks, meeting / "meeting", threads, stall_s) as environments,
+        RankGroup(
+            module, run.path, [e | _profiling(job.config) for e in environments], lock
+        ) as ranks,
+    ):
+        while ranks.has_output:
+            for rank, line in ranks.read_lines(POLL_S):
+                log.add(rank, line)
+            monitor.check_ranks(ranks)
     if failure := failure_of(run, ranks.exit_codes, ranks.stopped):
         raise failure
 
@@ -255,8 +232,7 @@ def _run_elastic(
         variables={
             "OMP_NUM_THREADS": str(job.threads_per_rank),
             **CYCLE_VARIABLES,
-            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(job.config.stall_warning_s),
-            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(job.config.stall_shutdown_s),
+            **stall_variables(job.config.stall_shutdown_s),
             **_profiling(job.config),
         },
         lock_descriptor=lock,

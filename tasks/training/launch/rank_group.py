@@ -2,184 +2,121 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import os
 import selectors
+import socket
 import subprocess
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Protocol, Self, cast
+from signal import SIGKILL
+from typing import cast
 
-from tasks.training.launch.fork_server import (
-    END_WITHIN_S,
-    ForkServer,
-    allowed_environment,
-    guarded_command,
-)
+from tasks.training.launch import guard
+from tasks.training.launch.fork_server import MAX_MESSAGE_BYTES, ONE_THREAD
+from tasks.training.launch.processes import Lines, end_guard, inherited_environment
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 from tasks.training.strategies.torch_communicator import local_torch_variables
 
-LOGGER = logging.getLogger(__name__)
-READ_BYTES = 65536
+FORK_SERVER = "tasks.training.launch.fork_server"
 
 
-@dataclass(frozen=True)
-class RankSpec:
-    """What every rank is started with."""
+@contextmanager
+def local_environments(
+    num_ranks: int, store_file: Path, threads: int = 1, stall_s: int = 90
+) -> Iterator[list[dict[str, str]]]:
+    """The whole environment of each rank of this host, with a rendezvous server while it lasts.
 
-    module: str
-    run_path: Path
-    num_ranks: int
-    threads: int
-    stall_warning_s: int
-    stall_shutdown_s: int
-    lock_descriptor: int
-    store_file: Path
-    """Where ranks on torch.distributed meet; absent, and a new name for each attempt."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """What else ranks find in their environment; no secrets."""
+    It tells of both engines; the strategy decides which of them the rank joins.
 
-    def command(self) -> list[str]:
-        """The guarded command of a rank; says nothing that is not in the run directory's name."""
-        return guarded_command("-m", self.module, str(self.run_path))
-
-    def environment(self, rank: int, port: int, driver: Mapping[str, str]) -> dict[str, str]:
-        """The whole environment of a rank: a few allowed variables of the driver, and who it is.
-
-        It tells both engines; the strategy decides which of them the rank joins.
-        """
-        return {
-            **allowed_environment(driver),
-            **rank_variables(
-                rank, self.num_ranks, port, self.stall_warning_s, self.stall_shutdown_s
-            ),
-            **local_torch_variables(rank, self.num_ranks, self.store_file, self.stall_shutdown_s),
-            "OMP_NUM_THREADS": str(self.threads),
-            **self.variables,
-        }
-
-
-class RankProcess(Protocol):
-    """What is seen of a guarded rank, whether started (`subprocess.Popen`) or forked."""
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """What the rank prints."""
-
-    def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
-
-    def terminate(self) -> None:
-        """Ask its guard to end it."""
-
-    def wait(self, timeout: float) -> int:
-        """Wait for its end; raise `subprocess.TimeoutExpired` where that takes longer."""
-
-    def kill(self) -> None:
-        """End it at once."""
+    Args:
+        num_ranks: ranks of the group.
+        store_file: where ranks on torch.distributed meet; absent, a new name for each group.
+        threads: CPU threads of a rank.
+        stall_s: a rank that is missing from a collective for so long ends the group.
+    """
+    with rendezvous_server(num_ranks) as port:
+        yield [
+            {
+                **inherited_environment(os.environ),
+                **rank_variables(rank, num_ranks, port, stall_s),
+                **local_torch_variables(rank, num_ranks, store_file, stall_s),
+                "OMP_NUM_THREADS": str(threads),
+            }
+            for rank in range(num_ranks)
+        ]
 
 
 class RankGroup:
-    """All ranks of one run. A context: when it is left, every process of it is gone.
+    """All ranks of one run, forked from a process that has imported what they need.
 
-    To be entered and left in one thread that stays in between: a guard stops its rank when the
-    thread that started it ends.
+    A context: when it is left, every process of it is gone. To be entered and left in one thread
+    that stays in between: a guard stops what it guards when the thread that started it ends.
 
     Args:
-        spec: what to start.
-        fork_server: where to fork the ranks; without one, or should it have died, they are started.
+        module: what ranks run: has `main(arguments)`, called with the run directory.
+        run_path: their working folder; shown on the command line, so that `ps` tells whose they
+            are.
+        environments: the whole environment of each rank.
+        lock: descriptor of the lock on the run directory, which the guards keep open.
     """
 
-    def __init__(self, spec: RankSpec, fork_server: ForkServer | None = None) -> None:
-        self._spec = spec
-        self._fork_server = fork_server
-        self._guards: list[RankProcess] = []
+    def __init__(
+        self, module: str, run_path: Path, environments: Sequence[Mapping[str, str]], lock: int
+    ) -> None:
+        self._codes: dict[int, int] = {}
+        self._num_ranks = len(environments)
         self._selector = selectors.DefaultSelector()
-        self._partial: dict[int, bytes] = {}
-        self._stack = ExitStack()
         self.stopped: set[int] = set()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                guard.guarded(guard.python("-m", FORK_SERVER, str(run_path), module)),
+                env={**inherited_environment(os.environ), **ONE_THREAD},
+                cwd="/",
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+            )
+        for rank, environment in enumerate(environments):
+            self._order(rank, environment, lock)
+        self._control.setblocking(False)
 
-    def __enter__(self) -> Self:
-        with ExitStack() as undo_on_failure:
-            port = undo_on_failure.enter_context(rendezvous_server(self._spec.num_ranks))
-            undo_on_failure.callback(self._close)
-            for rank in range(self._spec.num_ranks):
-                self._start(rank, port)
-            self._stack = undo_on_failure.pop_all()
+    def __enter__(self) -> RankGroup:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.close()
+    def __exit__(self, *_: object) -> None:
+        """End what is left, and wait until it is gone."""
+        self.stop()
+        self._control.close()
+        end_guard(self._server)
+        for key in list(self._selector.get_map().values()):
+            cast(Lines, key.data[1]).pipe.close()
+        self._selector.close()
 
-    @property
-    def how_started(self) -> str:
-        """`forked` where the ranks come from a prepared process, else `started`."""
-        return "forked" if self._fork_server else "started"
-
-    def _start(self, rank: int, port: int) -> None:
-        environment = self._spec.environment(rank, port, os.environ)
-        process = self._fork(rank, environment) or self._start_anew(environment)
-        self._guards.append(process)
-        output = cast(IO[bytes], process.stdout)
-        os.set_blocking(output.fileno(), False)
-        self._selector.register(output, selectors.EVENT_READ, rank)
-        self._partial[rank] = b""
-
-    def _fork(self, rank: int, environment: Mapping[str, str]) -> RankProcess | None:
-        spec = self._spec
-        if self._fork_server is None:
-            return None
-        if not self._fork_server.is_alive or spec.module not in self._fork_server.modules:
-            LOGGER.warning(
-                "there is no living process prepared for %s; ranks are started anew, which takes "
-                "some seconds more",
-                spec.module,
-            )
-            self._fork_server = None
-            return None
-        return self._fork_server.fork(
-            rank,
-            spec.module,
-            [str(spec.run_path)],
-            environment,
-            spec.run_path,
-            spec.lock_descriptor,
-        )
-
-    def _start_anew(self, environment: Mapping[str, str]) -> RankProcess:
-        return subprocess.Popen(
-            self._spec.command(),
-            cwd=self._spec.run_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            # The guard keeps the run directory locked until the last process of its rank is gone.
-            pass_fds=(self._spec.lock_descriptor,),
-        )
+    def _order(self, rank: int, environment: Mapping[str, str], lock: int) -> None:
+        reading, writing = os.pipe()
+        order = json.dumps({"rank": rank, "environment": dict(environment)}).encode()
+        try:
+            # Lost where the server has died: its ranks then count as killed.
+            with suppress(BrokenPipeError):
+                socket.send_fds(self._control, [order], [writing, lock])
+        finally:
+            os.close(writing)
+        lines = Lines(os.fdopen(reading, "rb", buffering=0))
+        self._selector.register(lines.pipe, selectors.EVENT_READ, (rank, lines))
 
     def read_lines(self, wait_s: float) -> list[tuple[int, str]]:
         """Lines that ranks have printed since the last call: (rank, line); waits for a while."""
-        lines: list[tuple[int, str]] = []
+        found: list[tuple[int, str]] = []
         for key, _ in self._selector.select(wait_s):
-            rank, output = cast(int, key.data), cast(IO[bytes], key.fileobj)
-            chunk = output.read(READ_BYTES)
-            if chunk == b"":  # the guard and all that it started have closed their end
-                self._selector.unregister(output)
-                with suppress(subprocess.TimeoutExpired):
-                    self._guards[rank].wait(END_WITHIN_S)  # so it ended, and was not stopped
-                chunk = b"\n" if self._partial[rank] else b""
-            *whole, self._partial[rank] = (self._partial[rank] + (chunk or b"")).split(b"\n")
-            lines += [(rank, line.decode(errors="replace")) for line in whole]
-        return lines
+            rank, lines = cast(tuple[int, Lines], key.data)
+            found += [(rank, line.decode(errors="replace")) for line in lines.read()]
+            if not lines.is_open:  # the guard and all that it started have closed their end
+                self._selector.unregister(lines.pipe)
+                lines.pipe.close()
+                self._read_reports(guard.END_WITHIN_S, rank)  # so it ended, and was not stopped
+        return found
 
     @property
     def has_output(self) -> bool:
@@ -189,27 +126,36 @@ class RankGroup:
     @property
     def exit_codes(self) -> dict[int, int]:
         """Exit code of each rank that has ended; 128 plus n where signal n ended it."""
-        codes = {rank: process.poll() for rank, process in enumerate(self._guards)}
-        return {
-            r: code if code >= 0 else 128 - code for r, code in codes.items() if code is not None
-        }
+        self._read_reports(0)
+        return dict(sorted(self._codes.items()))
 
     def stop(self) -> None:
         """Ask the guards of all ranks that still run to end them."""
-        ended = self.exit_codes
-        for rank, process in enumerate(self._guards):
-            if rank not in ended:
-                self.stopped.add(rank)
-                process.terminate()
+        for rank in set(range(self._num_ranks)) - self.exit_codes.keys():
+            self.stopped.add(rank)
+            with suppress(OSError):  # the server is gone, and all ranks with it
+                self._control.send(json.dumps({"stop": rank}).encode())
 
-    def _close(self) -> None:
-        """End what is left, and wait until it is gone."""
-        self.stop()
-        for process in self._guards:
-            try:
-                process.wait(END_WITHIN_S)
-            except subprocess.TimeoutExpired:  # its rank then dies with it: see guard.py
-                process.kill()
-                process.wait(END_WITHIN_S)
-            cast(IO[bytes], process.stdout).close()
-        self._selector.close()
+    def _read_reports(self, wait_s: float, rank: int | None = None) -> None:
+        """Take in which ranks have ended; waits for `rank`."""
+        with selectors.DefaultSelector() as selector:
+            if self._control.fileno() < 0:
+                return
+            selector.register(self._control, selectors.EVENT_READ)
+            while selector.select(wait_s if rank not in self._codes else 0):
+                try:
+                    message = self._control.recv(MAX_MESSAGE_BYTES)
+                except ConnectionResetError:
+                    message = b""
+                if not message:
+                    self._hang_up()
+                    return
+                report = json.loads(message)
+                self._codes[report["rank"]] = report["code"]
+
+    def _hang_up(self) -> None:
+        """The server has ended by itself: its ranks end with it."""
+        self._control.close()
+        code = self._server.wait(guard.END_WITHIN_S) or 128 + SIGKILL
+        for rank in range(self._num_ranks):
+            self._codes.setdefault(rank, guard.shell_code(code))

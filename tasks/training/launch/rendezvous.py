@@ -82,9 +82,15 @@ def address_of(interface: str) -> str:
     )
 
 
-def rank_variables(
-    rank: int, num_ranks: int, port: int, stall_warning_s: int, stall_shutdown_s: int
-) -> dict[str, str]:
+def stall_variables(stall_s: int) -> dict[str, str]:
+    """A rank that is missing from a collective ends the job after `stall_s`; warned of before."""
+    return {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_s // 3),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_s),
+    }
+
+
+def rank_variables(rank: int, num_ranks: int, port: int, stall_s: int) -> dict[str, str]:
     """Environment that tells one local rank who it is and how to reach the others."""
     return {
         "HOROVOD_HOSTNAME": HOST_NAME,
@@ -102,6 +108,5 @@ def rank_variables(
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_TIMEOUT_S),
         "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
         **CYCLE_VARIABLES,
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(stall_warning_s),
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_shutdown_s),
+        **stall_variables(stall_s),
     }

@@ -67,7 +67,7 @@ def make_hosts(folder: Path) -> subprocess.Popen[bytes]:
 def start_rank(rank: int, port: int, second: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
-        **rank_variables(rank, 2, port, 10, 30),
+        **rank_variables(rank, 2, port, 30),
         "HOROVOD_HOSTNAME": f"host-{rank}",
         "HOROVOD_LOCAL_RANK": "0",
         "HOROVOD_LOCAL_SIZE": "1",

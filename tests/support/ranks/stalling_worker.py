@@ -14,8 +14,8 @@ from tasks.training.launch.worker import errors_reported
 from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 
 
-def main(run_path: str) -> None:
-    with errors_reported(RunDirectory(Path(run_path)), int(os.environ["HOROVOD_RANK"])):
+def main(arguments: list[str]) -> None:
+    with errors_reported(RunDirectory(Path(arguments[0])), int(os.environ["HOROVOD_RANK"])):
         exchange = HorovodCommunicator()
         exchange.sum(np.ones(1))
         if exchange.rank == 1:
@@ -24,4 +24,4 @@ def main(run_path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])
