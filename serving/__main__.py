@@ -29,7 +29,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvloop
 
 from serving.assembly import (
@@ -129,19 +128,12 @@ def _serve(config: ServingConfig, home: Path, parts_of: PartsOf) -> int:
         await ServingProcess(config, home, parts_of).run()
 
     with _logging(section("observability", ObservabilityConfig, config.observability).logs):
-        logging.getLogger("uvicorn").setLevel(logging.ERROR)
-        logging.getLogger("uvicorn.error").addFilter(_is_no_hostile_client)
         try:
             uvloop.run(run())
         finally:
             # What stayed for the time of serving is free to go: else libraries list it as leaked.
             gc.unfreeze()
     return 0
-
-
-def _is_no_hostile_client(record: logging.LogRecord) -> bool:
-    """Whether a fault is ours: h11 raises where an answer follows its own 400."""
-    return not (record.exc_info and isinstance(record.exc_info[1], h11.LocalProtocolError))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from serving.config import ServingConfig
 from serving.errors import ServingError
 from serving.interfaces import Engine, EntityReader, Guard, Observer, Pages
 from serving.protocol.front import Front
-from serving.protocol.http.application import (
+from serving.protocol.http.listener import (
     Listener,
     admin_listener,
     bound_socket,
@@ -134,7 +134,7 @@ class ServingProcess:
             )
         public = public_listener(front, parts.tls)
         pages = AdminPages(front, token, parts.pages).application()
-        inner = admin_listener(pages, config.stop_s)
+        inner = admin_listener(front, pages)
         try:
             for start in parts.starts:
                 await start()
@@ -147,7 +147,7 @@ class ServingProcess:
             await self._serve(
                 front,
                 parts,
-                [(public, public.serve([http])), (inner, inner.serve([admin]))],
+                [(public, public.serve(http)), (inner, inner.serve(admin))],
                 rpc,
                 addresses,
             )
@@ -180,7 +180,7 @@ class ServingProcess:
             seeking.cancel()
             stopped.cancel()
             for listener, _ in listeners:
-                listener.should_exit = True
+                listener.stop()
             ends = [*tasks, seeking]
             if rpc is not None:
                 ends.append(asyncio.ensure_future(rpc.stop(self._config.stop_s)))

@@ -5,19 +5,31 @@ JSON has no words for NaN and infinity: both are `null` there. Binary tensors ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from serving.calls import Answer
+from serving.calls import SERVED_HEADERS, Answer, Served
+from serving.errors import ServingError
 from serving.protocol.messages import DATATYPE_OF
 from serving.protocol.plans import Wanted
 
 _ENCODER = msgspec.json.Encoder()
 MOST_MESSAGE = 4000
 """Characters of a refusal. gRPC has it in its trailers, and clients take no long ones there."""
+
+Headers = Iterable[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
+SECURITY_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
 
 
 class OutputTensor(msgspec.Struct, omit_defaults=True):
@@ -80,3 +92,27 @@ def encode_error(message: str) -> bytes:
 def bounded(message: str, most: int = MOST_MESSAGE) -> str:
     """The sentence of a refusal, cut where it repeats too much of what a client sent."""
     return message if len(message) <= most else f"{message[:most]} ..."
+
+
+def served_headers(served: Served) -> list[tuple[bytes, bytes]]:
+    """Headers that name what answered."""
+    values = [served.model, served.version, served.variant, served.slot, served.hardware]
+    values += [served.fell_over_from] if served.fell_over_from else []
+    return [(n.encode(), _as_header(v)) for n, v in zip(SERVED_HEADERS, values, strict=False)]
+
+
+def _as_header(text: str) -> bytes:
+    """Text as a header's value: what is not printable ASCII becomes a question mark."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text).encode("ascii")
+
+
+def refusal_headers(error: ServingError, request_id: str = "") -> list[tuple[bytes, bytes]]:
+    """Headers of a refusal."""
+    headers = [JSON, *SECURITY_HEADERS]
+    if request_id:
+        headers.append((b"x-request-id", request_id.encode()))
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers

@@ -36,7 +36,7 @@ class Secured:
     """What closes a serving process.
 
     Attributes:
-        tls: of the HTTP listener; `tls.context` goes to uvicorn, `tls.follow()` renews it.
+        tls: of the HTTP listener; `tls.context` goes to the listener, `tls.follow()` renews it.
         grpc: credentials of the gRPC listener; None where it can be on loopback only, in clear.
     """
 

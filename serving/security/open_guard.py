@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from types import MappingProxyType
 
 from serving.config import ServingConfig, is_loopback
@@ -66,6 +67,7 @@ class OpenGuard:
         return _EVERYBODY
 
 
+@lru_cache(256)
 def _is_local(authority: bytes) -> bool:
     host = _AUTHORITY.fullmatch(authority.decode("latin-1"))
     return host is not None and is_loopback(host[1] or host[2])

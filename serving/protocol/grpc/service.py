@@ -15,13 +15,12 @@ from open_inference.grpc.service import GRPCInferenceServiceServicer
 from serving.calls import GRPC_MODEL_HEADER, Call, num_rows_of
 from serving.errors import BadRequestError, ServingError
 from serving.interfaces import Action
-from serving.protocol.answers import encode_json
+from serving.protocol.answers import encode_json, served_headers
 from serving.protocol.front import Front, capped, now, sane_trace, slot_named
 from serving.protocol.grpc import about
 from serving.protocol.grpc.arriving import Arriving, abort, metadata_of
 from serving.protocol.grpc.messages import SERVICE, repository_messages
 from serving.protocol.grpc.tensors import fill_answer, read_arrays, read_key_columns, wanted_outputs
-from serving.protocol.http.request import served_headers
 from serving.protocol.messages import SEQUENCE_REFUSED
 from serving.protocol.metadata import (
     model_metadata,

@@ -1,242 +1,416 @@
-"""Bounds of a connection that stock uvicorn does not have, around its own HTTP parsers.
+"""One connection: HTTP/1.1, one request at a time, each answered before the next is read.
 
-uvicorn has no deadline for the head of a request and no bound on its size, none for a client that
-does not read, and none on connections. They are kept here, on the bytes, before uvicorn parses
-them. Bodies are bounded where they are read (`request.py`).
+    bytes -> head (`framing.py`) -> guard -> body -> engine -> one write
+                                               '--> pages (ASGI) -> one write
 
-httptools parses a request whose body has a known length. It ends a request that has the header
-`Upgrade` at its head, and lets trailers change the headers; so a connection that sends either
-header is parsed by h11 from then on.
+A request for answers of a model goes to the engine in the turn of the event loop in which its last
+byte comes. Any other is given whole to an ASGI application, whose answer is sent whole. What a
+client sends ahead is kept up to a bound; then nothing more is read of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from serving.calls import Call
-from serving.config import HttpConfig
-from serving.errors import (
-    BadRequestError,
-    HeadersTooLargeError,
-    OverloadedError,
-    RequestTimeoutError,
-    ServingError,
+from serving.calls import Answer, Call, Served
+from serving.errors import OverloadedError, RequestTimeoutError, ServingError
+from serving.protocol.answers import (
+    SECURITY_HEADERS,
+    encode_answer,
+    encode_error,
+    refusal_headers,
+    served_headers,
 )
-from serving.protocol.answers import encode_error
-from serving.protocol.front import now
+from serving.protocol.front import Asked, Target, now
+from serving.protocol.http.framing import ChunkedBody, Head, SizedBody, split_head, too_large
+
+if TYPE_CHECKING:
+    from serving.protocol.http.listener import Listener
 
 logger = logging.getLogger(__name__)
 LINGER_S = 2.0
 """Time for a refused client to read why: closing a socket with unread data drops the answer."""
-MOST_UNREAD = 2**20
-"""Bytes that may arrive while nothing reads them, such as headers behind a chunked body."""
-_FOLDED = re.compile(rb"\n[ \t]")
-NEEDS_H11 = re.compile(rb"\n(?:transfer-encoding|upgrade)[ \t]*:", re.IGNORECASE)
+MOST_AHEAD = 65_536
+"""Bytes that a client may send while it is answered, before reading stops."""
+MOST_PAGE_BODY = 65_536
+"""Bytes of the body of a request that is not for answers of a model."""
+_NOT_READ = 65_536
+"""Bytes of a refused request's body that are read and thrown away to keep the connection."""
+_TOLD = 100
+"""Connections past the bound that get an answer saying so; further ones are closed at once."""
 
 
-class BoundedConnection(asyncio.Protocol):
-    """One connection.
-
-    Args:
-        limits: bounds.
-        connections: all that are open.
-        uvicorn: what uvicorn gives to its own protocols.
+@dataclass(slots=True)
+class Request:
+    """One request, from its head on.
 
     Attributes:
-        call: of the request that is being answered; marked when the client goes.
-        is_strict: whether h11 parses it.
+        target: what of a model is asked; None for a page.
+        call: for the engine, or what is known of it yet; None for a page.
+        asked: how its answer is written, once it is read.
+        error: why it is refused, known before its body was there.
     """
 
-    def __init__(
-        self,
-        limits: HttpConfig,
-        connections: set[BoundedConnection],
-        app_state: dict[str, Any],
-        **uvicorn: Any,
-    ) -> None:
-        self._limits = limits
-        self._connections = connections
-        self._uvicorn = {**uvicorn, "app_state": {**app_state, "connection": self}}
-        self._transport: asyncio.Transport
-        self._parser: HttpToolsProtocol | H11Protocol | None = None
-        self._head = b""
-        self._in_head = True
-        self._is_answering = False
-        self._num_unread = 0
-        self._since = now()
-        """When the connection fell idle, or the head began that is being read."""
-        self._write_paused_since: float | None = None
-        self._refused_since: float | None = None
-        self.call: Call | None = None
+    head: Head
+    request_id: str
+    body: SizedBody | ChunkedBody
+    target: Target | None = None
+    call: Call | None = None
+    asked: Asked | None = None
+    error: ServingError | None = None
 
-    @property
-    def is_strict(self) -> bool:  # noqa: D102
-        return isinstance(self._parser, H11Protocol)
+
+class Connection(asyncio.Protocol):
+    """One connection of a listener."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._front = listener.front
+        self._limits = listener.front.config.http
+        self._transport: asyncio.Transport
+        self._address = ""
+        self._state: Literal["idle", "arriving", "answering", "ended"] = "idle"
+        """`arriving` while a request has begun and is not whole."""
+        self._since = now()
+        """When `idle`, `arriving` or `ended` began."""
+        self._rest = b""
+        """Received, and not read."""
+        self._request: Request | None = None
+        """Whose head is read and whose answer is not sent."""
+        self._num_held = 0
+        self._is_paused = False
+        self._write_paused_since: float | None = None
+
+    # Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, unless too many are open."""
         self._transport = transport
-        self._connections.add(self)
-        self._parse_with(HttpToolsProtocol)
-        most = self._limits.max_connections
-        if len(self._connections) > most:
-            self.refuse(OverloadedError(f"{most} connections are open (http.max_connections)", 1.0))
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else ""
+        self._listener.connections.add(self)
+        most, num_open = self._limits.max_connections, len(self._listener.connections)
+        if num_open > most + _TOLD:
+            transport.abort()
+        elif num_open > most:
+            busy = f"{most} connections are open (http.max_connections)"
+            self._refuse_rest(OverloadedError(busy, 1.0))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Mark the request under way: nobody reads its answer."""
-        self._connections.discard(self)
-        if self.call is not None:
-            self.call.is_gone = True
-        assert self._parser is not None
-        self._parser.connection_lost(exc)
-
-    def eof_received(self) -> None:
-        """A client that sends no more is gone."""
+        self._listener.connections.discard(self)
+        if self._request is not None and self._request.call is not None:
+            self._request.call.is_gone = True
+        self._drop()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than it is answered."""
         self._write_paused_since = now()
-        assert self._parser is not None
-        self._parser.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has read its answers."""
+        """The client has read on."""
         self._write_paused_since = None
-        assert self._parser is not None
-        self._parser.resume_writing()
+        self._read_on()
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes to the parser; those of a head once it is whole."""
-        if self._refused_since is not None:
+        """Read a request, or keep the bytes until the one before it is answered."""
+        if self._state == "ended":
             return
-        if self._in_head:
-            if not self._head:
-                self._since = now()
-            self._head += data
-            if not _is_whole(self._head):
-                if len(self._head) > self._limits.max_header_bytes:
-                    self.refuse(headers_too_large(self._limits))
-                return
-            data, self._head, self._in_head = self._head, b"", False
-            end = data.find(b"\r\n\r\n")
-            if NEEDS_H11.search(data, 0, end if end > 0 else len(data)):
-                if _FOLDED.search(data, 0, end):
-                    self.refuse(BadRequestError("a header goes over several lines"))
-                    return
-                if not self.is_strict:
-                    self._parse_with(H11Protocol)
-        self._num_unread += len(data)
-        if self._num_unread > max(MOST_UNREAD, len(data)):
-            self._transport.abort()
-            return
-        assert self._parser is not None
-        try:
-            self._parser.data_received(data)
-        except h11.LocalProtocolError:  # what follows an answer is no HTTP
-            self._transport.abort()
+        self._rest = self._rest + data if self._rest else data
+        self._advance()
+        if len(self._rest) > MOST_AHEAD and self._state != "arriving":
+            self._is_paused = True
+            self._transport.pause_reading()
 
-    # What the application reports
+    def sweep(self, at: float) -> None:
+        """Close the connection if it is past one of its times."""
+        limits, waited_s = self._limits, at - self._since
+        if self._write_paused_since is not None:
+            if at - self._write_paused_since > limits.write_timeout_s:
+                self._transport.abort()
+        elif self._state == "arriving" and waited_s > limits.request_timeout_s:
+            late = f"the request did not arrive whole within {limits.request_timeout_s:g} s"
+            self._refuse_rest(RequestTimeoutError(late))
+        elif (self._state == "idle" and waited_s > limits.keep_alive_s) or (
+            self._state == "ended" and waited_s > LINGER_S
+        ):
+            self._transport.close()
 
-    def begin(self) -> None:
-        """A request's head was parsed."""
-        self._in_head, self._is_answering = False, True
-        self._num_unread = 0
-
-    def progress(self) -> None:
-        """A part of its body was read."""
-        self._num_unread = 0
-
-    def end(self) -> None:
-        """It is answered, and its body was read to the end."""
-        self.call = None
-        self._in_head, self._is_answering = True, False
-        self._since = now()
-
-    def close(self) -> None:
-        """No more requests, once what was written is sent."""
-        self._transport.close()
+    def close_if_idle(self) -> None:
+        """Close where no request has its head here; at the listener's end."""
+        if self._request is None and self._state != "ended":
+            self._transport.close()
 
     def abort(self) -> None:
         """End at once; what was not sent is lost."""
         self._transport.abort()
 
-    def sweep(self, at: float) -> None:
-        """Close the connection if it is past one of its times; called twice a second."""
-        limits = self._limits
-        if self._write_paused_since is not None:
-            if at - self._write_paused_since > limits.write_timeout_s:
-                self._transport.abort()
-        elif self._refused_since is not None:
-            if at - self._refused_since > LINGER_S:
-                self._transport.close()
-        elif self._is_answering:
+    # Reading
+
+    def _advance(self) -> None:
+        """Read as far as the bytes go, until a request is to be answered."""
+        if self._state not in ("idle", "arriving") or self._write_paused_since is not None:
             return
-        elif self._head or not self._in_head:
-            if at - self._since > limits.request_timeout_s:
-                self.refuse(arrives_late(limits))
-        elif at - self._since > limits.keep_alive_s:
+        try:
+            if self._request is not None or self._begin():
+                self._read_body()
+            if self._rest or self._num_held or self._state == "arriving":
+                self._hold()
+        except ServingError as error:
+            self._refuse_rest(error)
+
+    def _begin(self) -> bool:
+        """Read a head and see who asks; False while it is not whole."""
+        self._rest = self._rest.lstrip(b"\r\n")
+        if not self._rest:
+            return False
+        if self._state == "idle":
+            self._state, self._since = "arriving", now()
+        split = split_head(self._rest, self._limits)
+        if split is None:
+            return False
+        head, self._rest = split
+        target, most = None, MOST_PAGE_BODY
+        if head.method == b"POST" and self._listener.answers_models:
+            target = self._front.target_of(head.target)
+        if target is not None:
+            most = self._limits.max_body_bytes
+        request = self._request = Request(
+            head,
+            self._front.ids.accepted(head.found.get(b"x-request-id")),
+            ChunkedBody(most, self._limits) if head.length is None else SizedBody(head.length),
+            target,
+        )
+        try:
+            if target is not None:
+                self._admit(request, target)
+            if head.length is not None and head.length > most:
+                raise too_large(head.length, most)
+        except ServingError as error:
+            request.error = error
+        self._expect(request)
+        return True
+
+    def _admit(self, request: Request, target: Target) -> None:
+        headers, found = request.head.headers, request.head.found
+        call = request.call = Call(target.model, {}, 0, request.request_id, target.version)
+        call.slot = self._front.slot_meant(found)
+        principal = self._front.guard.admit(headers, self._address, "infer", target.model)
+        call.subject = principal.subject
+
+    def _expect(self, request: Request) -> None:
+        """Tell a client that waits to send its body; refuse at once what is not worth reading."""
+        head = request.head
+        waits = head.found.get(b"expect", b"").lower() == b"100-continue" and not head.is_1_0
+        if request.error is not None:
+            if waits or head.length is None or head.length > _NOT_READ:
+                raise request.error
+        elif waits and head.length != 0 and not self._rest:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _read_body(self) -> None:
+        request = self._request
+        assert request is not None
+        rest = request.body.feed(self._rest)
+        self._rest = rest or b""
+        if rest is None:
+            return
+        self._state = "answering"
+        body = request.body.take()
+        if request.error is not None:
+            self._refuse_unseen(request, request.error)
+        elif request.call is None:
+            self._listener.start(self._show(request, body))
+        else:
+            self._infer(request, request.call, body)
+
+    def _hold(self) -> None:
+        """Count the bytes that are kept, of all connections together.
+
+        Raises:
+            OverloadedError: they are too many for one more request.
+        """
+        held = len(self._rest) + (self._request.body.num_bytes if self._request else 0)
+        self._front.buffered += held - self._num_held
+        self._num_held = held
+        if self._state == "arriving" and self._front.buffered > self._limits.max_buffered_bytes:
+            raise OverloadedError("bodies being received fill http.max_buffered_bytes", 1.0)
+
+    def _drop(self) -> None:
+        """Forget what is kept, and the request under way; nothing more is read."""
+        self._rest, self._request = b"", None
+        self._state, self._since = "ended", now()
+        self._hold()
+
+    # Answers
+
+    def _infer(self, request: Request, early: Call, body: bytes) -> None:
+        """Ask the engine, or read the features of entities first."""
+        found, subject, arrived = request.head.found, early.subject, early.arrived
+        assert request.target is not None
+        try:
+            request.asked = self._front.read(
+                request.target, found, body, subject, request.request_id, arrived
+            )
+            call = request.call = request.asked.call
+            if call.entities is None:
+                self._front.engine.submit(call, self._computed)
+            else:
+                self._listener.start(self._resolve(request, call))
+        except Exception as error:
+            self._refuse_unseen(request, error)
+
+    async def _resolve(self, request: Request, call: Call) -> None:
+        try:
+            await self._front.resolve(call)
+            self._front.engine.submit(call, self._computed)
+        except Exception as error:
+            self._refuse_unseen(request, error)
+
+    def _refuse_unseen(self, request: Request, error: Exception) -> None:
+        """Refuse what the engine has not seen; the rest it reports itself."""
+        known = _as_known(error)
+        if request.call is not None:
+            self._front.report_refused(request.call, known)
+        self._answer_error(request, known)
+
+    def _computed(self, call: Call, outcome: Answer | ServingError) -> None:
+        request = self._request
+        if request is None or request.asked is None:  # the client has gone
+            return
+        if isinstance(outcome, ServingError):
+            self._answer_error(request, outcome)
+            return
+        try:
+            parameters = self._front.parameters_of(call)
+            wanted, client_id = request.asked.wanted, request.asked.client_id
+            body, json_bytes = encode_answer(outcome, wanted, client_id, parameters)
+        except Exception as error:  # must not reach the engine: it has other calls in its hands
+            self._answer_error(request, _as_known(error))
+            return
+        kind = _AS_JSON if json_bytes is None else _AS_BINARY % json_bytes
+        request_id = b"x-request-id: %s\r\n" % request.request_id.encode()
+        self._write(request, HTTPStatus.OK, kind + _served_lines(outcome.served) + request_id, body)
+
+    async def _show(self, request: Request, body: bytes) -> None:
+        """Let the pages answer."""
+        sent: list[MutableMapping[str, Any]] = []
+        path, _, query = request.head.target.partition(b"?")
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": request.head.method.decode(),
+            "path": unquote(path.decode()),
+            "query_string": query,
+            "headers": request.head.headers,
+            "client": (self._address, 0),
+        }
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        try:
+            await self._listener.pages(scope, receive, send)
+        except Exception as error:
+            self._answer_error(request, _as_known(error))
+            return
+        start, *bodies = sent
+        content = b"".join([message.get("body", b"") for message in bodies])
+        self._write(request, start["status"], _lines(start["headers"]), content)
+
+    def _answer_error(self, request: Request, error: ServingError) -> None:
+        lines = _lines(refusal_headers(error, request.request_id))
+        self._write(request, error.status, lines, encode_error(str(error)))
+
+    def _write(self, request: Request, status: int, lines: bytes, body: bytes) -> None:
+        """Send an answer, then read on or close."""
+        if self._request is not request:  # the client has gone
+            return
+        head = request.head
+        closes = head.is_1_0 or self._front.stopping or _is_last(head)
+        self._send(status, lines, body, closes, is_head=head.method == b"HEAD")
+        self._request, self._state, self._since = None, "idle", now()
+        if not closes:
+            self._read_on()
+        elif self._is_paused:
+            self._linger()
+        else:
+            self._drop()
             self._transport.close()
 
-    def refuse(self, error: ServingError) -> None:
-        """Answer what cannot be read any further, and close."""
-        body = encode_error(str(error))
-        status = HTTPStatus(error.status)
-        retry = "" if error.retry_after_s is None else f"retry-after: {error.retry_after_s:.0f}\r\n"
-        self._transport.write(
-            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{retry}"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
-            + body
+    def _send(
+        self, status: int, lines: bytes, body: bytes, closes: bool, is_head: bool = False
+    ) -> None:
+        head = b"%s%s%scontent-length: %d\r\n%s\r\n" % (
+            _status_line(status),
+            self._listener.date,
+            lines,
+            len(body),
+            b"connection: close\r\n" if closes else b"",
         )
-        self._refused_since = now()
+        self._transport.write(head if is_head else head + body)
+
+    def _read_on(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        if self._rest:  # in a turn of its own: many requests that were sent ahead are no recursion
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def _refuse_rest(self, error: ServingError) -> None:
+        """Answer what cannot be read any further, and close."""
+        request = self._request
+        if request is not None and request.call is not None:
+            self._front.report_refused(request.call, error)
+        lines = _lines(refusal_headers(error, request.request_id if request else ""))
+        self._send(error.status, lines, encode_error(str(error)), closes=True)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Send nothing more, and throw away what comes."""
+        self._drop()
+        self._read_on()
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
-    def _parse_with(self, kind: type[HttpToolsProtocol | H11Protocol]) -> None:
-        if self._parser is not None:
-            self._parser.connections.discard(self._parser)
-            if self._parser.timeout_keep_alive_task is not None:
-                self._parser.timeout_keep_alive_task.cancel()
-        self._parser = kind(**self._uvicorn)
-        self._parser.connection_made(self._transport)
+
+_AS_JSON = b"content-type: application/json\r\n"
+_AS_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
-def headers_too_large(limits: HttpConfig) -> HeadersTooLargeError:
-    """Why a head is refused."""
-    return HeadersTooLargeError(
-        f"this server takes a request line and headers of {limits.max_header_bytes} bytes and "
-        f"{limits.max_headers} headers at most (http.max_header_bytes, http.max_headers)"
-    )
+def _as_known(error: Exception) -> ServingError:
+    """What a client is told of an error; of a fault of ours, no more than that it was one."""
+    if isinstance(error, ServingError):
+        return error
+    logger.error("a request could not be taken", exc_info=error)
+    return ServingError("this server has failed on the request")
 
 
-def arrives_late(limits: HttpConfig) -> RequestTimeoutError:
-    """Why a request is refused that does not arrive."""
-    return RequestTimeoutError(
-        f"the request did not arrive whole within {limits.request_timeout_s:g} s"
-    )
+def _is_last(head: Head) -> bool:
+    words = head.found.get(b"connection", b"")
+    return words != b"" and b"close" in [word.strip().lower() for word in words.split(b",")]
 
 
-def sweep(connections: set[BoundedConnection], at: float) -> None:
-    """Close connections that are past one of their times.
-
-    A fault of ours in one of them closes that one alone.
-    """
-    for connection in list(connections):
-        try:
-            connection.sweep(at)
-        except Exception:
-            logger.exception("a connection could not be swept; it is closed")
-            connection.abort()
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """All but the length, which is that of what is sent."""
+    return b"".join([b"%s: %s\r\n" % pair for pair in headers if pair[0] != b"content-length"])
 
 
-def _is_whole(head: bytes) -> bool:
-    """Whether a parser should see these bytes: a head, or what is none and never will be."""
-    head = head.lstrip(b"\r\n")
-    return bool(head) and (b"\r\n\r\n" in head or b"\n\n" in head or not head[:1].isupper())
+@lru_cache(256)
+def _served_lines(served: Served) -> bytes:
+    return _lines([*SECURITY_HEADERS, *served_headers(served)])
+
+
+@cache
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status:d} {HTTPStatus(status).phrase}\r\n".encode()

@@ -21,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from serving.errors import BadRequestError, ServingError, TooLargeError, UnauthorizedError
+from serving.errors import BadRequestError, ServingError, UnauthorizedError
 from serving.interfaces import Action, Pages
-from serving.protocol.answers import encode_error
+from serving.protocol.answers import JSON, SECURITY_HEADERS, encode_error, refusal_headers
 from serving.protocol.front import Front, RequestIds
 from serving.protocol.http.openapi import (
     DOCS_POLICY,
@@ -33,7 +33,6 @@ from serving.protocol.http.openapi import (
     docs_html,
     document,
 )
-from serving.protocol.http.request import JSON, SECURITY_HEADERS, refusal_headers
 from serving.protocol.metadata import (
     admin_state,
     model_metadata,
@@ -46,8 +45,6 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import private_folder, write_atomically
 
 TOKEN_FILE = Path("serving") / "secrets" / "admin-token"
-MOST_BODY = 65_536
-"""Bytes of a request that is not for answers of a model."""
 Page = Callable[[Request], Awaitable[Response]]
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
@@ -259,7 +256,7 @@ def application(routes: list[Route], ids: RequestIds, for_browsers: bool = False
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServingError)
         response = Response(encode_error(str(error)), error.status)
-        response.raw_headers[:] = refusal_headers(error, "")
+        response.raw_headers[:] = refusal_headers(error)
         response.headers["content-length"] = str(len(response.body))
         if for_browsers and isinstance(error, UnauthorizedError):
             response.headers["www-authenticate"] = 'Basic realm="falaj admin", charset="UTF-8"'
@@ -312,15 +309,9 @@ async def decoded(request: Request, kind: type[Kind]) -> Kind:
 
     Raises:
         BadRequestError: it is not of that kind.
-        TooLargeError: it has more than `MOST_BODY` bytes.
     """
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BODY:
-            raise TooLargeError(f"the body has more than {MOST_BODY} bytes, which none needs here")
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return msgspec.json.decode(await request.body() or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadRequestError(f"the body is not what is taken here: {exc}") from exc
 
