@@ -65,8 +65,6 @@ class TrainingJob(Contract):
     """The teacher whose answers the snapshot holds beside the labels."""
     num_ranks: PositiveInt = 1
     threads_per_rank: PositiveInt = 1
-    applied: tuple[str, ...] = ()
-    """Settings that were taken from an earlier diagnosis, in sentences."""
 
 
 class RankError(Contract):

@@ -231,7 +231,6 @@ class TrainingSession:
         return StepProfiler(
             self._run.path,
             self._exchange.rank,
-            self._config.telemetry.profile_steps,
             with_timeline=self._config.strategy.engine == "horovod",
         )
 

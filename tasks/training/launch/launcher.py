@@ -27,16 +27,9 @@ from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor
 from tasks.training.launch.outcome import failure_of
 from tasks.training.launch.rank_group import RankGroup, local_environments
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES, stall_variables
-from tasks.training.telemetry.exporting import RunLabels
-from tasks.training.telemetry.facts import job_facts
+from tasks.training.telemetry.diagnosis import JobFacts
 from tasks.training.telemetry.profiler import profile_files, profiler_variables
-from tasks.training.telemetry.run_report import run_telemetry
 from tasks.training.telemetry.sampler import TelemetrySampler
-from tasks.training.telemetry.suggestions import (
-    kind_of_job,
-    note_diagnosis,
-    with_suggestions,
-)
 
 LOGGER = logging.getLogger(__name__)
 WORKER_MODULE = "tasks.training.launch.worker"
@@ -81,21 +74,13 @@ def launch_training(
     """
     config.check_installed()
     snapshot = dataset.snapshot
-    kind = kind_of_job(config, snapshot.columns, snapshot.feature_service)
-    advice = work / "advice"
-    applied: tuple[str, ...] = ()
-    if config.telemetry.apply_suggestions:
-        config, applied = with_suggestions(config, advice, kind)
     learnt_from = (snapshot.data.sha256, snapshot.columns, splits, initial, lesson)
     inputs = (*learnt_from, code_digest(__file__, without=ONLY_MEASURES))
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
         job, plan = _planned(dataset, splits, config, store, run, initial, lesson)
-        job = job.model_copy(update={"applied": applied})
         result = run_job(run, job, lock, on_epoch or (lambda _: None))
-        if result.telemetry and result.telemetry.diagnosis:
-            note_diagnosis(advice, kind, config, result.telemetry.diagnosis)
         model = _published(run, result, dataset, job, plan, folder)
         return model.model_copy(update={"started_from": initial})
 
@@ -173,7 +158,7 @@ def run_job(
     sampler = TelemetrySampler(
         run.path,
         config.telemetry,
-        RunLabels(run.path.name, job.model),
+        job.model,
         devices=os.environ.get("CUDA_VISIBLE_DEVICES", "all") if config.device == "cuda" else None,
     )
     with (
@@ -192,9 +177,8 @@ def run_job(
         raise TransientError(
             f"all ranks ended without an error and without a result; all lines are in {run.log}"
         )
-    facts = job_facts(config, result.num_ranks, job.threads_per_rank, result.reading_mode)
-    telemetry = run_telemetry(sampler, run.path, facts, job.applied)
-    return result.model_copy(update={"telemetry": telemetry})
+    facts = JobFacts.of(config, result.num_ranks, job.threads_per_rank, result.reading_mode)
+    return result.model_copy(update={"telemetry": sampler.diagnosed(facts)})
 
 
 def _run_fixed(

@@ -11,26 +11,14 @@ from tasks.contracts.base import field_title
 
 
 class TelemetryConfig(BaseModel):
-    """Sampling, profile, prices and export of one training run; changes nothing that it computes.
-
-    Except with `apply_suggestions`, and then the run says which settings it took over.
-    """
+    """Profile, prices and export of one training run; changes nothing that it computes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
-    sample_every_s: float = Field(
-        default=1.0, ge=0.1, le=60, description="Seconds between two looks at the ranks."
-    )
     profile: bool = Field(
         default=False,
-        description="Record a few steps of every rank with torch.profiler, and the exchanges with "
-        "Horovod's timeline; the traces are kept with the model.",
-    )
-    profile_steps: int = Field(default=5, ge=1, le=50, description="Steps in the profile.")
-    apply_suggestions: bool = Field(
-        default=False,
-        description="Take batch size, accumulation, ranks and threads that this configuration "
-        "leaves at their defaults from the last diagnosis of the same kind of job.",
+        description="Record five steps of every rank with torch.profiler, and their collectives "
+        "with Horovod's timeline; the traces are kept with the model.",
     )
     watts_per_core: float | None = Field(
         default=None,
@@ -55,13 +43,6 @@ class TelemetryConfig(BaseModel):
         default=None,
         description="File for the node exporter's textfile collector, replaced while the run "
         "lasts; ends in `.prom`.",
-    )
-    prometheus_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="Loopback port that serves the metrics while the run lasts; 0: any free one, "
-        "named in the log.",
     )
 
     @model_validator(mode="after")

@@ -7,12 +7,17 @@ shortest exchange of all ranks is the exchange itself and what others spend more
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
 
 from tasks.contracts.telemetry import Diagnosis, Finding, HostTelemetry, RankTelemetry, Setting
+from tasks.training.config import TrainingConfig
+from tasks.training.telemetry.host import computes_bf16
+from tasks.training.telemetry.profiler import ProfileSummary
 from tasks.training.telemetry.step_clock import STEP_PHASES, WARM_UP_STEPS
-from tasks.training.telemetry.trace import ExchangeStages, ProfileSummary
 
 INPUT_SHARE = 0.20
 WIRE_SHARE = 0.20
@@ -31,9 +36,17 @@ ONE_PROCESS_SHARE = 0.40
 FAULTS_PER_STEP = 20
 MEMORY_SHARE = 0.90
 WANTED_WIRE_SHARE = 0.15
-LARGEST_RAISE = 8
+RAISES = (2, 4, 8)
+"""Factors by which a batch may be raised."""
 LARGEST_BATCH = 1 << 20
 MIN_STEADY_STEPS = 3
+KIND_NAMES = {
+    "input": "input-bound",
+    "communication": "communication-bound",
+    "compute": "compute-bound",
+    "memory": "memory-bound",
+    "imbalance": "uneven ranks",
+}
 
 
 @dataclass(frozen=True)
@@ -56,53 +69,53 @@ class JobFacts:
     reading_mode: str = "memory"
     """`memory` or `stream`: where rows are held."""
 
-
-@dataclass(frozen=True)
-class _Shares:
-    """Seconds that a steady step takes each rank, by phase, and what follows from them."""
-
-    ranks: Sequence[RankTelemetry]
-    data_s: list[float]
-    compute_s: list[float]
-    exchange_s: list[float]
-
     @classmethod
-    def of(cls, ranks: Sequence[RankTelemetry]) -> _Shares:
-        """Ranks of an elastic run may have taken part in different numbers of steps."""
-        judged = [rank for rank in ranks if _steady_steps(rank) >= MIN_STEADY_STEPS]
-        data_s, compute_s, exchange_s = (
-            [rank.phases[phase].steady_s / _steady_steps(rank) for rank in judged]
+    def of(
+        cls, config: TrainingConfig, num_ranks: int, threads_per_rank: int, reading_mode: str
+    ) -> JobFacts:
+        """Facts of a run on this host, or on hosts like it.
+
+        Args:
+            config: of the run.
+            num_ranks: ranks that took part, however they were chosen.
+            threads_per_rank: of each.
+            reading_mode: `memory` or `stream`, as it was carried out.
+        """
+        return cls(
+            num_ranks=num_ranks,
+            threads_per_rank=threads_per_rank,
+            global_batch_size=config.global_batch_size,
+            num_shards=config.num_shards,
+            num_cores=len(os.sched_getaffinity(0)),
+            device=config.device,
+            precision=config.strategy.precision,
+            has_bf16=config.device == "cpu" and computes_bf16(),
+            accumulation_steps=config.strategy.accumulation_steps,
+            gradient_compression=config.strategy.gradient_compression,
+            reading_mode=reading_mode,
+        )
+
+
+class _Shares:
+    """Seconds that a steady step takes each rank, by phase, and what follows from them.
+
+    Ranks of an elastic run may have taken part in different numbers of steps.
+    """
+
+    def __init__(self, ranks: Sequence[RankTelemetry]) -> None:
+        self.ranks = [rank for rank in ranks if _steady_steps(rank) >= MIN_STEADY_STEPS]
+        self.data_s, self.compute_s, self.exchange_s = (
+            [rank.phases[phase].steady_s / _steady_steps(rank) for rank in self.ranks]
             for phase in STEP_PHASES
         )
-        return cls(judged, data_s, compute_s, exchange_s)
-
-    @property
-    def total_s(self) -> float:
-        return sum(self.data_s) + sum(self.compute_s) + sum(self.exchange_s)
-
-    @property
-    def step_s(self) -> float:
-        return self.total_s / len(self.ranks)
-
-    @property
-    def data(self) -> float:
-        return min(sum(self.data_s) / self.total_s, 1.0)
-
-    @property
-    def compute(self) -> float:
-        return min(sum(self.compute_s) / self.total_s, 1.0)
-
-    @property
-    def wire(self) -> float:
-        return min(min(self.exchange_s) * len(self.ranks) / self.total_s, 1.0)
-
-    @property
-    def waiting(self) -> float:
-        return max(sum(self.exchange_s) / self.total_s - self.wire, 0.0)
-
-    @property
-    def work_s(self) -> list[float]:
-        return [d + c for d, c in zip(self.data_s, self.compute_s, strict=True)]
+        self.work_s = [d + c for d, c in zip(self.data_s, self.compute_s, strict=True)]
+        self.total_s = sum(self.work_s) + sum(self.exchange_s)
+        total_s = self.total_s or 1.0
+        self.data = min(sum(self.data_s) / total_s, 1.0)
+        self.compute = min(sum(self.compute_s) / total_s, 1.0)
+        shortest_s = min(self.exchange_s, default=0.0)
+        self.wire = min(shortest_s * len(self.ranks) / total_s, 1.0)
+        self.waiting = max(sum(self.exchange_s) / total_s - self.wire, 0.0)
 
     def data_share(self, rank: int) -> float:
         own = self.work_s[rank] + self.exchange_s[rank]
@@ -114,7 +127,6 @@ def diagnose(
     host: HostTelemetry,
     job: JobFacts,
     profiles: Sequence[ProfileSummary] = (),
-    stages: ExchangeStages | None = None,
 ) -> Diagnosis:
     """Say what holds a run back and what to change: the heaviest first, but a cause before all.
 
@@ -123,9 +135,8 @@ def diagnose(
         host: the driver's host.
         job: how the run was carried out.
         profiles: of the ranks, where a profile was asked for.
-        stages: of Horovod's exchanges, where a profile was asked for.
     """
-    shares = _Shares.of(ranks)
+    shares = _Shares(ranks)
     if shares.total_s <= 0:
         measured = max([_steady_steps(rank) for rank in ranks], default=0)
         return Diagnosis(
@@ -136,7 +147,7 @@ def diagnose(
     found = [
         imbalance,
         _input_bound(shares, job),
-        _communication_bound(shares, job, stages),
+        _communication_bound(shares, job),
         _short_of_memory(shares, host, job),
         _memory_bound(shares, job, profiles),
         _compute_bound(shares, host, job),
@@ -148,21 +159,13 @@ def diagnose(
 
 
 def _summary(shares: _Shares, findings: Sequence[Finding]) -> str:
-    parts = (
-        f"a step of {_ms(shares.step_s)} is {_percent(shares.compute)} computing, "
-        f"{_percent(shares.data)} waiting for rows, {_percent(shares.wire)} exchanging and "
-        f"{_percent(shares.waiting)} waiting for other ranks"
+    kinds = ", ".join(KIND_NAMES[f.kind] for f in findings) or "Nothing to change"
+    return _sentence(
+        f"{kinds}: a step of {_ms(shares.total_s / len(shares.ranks))} is "
+        f"{_percent(shares.compute)} computing, {_percent(shares.data)} waiting for rows, "
+        f"{_percent(shares.wire)} exchanging and {_percent(shares.waiting)} waiting for other "
+        "ranks."
     )
-    if not findings:
-        return f"Nothing to change: {parts}."
-    names = {
-        "input": "input-bound",
-        "communication": "communication-bound",
-        "compute": "compute-bound",
-        "memory": "memory-bound",
-        "imbalance": "uneven ranks",
-    }
-    return _sentence(f"{', '.join(names[f.kind] for f in findings)}: {parts}.")
 
 
 def _input_bound(shares: _Shares, job: JobFacts) -> Finding | None:
@@ -170,42 +173,33 @@ def _input_bound(shares: _Shares, job: JobFacts) -> Finding | None:
     lowest = min(shares.data_share(rank) for rank in range(len(shares.ranks)))
     if shares.data < INPUT_SHARE or lowest < INPUT_SHARE / 2:
         return None
-    suggestions: dict[str, Setting] = {}
-    advice = "The rows are in memory already: make the preparation of a batch cheaper."
-    if job.reading_mode != "memory":
-        suggestions["reading.mode"] = "memory"
-        advice = "Set reading.mode to memory if the rows fit, or prefetch more batches."
+    suggestions = _rows_in_memory(job)
     return Finding(
         kind="input",
         share=shares.data,
         evidence=f"Ranks wait for rows in {_percent(shares.data)} of their steps' time, "
-        f"{_ms(sum(shares.data_s) / len(shares.ranks))} a step.",
-        advice=advice,
+        f"{_ms(fmean(shares.data_s))} a step.",
+        advice="Set reading.mode to memory if the rows fit."
+        if suggestions
+        else "The rows are in memory already: make the preparation of a batch cheaper.",
         suggestions=suggestions,
     )
 
 
-def _communication_bound(
-    shares: _Shares, job: JobFacts, stages: ExchangeStages | None
-) -> Finding | None:
+def _rows_in_memory(job: JobFacts) -> dict[str, Setting]:
+    return {} if job.reading_mode == "memory" else {"reading.mode": "memory"}
+
+
+def _communication_bound(shares: _Shares, job: JobFacts) -> Finding | None:
     if shares.wire < WIRE_SHARE or len(shares.ranks) < 2:
         return None
-    sent = sum(r.wire_bytes / r.num_steps for r in shares.ranks) / len(shares.ranks)
-    evidence = (
-        f"The exchange itself takes {_percent(shares.wire)} of the steps' time, "
-        f"{_ms(min(shares.exchange_s))} a step for {_size(sent)} sent by each rank."
-    )
-    if stages is not None and stages.num_exchanges:
-        evidence += (
-            f" Horovod's timeline: {_ms(stages.negotiate_s / stages.num_exchanges)} until all are "
-            f"ready, {_ms(stages.transfer_s / stages.num_exchanges)} in the transfer, for each of "
-            f"{stages.num_exchanges} exchanges."
-        )
+    sent = fmean(r.wire_bytes / r.num_steps for r in shares.ranks)
     advice, suggestions = _less_communication(shares.wire, job)
     return Finding(
         kind="communication",
         share=shares.wire,
-        evidence=evidence,
+        evidence=f"The exchange itself takes {_percent(shares.wire)} of the steps' time, "
+        f"{_ms(min(shares.exchange_s))} a step for {_size(sent)} sent by each rank.",
         advice=advice,
         suggestions=suggestions,
     )
@@ -231,11 +225,10 @@ def _less_communication(wire: float, job: JobFacts) -> tuple[str, dict[str, Sett
 
 def _larger_batch(share: float, job: JobFacts, why: str) -> tuple[str, dict[str, Setting]]:
     """Cost that comes once a step weighs less in larger steps, up to a limit on the batch."""
-    raises = [2**k for k in range(1, LARGEST_RAISE.bit_length())]
-    enough = next((k for k in raises if share / (share + (1 - share) * k) <= WANTED_WIRE_SHARE), 8)
-    size = job.global_batch_size * enough
+    enough = [k for k in RAISES if share / (share + (1 - share) * k) <= WANTED_WIRE_SHARE]
+    size = job.global_batch_size * (enough or RAISES[-1:])[0]
     if size > LARGEST_BATCH:
-        return (f"The batch of {job.global_batch_size} rows cannot grow further.", {})
+        return f"The batch of {job.global_batch_size} rows cannot grow further.", {}
     return (
         f"Raise global_batch_size from {job.global_batch_size} to {size}: {why}; see that the "
         "quality holds.",
@@ -247,9 +240,8 @@ def _imbalance(shares: _Shares, job: JobFacts) -> Finding | None:
     if len(shares.ranks) < 2 or shares.waiting < WAITING_SHARE:
         return None
     work_s = shares.work_s
-    slowest = max(range(len(work_s)), key=lambda rank: work_s[rank])
-    others = [w for rank, w in enumerate(work_s) if rank != slowest]
-    ratio = work_s[slowest] / max(sum(others) / len(others), 1e-9)
+    slowest = work_s.index(max(work_s))
+    ratio = work_s[slowest] / max(_mean_of_others(work_s, slowest), 1e-9)
     if ratio < UNEVEN:
         return None
     rank = shares.ranks[slowest]
@@ -269,33 +261,28 @@ def _why_slowest(
     shares: _Shares, slowest: int, job: JobFacts
 ) -> tuple[str, str, dict[str, Setting]]:
     """Cause in a sentence, advice in another, settings to change."""
-    rank, others = shares.ranks[slowest], [r for r in shares.ranks if r != shares.ranks[slowest]]
-    cpu, cpu_others = _cpu_share(rank), [_cpu_share(r) for r in others]
-    if job.device == "cpu" and cpu < STARVED_SHARE and cpu < sum(cpu_others) / len(others):
+    cpu = [_cpu_share(rank) for rank in shares.ranks]
+    cpu_others = _mean_of_others(cpu, slowest)
+    if job.device == "cpu" and cpu[slowest] < min(STARVED_SHARE, cpu_others):
         fewer = max(1, job.num_ranks - 1)
         return (
-            f"Its thread got {_percent(cpu)} of a core while it computed (others "
-            f"{_percent(sum(cpu_others) / len(others))}): something else runs there.",
+            f"Its thread got {_percent(cpu[slowest])} of a core while it computed (others "
+            f"{_percent(cpu_others)}): something else runs there.",
             f"Free its core, or set launch.ranks from {job.num_ranks} to {fewer}.",
             {"launch.ranks": fewer},
         )
-    data_others_s = [s for r, s in enumerate(shares.data_s) if r != slowest]
-    more_data_s = shares.data_s[slowest] - sum(data_others_s) / len(data_others_s)
-    more_work_s = shares.work_s[slowest] - (sum(shares.work_s) - shares.work_s[slowest]) / len(
-        others
-    )
+    more_data_s = shares.data_s[slowest] - _mean_of_others(shares.data_s, slowest)
+    more_work_s = shares.work_s[slowest] - _mean_of_others(shares.work_s, slowest)
     if more_data_s > more_work_s / 2:
-        suggestions: dict[str, Setting] = {}
-        if job.reading_mode != "memory":
-            suggestions["reading.mode"] = "memory"
+        suggestions = _rows_in_memory(job)
+        remedy = "; set reading.mode to memory." if suggestions else "."
         return (
             f"Most of it is waiting for rows, {_percent(shares.data_share(slowest))} of its time.",
-            "Its disk or its shards are slower to read"
-            + ("; set reading.mode to memory." if suggestions else "."),
+            f"Its disk or its shards are slower to read{remedy}",
             suggestions,
         )
-    rows_others = sum(r.num_rows / r.num_steps for r in others) / len(others)
-    rows = rank.num_rows / rank.num_steps / max(rows_others, 1e-9)
+    step_rows = [rank.num_rows / rank.num_steps for rank in shares.ranks]
+    rows = step_rows[slowest] / max(_mean_of_others(step_rows, slowest), 1e-9)
     if rows >= UNEVEN - 0.05:
         even = job.num_ranks * max(1, -(-job.num_shards // job.num_ranks))
         return (
@@ -305,30 +292,16 @@ def _why_slowest(
         )
     return (
         "It has the same rows and its core to itself.",
-        f"The host or device of rank {rank.rank} is slower: replace it, or leave it out.",
+        f"The host or device of rank {shares.ranks[slowest].rank} is slower: replace it, or leave "
+        "it out.",
         {},
     )
-
-
-def _steady_steps(rank: RankTelemetry) -> int:
-    return max(0, rank.num_steps - WARM_UP_STEPS)
-
-
-def _cpu_share(rank: RankTelemetry) -> float:
-    """CPU share of the loop's thread while it computed."""
-    compute = rank.phases["compute"]
-    return compute.steady_cpu_s / compute.steady_s if compute.steady_s > 0 else 1.0
-
-
-def _mean_cpu_share(shares: _Shares) -> float:
-    return sum(_cpu_share(rank) for rank in shares.ranks) / len(shares.ranks)
 
 
 def _short_of_memory(shares: _Shares, host: HostTelemetry, job: JobFacts) -> Finding | None:
     """Pages that come back from disk or swap, step after step."""
     faults = max(r.major_faults / r.num_steps for r in shares.ranks)
-    on_host = [r.peak_memory_bytes for r in shares.ranks if r.host == host.name]
-    used = sum(on_host) / host.memory_bytes
+    used = sum(r.peak_memory_bytes for r in shares.ranks if r.host == host.name) / host.memory_bytes
     if faults < FAULTS_PER_STEP or (not host.swapped_in_bytes and used < MEMORY_SHARE):
         return None
     parts = job.accumulation_steps * 4
@@ -348,18 +321,16 @@ def _memory_bound(
     shares: _Shares, job: JobFacts, profiles: Sequence[ProfileSummary]
 ) -> Finding | None:
     """Most operations move values instead of computing; told by a profile alone."""
-    inside = sum(p.operations_s for p in profiles)
-    if not inside or shares.compute < WIRE_SHARE:
+    inside_s = sum(p.operations_s for p in profiles)
+    if not inside_s or shares.compute < WIRE_SHARE:
         return None
-    optimizer = sum(p.seconds["optimizer"] for p in profiles) / inside
-    moving = sum(p.seconds["move"] + p.seconds["allocate"] for p in profiles) / inside
+
+    def share(*kinds: Literal["matmul", "optimizer", "move", "allocate"]) -> float:
+        return sum(p.seconds[kind] for p in profiles for kind in kinds) / inside_s
+
+    optimizer, moving = share("optimizer"), share("move", "allocate")
     if optimizer < OPTIMIZER_SHARE and moving < MOVING_SHARE:
         return None
-    evidence = (
-        f"Of the time in operations the optimizer takes {_percent(optimizer)} and others that move "
-        f"values through memory {_percent(moving)}; matrix products take "
-        f"{_percent(sum(p.seconds['matmul'] for p in profiles) / inside)}."
-    )
     suggestions: dict[str, Setting]
     if optimizer >= OPTIMIZER_SHARE:
         advice, suggestions = _larger_batch(
@@ -373,7 +344,9 @@ def _memory_bound(
     return Finding(
         kind="memory",
         share=shares.compute * max(optimizer, moving),
-        evidence=evidence,
+        evidence=f"Of the time in operations the optimizer takes {_percent(optimizer)} and others "
+        f"that move values through memory {_percent(moving)}; matrix products take "
+        f"{_percent(share('matmul'))}.",
         advice=advice,
         suggestions=suggestions,
     )
@@ -383,7 +356,8 @@ def _compute_bound(shares: _Shares, host: HostTelemetry, job: JobFacts) -> Findi
     """A good state, so told only where a setting would make it faster."""
     if shares.compute < COMPUTE_SHARE:
         return None
-    if job.device == "cpu" and (cpu := _mean_cpu_share(shares)) < CROWDED_SHARE:
+    cpu = fmean(_cpu_share(rank) for rank in shares.ranks)
+    if job.device == "cpu" and cpu < CROWDED_SHARE:
         return Finding(
             kind="compute",
             share=shares.compute,
@@ -413,6 +387,20 @@ def _compute_bound(shares: _Shares, host: HostTelemetry, job: JobFacts) -> Findi
         advice=_sentence(f"{'; '.join(parts)}."),
         suggestions=suggestions,
     )
+
+
+def _steady_steps(rank: RankTelemetry) -> int:
+    return max(0, rank.num_steps - WARM_UP_STEPS)
+
+
+def _cpu_share(rank: RankTelemetry) -> float:
+    """CPU share of the loop's thread while it computed."""
+    compute = rank.phases["compute"]
+    return compute.steady_cpu_s / compute.steady_s if compute.steady_s > 0 else 1.0
+
+
+def _mean_of_others(values: Sequence[float], one: int) -> float:
+    return (sum(values) - values[one]) / (len(values) - 1)
 
 
 def _sentence(text: str) -> str:

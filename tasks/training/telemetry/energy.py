@@ -1,34 +1,25 @@
-"""Energy and money of a run: metered, else by a stated estimate, else unknown."""
+"""Energy and money of a run: metered, else by a stated estimate, else unknown; and NVIDIA devices.
+
+Processors are read through Linux' powercap files, devices through NVIDIA's management library.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
 
 from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse, RunCost
 from tasks.training.telemetry.config import TelemetryConfig
+from tasks.training.telemetry.host import Running
 
 POWERCAP = Path("/sys/class/powercap")
 J_PER_KWH = 3.6e6
 S_PER_HOUR = 3600.0
-
-
-class PowerIntegral:
-    """Energy under a line of power readings, by the trapezoid rule."""
-
-    def __init__(self) -> None:
-        self.joules: float | None = None
-        """None until two readings were taken."""
-        self._last: tuple[float, float] | None = None
-
-    def add(self, now_s: float, watts: float) -> None:
-        """Take one reading; `now_s` only rises."""
-        if self._last is not None:
-            then_s, then_watts = self._last
-            area = (now_s - then_s) * (watts + then_watts) / 2
-            self.joules = (self.joules or 0.0) + area
-        self._last = (now_s, watts)
+ALL = "all"
 
 
 @dataclass
@@ -83,11 +74,9 @@ class RaplMeter:
 
 def open_rapl(root: Path = POWERCAP) -> tuple[RaplMeter | None, str]:
     """The RAPL meter of this host and why there is none."""
-    zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if _is_counted(zone)]
-    if not zones:
-        return None, "this host shows no RAPL counters"
     try:
-        return RaplMeter(zones), ""
+        zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if _is_counted(zone)]
+        return (RaplMeter(zones), "") if zones else (None, "this host shows no RAPL counters")
     except PermissionError:
         return None, "RAPL counters may be read by root alone"
     except (OSError, ValueError) as exc:
@@ -95,15 +84,131 @@ def open_rapl(root: Path = POWERCAP) -> tuple[RaplMeter | None, str]:
 
 
 def _is_counted(zone: Path) -> bool:
-    try:
-        name = (zone / "name").read_text().strip()
-    except OSError:
-        return False
+    name = (zone / "name").read_text().strip()
     return name.startswith("package") or name == "dram"
 
 
 def _microjoules(zone: Path) -> int:
     return int((zone / "energy_uj").read_text())
+
+
+@dataclass(frozen=True)
+class DeviceSample:
+    """One device at one moment; None for what its driver does not tell."""
+
+    index: int
+    name: str
+    utilisation: float | None
+    memory_bytes: int | None
+    temperature_c: float | None
+    power_w: float | None
+    energy_mj: int | None
+    """Millijoules since the driver was loaded."""
+
+
+class NvmlReader:
+    """Reads NVIDIA devices.
+
+    Args:
+        library: the module `pynvml`, initialised.
+        visible: indices or UUIDs, as `CUDA_VISIBLE_DEVICES` names them, or `all`.
+    """
+
+    def __init__(self, library: Any, visible: str) -> None:
+        self._library = library
+        every = {
+            i: library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())
+        }
+        self._handles = {
+            index: handle
+            for index, handle in every.items()
+            if is_visible(index, str(library.nvmlDeviceGetUUID(handle)), visible)
+        }
+
+    def read(self) -> list[DeviceSample]:
+        """One sample of each visible device."""
+        return [self._sample(index, handle) for index, handle in self._handles.items()]
+
+    def close(self) -> None:
+        """Let go of the library."""
+        self._library.nvmlShutdown()
+
+    def _sample(self, index: int, handle: object) -> DeviceSample:
+        nvml = self._library
+        power_mw = self._answer(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        percent = self._answer(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        sensor = nvml.NVML_TEMPERATURE_GPU
+        return DeviceSample(
+            index=index,
+            name=str(nvml.nvmlDeviceGetName(handle)),
+            utilisation=None if percent is None else percent / 100,
+            memory_bytes=self._answer(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            temperature_c=self._answer(lambda: nvml.nvmlDeviceGetTemperature(handle, sensor)),
+            power_w=None if power_mw is None else power_mw / 1000,
+            energy_mj=self._answer(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
+        )
+
+    def _answer(self, ask: Callable[[], int]) -> int | None:
+        """The answer, or None: old devices and virtual ones do not know everything."""
+        try:
+            return int(ask())
+        except self._library.NVMLError:
+            return None
+
+
+def is_visible(index: int, uuid: str, visible: str) -> bool:
+    """True where CUDA shows the device to the ranks; a UUID may be shortened."""
+    if visible == ALL:
+        return True
+    named = [part.strip() for part in visible.split(",") if part.strip()]
+    return str(index) in named or any(
+        uuid.startswith(part) for part in named if not part.lstrip("-").isdigit()
+    )
+
+
+def open_nvml(visible: str) -> tuple[NvmlReader | None, str]:
+    """A reader of this host's NVIDIA devices and why there is none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as exc:
+        return None, f"NVML cannot be used ({exc})"
+    return NvmlReader(pynvml, visible), ""
+
+
+@dataclass
+class DeviceHistory:
+    """All samples of one device, added up."""
+
+    name: str
+    utilisation: Running = field(default_factory=Running)
+    power_w: Running = field(default_factory=Running)
+    memory_bytes: Running = field(default_factory=Running)
+    temperature_c: Running = field(default_factory=Running)
+    _counter: EnergyCounter | None = None
+
+    def add(self, sample: DeviceSample) -> None:
+        """Take one sample."""
+        self.utilisation.add(sample.utilisation)
+        self.power_w.add(sample.power_w)
+        self.memory_bytes.add(sample.memory_bytes)
+        self.temperature_c.add(sample.temperature_c)
+        if sample.energy_mj is not None:
+            self._counter = self._counter or EnergyCounter(sample.energy_mj)
+            self._counter.add(sample.energy_mj)
+
+    def summary(self, index: int) -> DeviceTelemetry:
+        """What is reported of the device; its energy is known where it counts it itself."""
+        peak_bytes = self.memory_bytes.highest
+        return DeviceTelemetry(
+            index=index,
+            name=self.name,
+            utilisation_mean=self.utilisation.mean,
+            utilisation_max=self.utilisation.highest,
+            peak_memory_bytes=None if peak_bytes is None else int(peak_bytes),
+            temperature_max_c=self.temperature_c.highest,
+            power_mean_w=self.power_w.mean,
+            energy_j=self._counter.counted / 1000 if self._counter else None,
+        )
 
 
 def energy_use(

@@ -1,24 +1,95 @@
-"""Rank side of the profile: a few steps under torch.profiler, exchanges in Horovod's timeline."""
+"""Rank side of the profile: a few steps under torch.profiler, collectives in Horovod's timeline."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from tasks.contracts.base import Contract
 from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.files import write_atomically
 from tasks.training.telemetry.step_clock import WARM_UP_STEPS
-from tasks.training.telemetry.trace import ProfileSummary, profile_summary
 
 LOGGER = logging.getLogger(__name__)
 WARM_PROFILED_STEPS = 1
+NUM_STEPS = 5
+"""Steps of a profile: enough for shares of a step, and a trace of a few megabytes."""
+NUM_TOP = 8
 MOST_TRACE_BYTES = 32 << 20
 """Of one rank, compressed; a larger trace is not kept, its summary is."""
 TIMELINE = "horovod-timeline.json"
+OperationKind = Literal["matmul", "optimizer", "move", "allocate", "exchange"]
+
+# The first pattern that fits an operation's name says its kind; all else that torch computes moves
+# every value through memory for little arithmetic.
+_KINDS: tuple[tuple[OperationKind, str], ...] = (
+    ("exchange", r"gloo|nccl|c10d|record_param_comms|all_?reduce|all_?gather|hvd|horovod"),
+    ("optimizer", r"optimizer|_fused_(adam|sgd|adagrad)|_foreach_|_multi_tensor"),
+    (
+        "matmul",
+        r"addmm|::b?mm$|baddbmm|::matmul|::linear|conv|mkldnn|onednn|gemm|attention|::lstm|::gru",
+    ),
+    ("allocate", r"::(empty|resize_|new_empty)|cudamalloc|cudafree|\[memory\]"),
+)
+
+
+class ProfileSummary(Contract):
+    """Profile of one rank: content of `profile-0000N.json`."""
+
+    rank: NonNegativeInt
+    num_steps: PositiveInt
+    step_s: NonNegativeFloat
+    """Wall seconds of a profiled step; the profiler itself makes it longer."""
+    seconds: dict[OperationKind, NonNegativeFloat]
+    """Seconds of a step inside operations, by kind."""
+    top: tuple[tuple[str, NonNegativeFloat], ...]
+    """The operations that take most, with their seconds of a step."""
+    trace: str | None
+    """Name of the kept trace; None where it was larger than what is kept."""
+
+    @property
+    def operations_s(self) -> float:
+        """Seconds of a step inside operations."""
+        return sum(self.seconds.values())
+
+
+def kind_of(name: str) -> OperationKind:
+    """Kind of an operation, by its name."""
+    name = name.lower()
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, name)), "move")
+
+
+def profile_summary(
+    rank: int, num_steps: int, wall_s: float, operations: Mapping[str, float], trace: str | None
+) -> ProfileSummary:
+    """Put a rank's profile together.
+
+    Args:
+        rank: whose.
+        num_steps: profiled steps.
+        wall_s: seconds of all of them.
+        operations: name of each operation to its own seconds, without what it calls, in all steps.
+        trace: name of the trace's file, None where it was not kept.
+    """
+    seconds: dict[OperationKind, float] = dict.fromkeys(get_args(OperationKind), 0.0)
+    for name, spent_s in operations.items():
+        seconds[kind_of(name)] += spent_s / num_steps
+    heaviest = sorted(operations.items(), key=lambda item: -item[1])[:NUM_TOP]
+    return ProfileSummary(
+        rank=rank,
+        num_steps=num_steps,
+        step_s=wall_s / num_steps,
+        seconds=seconds,
+        top=tuple((name, spent_s / num_steps) for name, spent_s in heaviest),
+        trace=trace,
+    )
 
 
 def profiler_variables(engine: str) -> dict[str, str]:
@@ -39,7 +110,9 @@ class StepProfiler:
         with_timeline: True on Horovod with the environment of `profiler_variables`; rank 0 writes.
     """
 
-    def __init__(self, folder: Path, rank: int, num_steps: int, *, with_timeline: bool) -> None:
+    def __init__(
+        self, folder: Path, rank: int, num_steps: int = NUM_STEPS, *, with_timeline: bool
+    ) -> None:
         import torch.profiler
 
         self._folder = folder

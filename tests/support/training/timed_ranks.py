@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 from tasks.contracts.telemetry import HostTelemetry, PhaseTime, RankTelemetry
 from tasks.training.telemetry.diagnosis import JobFacts
@@ -54,3 +56,31 @@ def zone(root: Path, name: str, label: str, energy_uj: int, range_uj: int = RANG
     (folder / "energy_uj").write_text(f"{energy_uj}\n")
     (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
     return folder
+
+
+class NotSupportedError(Exception):
+    pass
+
+
+def not_supported(_: object) -> float:
+    raise NotSupportedError
+
+
+def library(
+    energy: Callable[[object], float] = lambda _: 5_000_000, closed: list[bool] | None = None
+) -> SimpleNamespace:
+    """What a management library of two devices answers, in its units."""
+    return SimpleNamespace(
+        NVMLError=NotSupportedError,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}abc",
+        nvmlDeviceGetName=lambda _: "a device",
+        nvmlDeviceGetPowerUsage=lambda _: 250_000,
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=75, memory=10),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=8, free=5, used=3),
+        nvmlDeviceGetTemperature=lambda _handle, _sensor: 61,
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+        nvmlShutdown=lambda: (closed if closed is not None else []).append(True),
+    )

@@ -36,7 +36,9 @@ def items(use_case: UseCase) -> tuple[DeploymentItem, ...]:
 
 
 @pytest.mark.parametrize("entry", FILE.deployments, ids=lambda d: f"{d.entrypoint} on {d.name}")
-def test_every_deployment_names_a_flow_and_is_called_by_its_hardware_or_its_flow(entry: Deployment) -> None:
+def test_every_deployment_names_a_flow_and_is_called_by_its_hardware_or_its_flow(
+    entry: Deployment,
+) -> None:
     flow = load_flow(entry.entrypoint)
     assert isinstance(flow, Flow)
     assert inspect.getdoc(flow.fn)

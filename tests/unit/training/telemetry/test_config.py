@@ -16,16 +16,8 @@ def test_a_textfile_that_the_collector_would_not_read_is_refused(path: str) -> N
 
 @pytest.mark.parametrize(
     "change",
-    [{"sample_every_s": 0}, {"watts_per_core": -1}, {"currency": "euro"}, {"prometheus_port": -1}],
+    [{"watts_per_core": -1}, {"currency": "euro"}, {"price_per_kwh": -1}],
 )
 def test_numbers_without_sense_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TelemetryConfig.model_validate(change)
-
-
-def test_nothing_is_priced_estimated_or_exported_unless_asked_for() -> None:
-    config = TelemetryConfig()
-    assert not config.profile
-    assert not config.apply_suggestions
-    assert config.watts_per_core is config.price_per_kwh is config.price_per_node_hour is None
-    assert config.prometheus_textfile is config.prometheus_port is None

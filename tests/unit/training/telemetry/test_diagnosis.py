@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.contracts.telemetry import Diagnosis, Finding
 from tasks.training.telemetry.diagnosis import LARGEST_BATCH, diagnose
-from tasks.training.telemetry.trace import ExchangeStages, ProfileSummary
+from tasks.training.telemetry.profiler import ProfileSummary
 from tests.support.training.timed_ranks import HOST, JOB, rank
 
 
@@ -65,13 +65,6 @@ def test_a_batch_grows_up_to_a_limit() -> None:
     finding = only(diagnose([rank(n, exchange_ms=30) for n in range(2)], HOST, facts))
     assert finding.suggestions == {}
     assert "cannot grow" in finding.advice
-
-
-def test_the_timeline_tells_the_stages_of_the_exchange() -> None:
-    stages = ExchangeStages(num_exchanges=10, negotiate_s=0.05, transfer_s=0.2, copy_s=0.01)
-    ranks = [rank(n, exchange_ms=30) for n in range(2)]
-    finding = only(diagnose(ranks, HOST, JOB, stages=stages))
-    assert "5 ms until all are ready, 20 ms in the transfer" in finding.evidence
 
 
 def test_waiting_for_a_slow_rank_is_imbalance_and_no_communication() -> None:

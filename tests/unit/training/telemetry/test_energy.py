@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.energy import (
+    ALL,
+    DeviceHistory,
+    DeviceSample,
     EnergyCounter,
-    PowerIntegral,
+    NvmlReader,
     energy_use,
+    is_visible,
+    open_nvml,
     open_rapl,
     run_cost,
 )
-from tests.support.training.timed_ranks import RANGE_UJ, zone
+from tests.support.training.timed_ranks import RANGE_UJ, library, not_supported, zone
 
 
 def test_rapl_adds_packages_and_memory_and_leaves_out_what_holds_them(tmp_path: Path) -> None:
@@ -78,15 +83,6 @@ def test_a_host_without_readable_counters_says_so(tmp_path: Path, broken: str) -
     assert "RAPL counters" in told
 
 
-def test_energy_of_a_power_line_is_the_area_under_it() -> None:
-    integral = PowerIntegral()
-    integral.add(0.0, 100.0)
-    assert integral.joules is None
-    integral.add(2.0, 200.0)
-    integral.add(3.0, 0.0)
-    assert integral.joules == pytest.approx(300 + 100)
-
-
 def device(energy_j: float | None) -> DeviceTelemetry:
     return DeviceTelemetry(
         index=0, name="one", utilisation_mean=None, utilisation_max=None, peak_memory_bytes=None,
@@ -133,3 +129,75 @@ def test_cost_of_unknown_energy_is_that_of_the_hosts_alone() -> None:
     assert cost is not None
     assert cost.energy_part is None
     assert cost.amount == pytest.approx(1.0)
+
+
+def test_answers_are_turned_into_our_units() -> None:
+    assert NvmlReader(library(), ALL).read()[1] == DeviceSample(
+        index=1, name="a device", utilisation=0.75, memory_bytes=3, temperature_c=61,
+        power_w=250.0, energy_mj=5_000_000,
+    )  # fmt: skip
+
+
+def test_what_a_device_does_not_tell_is_none() -> None:
+    [sample, _] = NvmlReader(library(not_supported), ALL).read()
+    assert sample.energy_mj is None
+    assert sample.power_w == 250.0
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [(ALL, [0, 1]), ("1", [1]), ("0,1", [0, 1]), ("", []), ("GPU-1a", [1]), ("-1", [])],
+)
+def test_only_devices_that_the_ranks_may_use_are_read(visible: str, seen: list[int]) -> None:
+    assert [sample.index for sample in NvmlReader(library(), visible).read()] == seen
+
+
+def test_an_index_is_not_taken_for_the_start_of_a_uuid() -> None:
+    assert not is_visible(3, "1GPU", "1")
+
+
+def test_a_host_without_the_library_says_so() -> None:
+    reader, told = open_nvml(ALL)
+    if reader is not None:
+        reader.close()
+        pytest.skip("this host has NVIDIA devices")
+    assert told.startswith("NVML cannot be used (")
+
+
+@pytest.mark.gpu
+def test_a_real_device_tells_its_memory_power_and_temperature() -> None:
+    reader, told = open_nvml(ALL)
+    if reader is None:
+        pytest.skip(told)
+    try:
+        samples = reader.read()
+    finally:
+        reader.close()
+    assert samples
+    for seen in samples:
+        assert seen.name
+        assert seen.memory_bytes is not None
+        assert seen.power_w is None or 0 < seen.power_w < 2000
+        assert seen.temperature_c is None or 0 < seen.temperature_c < 120
+
+
+def sample(power_w: float, energy_mj: int | None, memory: int = 5) -> DeviceSample:
+    return DeviceSample(0, "a device", 0.5, memory, 60.0, power_w, energy_mj)
+
+
+def test_energy_is_the_devices_counter_where_it_has_one() -> None:
+    history = DeviceHistory("a device")
+    history.add(sample(100.0, 7000))
+    history.add(sample(100.0, 9500, memory=9))
+    summary = history.summary(0)
+    assert summary.energy_j == 2.5
+    assert summary.peak_memory_bytes == 9
+    assert (summary.utilisation_mean, summary.power_mean_w) == (0.5, 100.0)
+
+
+def test_a_device_that_tells_nothing_has_no_energy() -> None:
+    history = DeviceHistory("a device")
+    history.add(DeviceSample(0, "a device", None, None, None, None, None))
+    summary = history.summary(0)
+    assert summary.energy_j is None
+    assert summary.utilisation_max is None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.training.config import TrainingConfig
-from tasks.training.telemetry.facts import job_facts
+from tasks.training.telemetry.diagnosis import JobFacts
 from tasks.training.telemetry.host import computes_bf16, hottest, look_at_host
 
 
@@ -19,7 +19,7 @@ def test_facts_come_from_the_configuration_and_the_host() -> None:
     config = TrainingConfig.model_validate(
         {"global_batch_size": 512, "strategy": {"precision": "bf16", "accumulation_steps": 2}}
     )
-    facts = job_facts(config, num_ranks=2, threads_per_rank=1, reading_mode="stream")
+    facts = JobFacts.of(config, num_ranks=2, threads_per_rank=1, reading_mode="stream")
     assert (facts.num_ranks, facts.threads_per_rank, facts.num_hosts) == (2, 1, 1)
     assert (facts.global_batch_size, facts.accumulation_steps) == (512, 2)
     assert (facts.precision, facts.reading_mode) == ("bf16", "stream")

@@ -4,41 +4,23 @@ import os
 import socket
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasks.contracts.telemetry import PhaseTime
-from tasks.kernel.errors import ConfigurationError
 from tasks.training.telemetry.config import TelemetryConfig
-from tasks.training.telemetry.devices import ALL, DeviceSample
-from tasks.training.telemetry.energy import open_rapl
-from tasks.training.telemetry.exporting import RunLabels
-from tasks.training.telemetry.processes import ProcessUse, RankProcesses
+from tasks.training.telemetry.energy import ALL, NvmlReader, open_rapl
+from tasks.training.telemetry.host import ProcessUse, RankProcesses
 from tasks.training.telemetry.sampler import SPENT, Meters, TelemetrySampler, read_spent
 from tasks.training.telemetry.step_clock import PHASES, ClockReading, StepClock, clock_path
 from tests.support.host.processes import wait_until
-from tests.support.training.timed_ranks import zone
+from tests.support.training.timed_ranks import library, zone
 
-LABELS = RunLabels(run="night-3", model='the "flights" model\\')
+MODEL = 'the "flights" model\\'
 NO_METERS = Meters(told="this host shows no RAPL counters")
-
-
-class Devices:
-    """One device that draws 100 W and counts nothing."""
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def read(self) -> Sequence[DeviceSample]:
-        return [DeviceSample(0, "a device", 0.8, 3_000_000_000, 61.0, 100.0, None)]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def write_clock(folder: Path, rank: int, pid: int, **changes: object) -> None:
@@ -75,7 +57,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_rank_is_measured_with_all_that_it_started(
     tmp_path: Path, child: subprocess.Popen[bytes]
 ) -> None:
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS) as sampler:
         write_clock(tmp_path, 0, child.pid, peak_memory_bytes=1)
         sampler.sample()
         sampler.sample()
@@ -88,7 +70,7 @@ def test_a_rank_is_measured_with_all_that_it_started(
 
 
 def test_a_rank_of_another_host_is_known_by_its_clock_alone(tmp_path: Path) -> None:
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS) as sampler:
         write_clock(tmp_path, 1, os.getpid(), host="elsewhere")
         sampler.sample()
     [rank] = sampler.result().ranks
@@ -99,7 +81,7 @@ def test_a_rank_of_another_host_is_known_by_its_clock_alone(tmp_path: Path) -> N
 def test_a_rank_that_is_gone_keeps_what_it_used(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS) as sampler:
         write_clock(tmp_path, 0, gone.pid)
         sampler.sample()
     [rank] = sampler.result().ranks
@@ -108,12 +90,12 @@ def test_a_rank_that_is_gone_keeps_what_it_used(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_cannot_be_read_is_left_out_until_it_can(tmp_path: Path) -> None:
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS) as sampler:
         write_clock(tmp_path, 0, 1, host="elsewhere")
         clock_path(tmp_path, 1).write_text("{")
         clock_path(tmp_path, 2).mkdir()
         sampler.sample()
-        assert [rank.clock.rank for rank in sampler.state().ranks] == [0]
+        assert [rank.rank for rank in sampler.result().ranks] == [0]
         write_clock(tmp_path, 1, 1, host="elsewhere")
     assert [rank.rank for rank in sampler.result().ranks] == [0, 1]
 
@@ -126,7 +108,7 @@ def test_a_process_id_that_is_given_out_again_takes_nothing_back() -> None:
 
 
 def test_what_cannot_be_measured_is_none_with_a_reason(tmp_path: Path) -> None:
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS) as sampler:
         pass
     told = sampler.result()
     assert told.energy.joules is None
@@ -137,7 +119,7 @@ def test_what_cannot_be_measured_is_none_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_the_meters_of_this_host_are_found_or_said_to_be_absent(tmp_path: Path) -> None:
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, devices=ALL) as sampler:
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, devices=ALL) as sampler:
         sampler.sample()
     told = sampler.result()
     assert told.energy.known_by
@@ -147,19 +129,21 @@ def test_the_meters_of_this_host_are_found_or_said_to_be_absent(tmp_path: Path) 
 def test_energy_of_processor_and_devices_is_added_up(tmp_path: Path) -> None:
     package = zone(tmp_path / "powercap", "intel-rapl:0", "package-0", 0)
     rapl, _ = open_rapl(tmp_path / "powercap")
-    devices = Devices()
-    meters = Meters(rapl=rapl, devices=devices)
+    joules = iter([7_000, 9_000])
+    closed: list[bool] = []
+    nvml = library(energy=lambda _: next(joules), closed=closed)
+    meters = Meters(rapl=rapl, devices=NvmlReader(nvml, "1"))
     run = tmp_path / "run"
     run.mkdir()
-    with TelemetrySampler(run, TelemetryConfig(), LABELS, meters=meters) as sampler:
+    with TelemetrySampler(run, TelemetryConfig(), MODEL, meters=meters) as sampler:
         (package / "energy_uj").write_text("5000000")
         sampler.sample()
     told = sampler.result()
     [device] = told.devices
-    assert device.energy_j is not None
-    assert told.energy.joules == pytest.approx(5.0 + device.energy_j)
+    assert device.energy_j == 2.0
+    assert told.energy.joules == pytest.approx(5.0 + 2.0)
     assert told.energy.known_by.startswith("NVML of 1 device(s); RAPL counters of package-0")
-    assert devices.closed
+    assert closed
 
 
 def test_counters_that_vanish_leave_the_energy_unknown(tmp_path: Path) -> None:
@@ -167,7 +151,7 @@ def test_counters_that_vanish_leave_the_energy_unknown(tmp_path: Path) -> None:
     rapl, _ = open_rapl(tmp_path / "powercap")
     run = tmp_path / "run"
     run.mkdir()
-    with TelemetrySampler(run, TelemetryConfig(), LABELS, meters=Meters(rapl=rapl)) as sampler:
+    with TelemetrySampler(run, TelemetryConfig(), MODEL, meters=Meters(rapl=rapl)) as sampler:
         (package / "energy_uj").unlink()
         sampler.sample()
     told = sampler.result()
@@ -178,7 +162,7 @@ def test_counters_that_vanish_leave_the_energy_unknown(tmp_path: Path) -> None:
 def test_what_earlier_attempts_took_is_added(tmp_path: Path) -> None:
     config = TelemetryConfig(watts_per_core=10)
     for _ in range(2):
-        with TelemetrySampler(tmp_path, config, LABELS, meters=NO_METERS) as sampler:
+        with TelemetrySampler(tmp_path, config, MODEL, meters=NO_METERS) as sampler:
             write_clock(tmp_path, 0, 1, host="elsewhere")
             sampler.sample()
     told = sampler.result()
@@ -191,10 +175,10 @@ def test_what_earlier_attempts_took_is_added(tmp_path: Path) -> None:
 
 
 def test_energy_is_unknown_where_an_attempt_did_not_measure_it(tmp_path: Path) -> None:
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, meters=NO_METERS):
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS):
         pass
     config = TelemetryConfig(watts_per_core=10)
-    with TelemetrySampler(tmp_path, config, LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, config, MODEL, meters=NO_METERS) as sampler:
         pass
     told = sampler.result()
     assert told.energy.joules is None
@@ -205,7 +189,7 @@ def test_a_damaged_note_of_earlier_attempts_is_said_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / SPENT).write_text('{"seconds": ')
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS) as sampler:
         pass
     assert sampler.result().num_attempts == 1
     assert "is damaged" in caplog.text
@@ -214,23 +198,24 @@ def test_a_damaged_note_of_earlier_attempts_is_said_and_left_out(
 def test_clocks_of_an_earlier_attempt_are_not_taken_for_this_ones(tmp_path: Path) -> None:
     write_clock(tmp_path, 5, os.getpid())
     (tmp_path / "profile-00005.json").write_text("{}")
-    with TelemetrySampler(tmp_path, TelemetryConfig(), LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS) as sampler:
         sampler.sample()
     assert sampler.result().ranks == ()
     assert [path.name for path in tmp_path.iterdir()] == [SPENT]
 
 
 def test_the_thread_samples_a_real_clock(tmp_path: Path) -> None:
-    config = TelemetryConfig(sample_every_s=0.1)
     with (
-        TelemetrySampler(tmp_path, config, LABELS, meters=NO_METERS) as sampler,
+        TelemetrySampler(
+            tmp_path, TelemetryConfig(), MODEL, meters=NO_METERS, every_s=0.1
+        ) as sampler,
         StepClock(tmp_path, 0, write_every_s=0.05) as clock,
     ):
         for _ in range(10):
             clock.add_rows(5)
             clock.step()
         wait_until(
-            lambda: any(rank.clock.num_rows == 50 for rank in sampler.state().ranks),
+            lambda: any(rank.num_rows == 50 for rank in sampler.result().ranks),
             "the sampler has seen the rows",
         )
     assert sampler.result().num_samples > 1
@@ -246,50 +231,28 @@ def scraped(text: str) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-def test_metrics_are_served_on_loopback_while_the_run_lasts(tmp_path: Path) -> None:
-    config = TelemetryConfig(prometheus_port=0)
-    meters = replace(NO_METERS, devices=Devices())
-    with TelemetrySampler(tmp_path, config, LABELS, meters=meters) as sampler:
-        write_clock(tmp_path, 0, 1, host="elsewhere")
-        sampler.sample()
-        sampler.sample()
-        address = f"http://127.0.0.1:{sampler.port}/metrics"
-        text = urllib.request.urlopen(address, timeout=10).read().decode()
+def test_the_text_file_is_whole_and_holds_the_last_state(tmp_path: Path) -> None:
+    run, exported = tmp_path / "night-3", tmp_path / "exported" / "training.prom"
+    run.mkdir()
+    config = TelemetryConfig(prometheus_textfile=exported, watts_per_core=1)
+    meters = Meters(devices=NvmlReader(library(), "0"))
+    with TelemetrySampler(run, config, MODEL, meters=meters):
+        write_clock(run, 0, 1, host="elsewhere")
+    text = exported.read_text()
     metrics = scraped(text)
-    own = (LABELS.model, "0", "night-3")
+    own = (MODEL, "0", "night-3")
+    assert metrics["falaj_training_steps_total"] == {own: 50}
     assert metrics["falaj_training_rows_total"] == {own: 6400}
     assert metrics["falaj_training_rows_per_second"] == {own: 1000}
     assert metrics["falaj_training_wire_bytes_total"] == {own: 10_000}
     phases = metrics["falaj_training_phase_seconds_total"]
-    assert phases[LABELS.model, "exchange", "0", "night-3"] == 2
-    assert metrics["falaj_training_device_power_watts"] == {("0", LABELS.model, "night-3"): 100}
-    assert "falaj_training_energy_joules_total" in metrics
+    assert phases[MODEL, "exchange", "0", "night-3"] == 2
+    assert metrics["falaj_training_device_power_watts"] == {("0", MODEL, "night-3"): 250}
+    assert metrics["falaj_training_energy_joules_total"] == {(MODEL, "night-3"): 8}
     for name in metrics:
         base = name.removesuffix("_total")
         assert f"# HELP {base}" in text
         assert f"# TYPE {base}" in text
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(address, timeout=10)
-
-
-def test_a_port_in_use_is_a_sentence(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        config = TelemetryConfig(prometheus_port=taken.getsockname()[1])
-        sampler = TelemetrySampler(tmp_path, config, LABELS, meters=NO_METERS)
-        with pytest.raises(ConfigurationError, match=r"prometheus_port=\d+ cannot be served"):
-            sampler.__enter__()
-
-
-def test_the_text_file_is_whole_and_holds_the_last_state(tmp_path: Path) -> None:
-    run, exported = tmp_path / "run", tmp_path / "exported" / "training.prom"
-    run.mkdir()
-    config = TelemetryConfig(prometheus_textfile=exported)
-    with TelemetrySampler(run, config, LABELS, meters=NO_METERS):
-        write_clock(run, 0, 1, host="elsewhere")
-    metrics = scraped(exported.read_text())
-    assert list(metrics["falaj_training_steps_total"].values()) == [50]
     assert list(exported.parent.iterdir()) == [exported]
 
 
@@ -299,7 +262,7 @@ def test_an_export_that_is_refused_is_told_once_and_the_training_goes_on(
     blocked = tmp_path / "file"
     blocked.write_text("")
     config = TelemetryConfig(prometheus_textfile=blocked / "training.prom")
-    with TelemetrySampler(tmp_path, config, LABELS, meters=NO_METERS) as sampler:
+    with TelemetrySampler(tmp_path, config, MODEL, meters=NO_METERS) as sampler:
         sampler.sample()
     assert caplog.text.count("the training goes on") == 1
     assert sampler.result().num_attempts == 1
