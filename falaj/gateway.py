@@ -126,9 +126,7 @@ def settings() -> None:
     """List all settings of edge/edge.yaml with their defaults and what they mean."""
     from serving.described import lines_of, settings_of
 
-    print(
-        "\n".join(lines_of("edge/edge.yaml, in the state folder", settings_of(GatewayConfig, {})))
-    )
+    print("\n".join(lines_of("edge/edge.yaml, in the state folder", settings_of(GatewayConfig))))
 
 
 @app.command

@@ -37,15 +37,9 @@ from serving.assembly import (
     is_locked,
     read_addresses,
 )
-from serving.config import (
-    ServingConfig,
-    checked_config,
-    read_serving_config,
-    registered_model,
-    section,
-)
-from serving.observability.config import LogConfig, ObservabilityConfig
-from serving.observability.logs import configure_logging
+from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
+from serving.observability.config import LogConfig
+from serving.observability.logs import Log
 from serving.protocol.http.openapi import document
 from serving.protocol.http.pages import TOKEN_FILE
 from serving.security.tls import only_tls_1_3
@@ -65,7 +59,7 @@ def main(argv: Sequence[str], parts_of: Callable[[Settings], PartsOf]) -> int:
     """Do what the command line says; 0 where it was done, 1 where nothing serves, 2 on a fault."""
     asked = _parser().parse_args(argv)
     if asked.command == "settings":
-        from serving.parts import all_settings  # Feast is imported first, without PyTorch
+        from serving.described import all_settings  # Feast is imported first, without PyTorch
 
         sys.stdout.write("\n".join(all_settings()) + "\n")
         return 0
@@ -107,16 +101,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(asked: argparse.Namespace, settings: Settings) -> ServingConfig:
     config = read_serving_config(settings.feature_repo)
-    told: dict[str, Any] = config.model_dump()
+    values: dict[str, Any] = config.model_dump()
     if asked.host is not None:
-        told["host"] = asked.host
+        values["host"] = asked.host
     for name in ("http", "grpc", "admin"):
         port = getattr(asked, f"{name}_port")
         if port is not None:
-            told[name]["port"] = port
+            values[name]["port"] = port
     if asked.no_grpc:
-        told["grpc"]["enabled"] = False
-    config = checked_config(told, "the command line")
+        values["grpc"]["enabled"] = False
+    config = checked_config(values, "the command line")
     return config if config.models else config.of_models((registered_model(settings),))
 
 
@@ -127,7 +121,7 @@ def _serve(config: ServingConfig, home: Path, parts_of: PartsOf) -> int:
     async def run() -> None:
         await ServingProcess(config, home, parts_of).run()
 
-    with _logging(section("observability", ObservabilityConfig, config.observability).logs):
+    with _logging(config.observability.logs):
         try:
             uvloop.run(run())
         finally:
@@ -145,7 +139,7 @@ def _logging(config: LogConfig) -> Iterator[None]:
         )
         yield
         return
-    log = configure_logging(config)
+    log = Log(config)
     try:
         yield
     finally:
@@ -167,24 +161,26 @@ def _allow_files(connections: int) -> None:
 
 
 def _status(home: Path) -> int:
-    told = read_addresses(home) if is_locked(home) else None
-    if told is None:
-        sys.stdout.write(f"nothing serves from {home}\n")
+    found = _found(home)
+    if found is None:
         return 1
-    ready = _ready(home, str(told["http"]), str(told["admin"]))
-    sys.stdout.write(json.dumps({**told, "ready": ready}, indent=1) + "\n")
+    sys.stdout.write(
+        json.dumps({**found, "ready": _ready(home, str(found["admin"]))}, indent=1) + "\n"
+    )
     return 0
 
 
-def _ready(home: Path, address: str, admin: str) -> bool | None:
-    """What the process says; None where it says nothing.
+def _found(home: Path) -> dict[str, Any] | None:
+    """What the process that serves from a state folder says of itself; None where none does."""
+    found = read_addresses(home) if is_locked(home) else None
+    if found is None:
+        sys.stdout.write(f"nothing serves from {home}\n")
+    return found
 
-    Where it wants TLS, perhaps with a certificate that only the edge has, the admin listener tells.
-    """
+
+def _ready(home: Path, admin: str) -> bool | None:
+    """Whether all models are ready, by the admin listener; None where it does not answer."""
     try:
-        if address.startswith("http://"):
-            with urllib.request.urlopen(f"{address}/v2/health/ready", timeout=5):
-                return True
         token = (home / TOKEN_FILE).read_text(encoding="utf-8").strip()
         request = urllib.request.Request(
             f"{admin}/admin/models", headers={"authorization": f"Bearer {token}"}
@@ -200,20 +196,19 @@ def _ready(home: Path, address: str, admin: str) -> bool | None:
 
 
 def _stop(home: Path, timeout_s: float) -> int:
-    told = read_addresses(home) if is_locked(home) else None
-    if told is None:
-        sys.stdout.write(f"nothing serves from {home}\n")
+    found = _found(home)
+    if found is None:
         return 1
-    os.kill(int(told["pid"] or 0), signal.SIGTERM)
+    os.kill(int(found["pid"]), signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while is_locked(home):
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"process {told['pid']} has not ended within {timeout_s:g} s; it was told to and "
+                f"process {found['pid']} has not ended within {timeout_s:g} s; it was told to and "
                 "may still be answering"
             )
         time.sleep(0.05)
-    sys.stdout.write(f"process {told['pid']} has ended\n")
+    sys.stdout.write(f"process {found['pid']} has ended\n")
     return 0
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.config import ServingConfig
-from serving.errors import ServingError
 from serving.interfaces import Engine, EntityReader, Guard, Observer, Pages
 from serving.protocol.front import Front
 from serving.protocol.http.listener import (
@@ -50,8 +49,8 @@ class Parts:
     """What a serving process is put together from.
 
     Attributes:
-        engine: loaded models; it tells observers what it has served and refused itself.
-        observers: told of requests that were refused before the engine saw them: the engine's own.
+        engine: loaded models; it notifies observers of what it has served and refused itself.
+        observers: the engine's, for requests that are refused before the engine sees them.
         guard: None for `OpenGuard`, which stands on loopback only.
         entities: None where requests cannot name entities.
         pages: more pages of the admin listener, as `/metrics`.
@@ -60,8 +59,6 @@ class Parts:
             alone.
         starts: run one after the other, on the event loop, before anything is answered.
         stops: the same after the last answer, in this order; each is run whatever others do.
-        follows: whether the engine looks for models itself. If not, each configured model is
-            asked for every `poll_s` until it is ready.
     """
 
     engine: Engine
@@ -73,7 +70,6 @@ class Parts:
     grpc_credentials: grpc.ServerCredentials | None = None
     starts: Sequence[Hook] = ()
     stops: Sequence[Hook] = ()
-    follows: bool = False
 
 
 PartsOf = Callable[[ServingConfig, Path], Parts]
@@ -146,7 +142,6 @@ class ServingProcess:
             }
             await self._serve(
                 front,
-                parts,
                 [(public, public.serve(http)), (inner, inner.serve(admin))],
                 rpc,
                 addresses,
@@ -157,14 +152,12 @@ class ServingProcess:
     async def _serve(
         self,
         front: Front,
-        parts: Parts,
         listeners: Sequence[tuple[Listener, Awaitable[None]]],
         rpc: grpc.aio.Server | None,
         addresses: Mapping[str, str | None],
     ) -> None:
         tasks = [asyncio.ensure_future(serve) for _, serve in listeners]
         stopped = asyncio.ensure_future(self._stop.wait())
-        seeking = asyncio.ensure_future(self._seek_models(parts))
         try:
             if rpc is not None:
                 await rpc.start()
@@ -177,24 +170,18 @@ class ServingProcess:
                 front.stopping = True
             _log.info("ending: what is in flight is answered within %g s", self._config.stop_s)
         finally:
-            seeking.cancel()
             stopped.cancel()
             for listener, _ in listeners:
                 listener.stop()
-            ends = [*tasks, seeking]
+            ends = list(tasks)
             if rpc is not None:
                 ends.append(asyncio.ensure_future(rpc.stop(self._config.stop_s)))
-            failed = [
-                outcome
-                for outcome in await asyncio.gather(*ends, return_exceptions=True)
-                if isinstance(outcome, Exception)
-            ]
-        for failure in failed:
-            raise failure
+            outcomes = await asyncio.gather(*ends, return_exceptions=True)
+        _raise_first(outcomes)
 
     def _say(self, addresses: Mapping[str, str | None], front: Front) -> None:
-        told = ", ".join(f"{name} {address}" for name, address in addresses.items() if address)
-        _log.info("serving: %s", told)
+        named = [f"{name} {address}" for name, address in addresses.items() if address]
+        _log.info("serving: %s", ", ".join(named))
         if not front.engine.is_ready():
             reasons = [f"{s.name}: {s.reason}" for s in front.engine.states() if s.reason]
             _log.warning(
@@ -202,28 +189,6 @@ class ServingProcess:
                 "; ".join(reasons) or "no model is loaded",
                 self._config.poll_s,
             )
-
-    async def _seek_models(self, parts: Parts) -> None:
-        """Load configured models that are not there yet, as soon as the registry has them.
-
-        Each once: one that was unloaded since was meant to be.
-        """
-        told: dict[str, str] = {}
-        found: set[str] = set()
-        while not parts.follows:
-            for model in self._config.models:
-                if model.name in found or parts.engine.is_ready(model.name):
-                    found.add(model.name)
-                    continue
-                try:
-                    state = await parts.engine.load(model.name)
-                except ServingError as exc:
-                    if told.get(model.name) != str(exc):
-                        told[model.name] = str(exc)
-                        _log.warning("%s is not ready: %s", model.name, exc)
-                else:
-                    _log.info("%s is ready in version %s", model.name, state.version)
-            await asyncio.sleep(self._config.poll_s)
 
     @contextlib.contextmanager
     def _announced(self, addresses: Mapping[str, str | None]) -> Iterator[None]:
@@ -305,16 +270,11 @@ def _address(host: str, port: int) -> str:
 
 
 async def _end(stops: Sequence[Hook]) -> None:
-    outcomes = [await _outcome(stop) for stop in stops]
-    for failure in outcomes:
-        if failure is not None:
-            raise failure
+    """Run each, whatever others do."""
+    _raise_first([(await asyncio.gather(stop(), return_exceptions=True))[0] for stop in stops])
 
 
-async def _outcome(stop: Hook) -> Exception | None:
-    try:
-        await stop()
-    except Exception as exc:
-        # Raised again once the other parts have ended too.
-        return exc
-    return None
+def _raise_first(outcomes: Sequence[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome

@@ -55,6 +55,10 @@ class Call:
     features: Any = None
     trace: str = ""
 
+    def is_over(self, now: float) -> bool:
+        """Whether nobody waits for its answer any more."""
+        return self.is_gone or (self.deadline is not None and self.deadline <= now)
+
 
 @dataclass(frozen=True, slots=True)
 class Served:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from ipaddress import ip_address
+from collections import Counter
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import yaml
 from pydantic import (
@@ -20,24 +19,25 @@ from pydantic import (
     model_validator,
 )
 
-from serving.engine.config import FollowedModel
+from serving.engine.config import EngineConfig, ServedModel
+from serving.features.config import EntityConfig
+from serving.observability.config import ObservabilityConfig
+from serving.security.config import SecuritySection, faults_of, is_loopback
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import USE_CASE_FILE, Settings
+from tasks.predictions.config import PredictionLogConfig
 from tasks.registry.config import RegistryConfig
 
 SERVING_FILE = "serving.yaml"
 _MIB = 2**20
-Section = TypeVar("Section", bound=BaseModel)
+MAX_HEADERS, MAX_HEADER_BYTES = 100, 32_768
+"""Of a request with its first line, 431 beyond: what proxies and servers commonly take."""
+MAX_BUFFERED_BYTES = 256 * _MIB
+"""Bodies being received, all together; 503 beyond."""
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ServedModel(FollowedModel):
-    """One model of the registry that this process serves."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
 
 
 class HttpConfig(_Section):
@@ -47,24 +47,17 @@ class HttpConfig(_Section):
     max_body_bytes: PositiveInt = Field(
         default=16 * _MIB, le=2**30, description="Largest body of a request; 413 beyond."
     )
-    max_header_bytes: PositiveInt = Field(
-        default=32_768, ge=1024, le=_MIB, description="Request line and headers; 431 beyond."
-    )
-    max_headers: PositiveInt = Field(default=100, le=1000, description="Headers of a request.")
     max_connections: PositiveInt = Field(
         default=1000, le=100_000, description="Open at a time; one more is answered 503."
     )
-    max_buffered_bytes: PositiveInt = Field(
-        default=256 * _MIB, description="Bodies being received, all together; 503 beyond."
-    )
     request_timeout_s: PositiveFloat = Field(
-        default=20.0, le=3600, description="Time for a request to arrive whole; 408 after."
+        default=20.0,
+        le=3600,
+        description="Time for a request to arrive whole (408 after), and for a client to read its "
+        "answer (it is cut off).",
     )
     keep_alive_s: PositiveFloat = Field(
         default=75.0, le=86_400, description="Idle connections are closed after; above a proxy's."
-    )
-    write_timeout_s: PositiveFloat = Field(
-        default=30.0, le=3600, description="A client that does not read its answer is cut off."
     )
     slot_header: bool = Field(
         default=True,
@@ -94,12 +87,7 @@ class ServingConfig(_Section):
 
     host: str = Field(default="127.0.0.1", description="Address that HTTP and gRPC listen on.")
     models: tuple[ServedModel, ...] = Field(
-        default=(),
-        description="What to serve; empty for the use case's registered model. `engine.models`, "
-        "`engine.hardware` and `engine.poll_s`, where given, go before what is said up here.",
-    )
-    hardware: str = Field(
-        default="cpu", pattern=r"^[a-z][a-z0-9-]*$", description="Hardware class to serve on."
+        default=(), description="What to serve; empty for the use case's registered model."
     )
     timeout_s: PositiveFloat = Field(
         default=30.0, le=3600, description="Longest that a request may take, whatever it asks."
@@ -117,29 +105,25 @@ class ServingConfig(_Section):
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
     admin: AdminConfig = AdminConfig()
-    engine: dict[str, Any] = Field(default={}, description="See `serving.engine`.")
-    log: dict[str, Any] = Field(default={}, description="See `serving.log`.")
-    entities: dict[str, Any] = Field(default={}, description="See `serving.features`.")
-    security: dict[str, Any] = Field(default={}, description="See `serving.security`.")
-    observability: dict[str, Any] = Field(
-        default={},
+    engine: EngineConfig = EngineConfig()
+    log: PredictionLogConfig = PredictionLogConfig()
+    entities: EntityConfig = EntityConfig()
+    security: SecuritySection = SecuritySection()
+    observability: ObservabilityConfig = Field(
+        default=ObservabilityConfig(),
         validation_alias=AliasChoices("observability", "seeing"),
-        description="See `serving.observability`. `seeing` is its former name.",
+        description="`seeing` is its former name.",
     )
 
     @model_validator(mode="after")
-    def _models_are_named_once(self) -> Self:
-        names = [model.name for model in self.models]
-        if len(set(names)) != len(names):
-            raise ValueError(f"models {names} names one twice; name each once")
-        return self
-
-    @model_validator(mode="after")
-    def _ports_differ(self) -> Self:
+    def _names_and_ports_differ(self) -> Self:
         ports = [self.http.port, self.admin.port, *([self.grpc.port] * self.grpc.enabled)]
-        fixed = [port for port in ports if port]
-        if len(set(fixed)) != len(fixed):
-            raise ValueError(f"ports {fixed} are the same twice; give each listener its own, or 0")
+        for what, seen in (
+            ("models", [model.name for model in self.models]),
+            ("ports", [port for port in ports if port]),
+        ):
+            if twice := [one for one, times in Counter[Any](seen).items() if times > 1]:
+                raise ValueError(f"{what} {seen} are the same twice: {twice[0]}; name each once")
         return self
 
     @property
@@ -150,16 +134,6 @@ class ServingConfig(_Section):
     def of_models(self, names: tuple[str, ...]) -> ServingConfig:
         """The same, serving these models."""
         return self.model_copy(update={"models": tuple(ServedModel(name=name) for name in names)})
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is one that only this machine can reach."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_serving_config(repo: Path) -> ServingConfig:
@@ -204,27 +178,4 @@ def checked_config(told: object, source: str) -> ServingConfig:
     try:
         return ServingConfig.model_validate(told)
     except ValidationError as exc:
-        raise ConfigurationError(f"{source}: {_faults(exc)}. Nothing was started") from exc
-
-
-def section(name: str, kind: type[Section], told: Mapping[str, Any]) -> Section:
-    """A part's section of the configuration.
-
-    Raises:
-        ConfigurationError: it says what cannot be.
-    """
-    try:
-        return kind.model_validate(dict(told))
-    except ValidationError as exc:
-        raise ConfigurationError(
-            f"serving.yaml: {_faults(exc, name)}. Nothing was started"
-        ) from exc
-
-
-def _faults(exc: ValidationError, *within: str) -> str:
-    """Each setting that cannot be and why, in the words of YAML."""
-    return "; ".join(
-        f"{'.'.join((*within, *map(str, fault['loc']))) or 'it'}: "
-        + fault["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
-        for fault in exc.errors()
-    )
+        raise ConfigurationError(f"{source}: {faults_of(exc)}. Nothing was started") from exc

@@ -13,6 +13,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from serving.config import SERVING_FILE, ServingConfig
+from serving.security.config import SECURITY_FILE, SecurityConfig
+
 WIDTH = 100
 _INDENT = " " * 4
 
@@ -27,37 +30,36 @@ class Setting:
     meaning: str
 
 
-def settings_of(kind: type[BaseModel], sections: dict[str, type[BaseModel]]) -> Iterator[Setting]:
+def all_settings() -> list[str]:
+    """Every setting of serving, by the file in which it stands."""
+    return [
+        *lines_of(f"{SERVING_FILE}, in the feature repository", settings_of(ServingConfig)),
+        *lines_of(f"{SECURITY_FILE}, in the state folder", settings_of(SecurityConfig)),
+    ]
+
+
+def settings_of(
+    kind: type[BaseModel], before: str = "", given: BaseModel | None = None
+) -> Iterator[Setting]:
     """All settings of a class, in its order.
 
     Args:
         kind: the class.
-        sections: classes of fields that it holds unchecked, by the field's name.
+        before: stands before each name.
+        given: holds the defaults; None for those of the class.
     """
-    return _settings(kind, sections, "", None)
-
-
-def _settings(
-    kind: type[BaseModel],
-    sections: dict[str, type[BaseModel]],
-    before: str,
-    given: BaseModel | None,
-) -> Iterator[Setting]:
-    told = _attributes(kind)
+    attributes = _attributes(kind)
     for name, field in kind.model_fields.items():
         full = f"{before}{name}"
-        if (section := sections.get(full)) is not None:
-            yield from _settings(section, sections, f"{full}.", None)
-            continue
         default = _default(field) if given is None else getattr(given, name)
         inner, mark = _inner(field.annotation)
         if inner is None or mark or not _is_section(field):
-            meaning = field.description or told.get(name, "")
+            meaning = field.description or attributes.get(name, "")
             choices = _choices(field.annotation)
             yield Setting(full, _text(default), choices, f"{meaning[:1].upper()}{meaning[1:]}")
         if inner is not None:
             group = default if isinstance(default, BaseModel) else None
-            yield from _settings(inner, sections, f"{full}{mark}.", group)
+            yield from settings_of(inner, f"{full}{mark}.", group)
 
 
 def lines_of(heading: str, settings: Iterator[Setting]) -> list[str]:
@@ -116,7 +118,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 
 def _attributes(kind: type[BaseModel]) -> dict[str, str]:
-    """Meanings that a class tells in the section `Attributes` of its docstring."""
-    _, _, told = (kind.__doc__ or "").partition("Attributes:")
-    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", told, re.MULTILINE)
+    """Meanings that stand in the section `Attributes` of a class's docstring."""
+    _, _, section = (kind.__doc__ or "").partition("Attributes:")
+    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", section, re.MULTILINE)
     return {name: " ".join(meaning.split()) for name, meaning in found}

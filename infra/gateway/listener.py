@@ -34,8 +34,16 @@ from infra.gateway.routing import (
     socket_address,
     typed,
 )
+from serving.config import MAX_HEADER_BYTES
 from serving.security.certificates import Pair
-from serving.security.config import KEY_HEADER, IssuerConfig, Rate, SecurityConfig
+from serving.security.config import (
+    ISSUER_TIMEOUT_S,
+    KEY_HEADER,
+    LEEWAY_S,
+    IssuerConfig,
+    Rate,
+    SecurityConfig,
+)
 
 CERTIFICATE = "edge"
 MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -95,7 +103,7 @@ def _tls(plan: GatewayPlan) -> Value:
 
 
 def _manager(plan: GatewayPlan) -> Value:
-    config, sizes = plan.config, plan.security.sizes
+    config = plan.config
     manager = typed(
         MANAGER,
         **fragment("manager"),
@@ -104,7 +112,7 @@ def _manager(plan: GatewayPlan) -> Value:
         access_log=[_access_log(plan)],
         forward_client_cert_details="SANITIZE_SET" if config.client_ca else "SANITIZE",
         request_timeout=seconds(2 * config.timeout_s),
-        max_request_headers_kb=max(1, min(8192, sizes.max_header_bytes // 1024)),
+        max_request_headers_kb=MAX_HEADER_BYTES // 1024,
         local_reply_config={"mappers": _own_answers(), "body_format": fragment("error_body")},
     )
     if config.traces is not None:
@@ -121,7 +129,7 @@ def _filters(plan: GatewayPlan) -> list[Value]:
         found += [jwt_filter(plan), role_filter(plan)]
         found.append(_limit("subjects", by_subject, config.limit, config.max_clients))
     found.append(
-        _filter("buffer", "buffer.v3.Buffer", max_request_bytes=plan.security.sizes.max_body_bytes)
+        _filter("buffer", "buffer.v3.Buffer", max_request_bytes=plan.security.max_body_bytes)
     )
     return [*found, _filter("router", "router.v3.Router", suppress_envoy_headers=True)]
 
@@ -266,7 +274,7 @@ def _provider(index: int, issuer: IssuerConfig) -> Value:
             {"name": "Authorization", "value_prefix": prefix} for prefix in ("Bearer ", "bearer ")
         ],  # names of schemes have no case, and clients send both
         "require_expiration": True,
-        "clock_skew_seconds": max(1, round(issuer.leeway_s)),
+        "clock_skew_seconds": LEEWAY_S,
         "payload_in_metadata": CLAIMS,
         "claim_to_headers": [{"header_name": SUBJECT_HEADER, "claim_name": issuer.subject_claim}],
         "jwt_cache_config": {"jwt_cache_size": CACHED_TOKENS},
@@ -276,11 +284,8 @@ def _provider(index: int, issuer: IssuerConfig) -> Value:
 
 
 def _remote_keys(index: int, issuer: IssuerConfig) -> Value:
-    uri = {
-        "uri": issuer.keys,
-        "cluster": issuer_cluster(index),
-        "timeout": seconds(issuer.timeout_s),
-    }
+    timeout = seconds(ISSUER_TIMEOUT_S)
+    uri = {"uri": issuer.keys, "cluster": issuer_cluster(index), "timeout": timeout}
     age = seconds(min(issuer.refresh_s, MAX_KEYS_AGE_S))
     return {
         "remote_jwks": {

@@ -52,13 +52,6 @@ class Circuit:
         """The probe was answered."""
         self.closed, self.probing, self.reason = True, False, ""
 
-    @property
-    def state(self) -> str:
-        """`closed`, `open` or `half_open`."""
-        if self.closed:
-            return "closed"
-        return "half_open" if self.probing else "open"
-
 
 Score = Callable[[dict[str, Array]], NDArray[Any]]
 PLATFORMS = {
@@ -136,7 +129,6 @@ class Backend:
     score: Score
     signature: Signature
     probe: Mapping[str, Array]
-    settings: Mapping[str, str] = field(default_factory=dict)
     circuit: Circuit = field(default_factory=Circuit)
     times: Times = field(default_factory=Times)
     busy: bool = False
@@ -145,8 +137,6 @@ class Backend:
     running_ms: float = 0.0
     """What the batch under way was expected to take."""
     tallies: dict[tuple[Slot, str], Tally] = field(default_factory=dict)
-    plain: dict[Slot, Tally] = field(default_factory=dict)
-    """The same of answers without a fall-over, found faster."""
 
     def run(self, arrays: dict[str, Array], rows: int) -> Array:
         """Answers to `rows` rows, in their order.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from serving.calls import Array, Call, Slot
@@ -61,10 +62,7 @@ class Workers:
             del job  # holds a batch
 
 
-Single = tuple[dict[str, Array], Array, float, float]
-"""Inputs, output, begin and end of one call's own computation."""
-
-
+@dataclass(eq=False, slots=True)
 class Batch:
     """One computation. A worker fills in the outcome; then the event loop reads it.
 
@@ -74,61 +72,34 @@ class Batch:
         error: why it failed; None where `output` holds the answers.
         backend_is_well: after a failure, whether the backend answers its probe.
         abandoned: it took too long, and its calls went elsewhere; what comes of it is dropped.
-        singly: after a failure of a backend that is well, what each call gave on its own.
+        singly: after a failure of a backend that is well, each call as a batch of its own.
     """
 
-    __slots__ = (
-        "abandoned",
-        "backend",
-        "backend_is_well",
-        "calls",
-        "dones",
-        "error",
-        "finished",
-        "inputs",
-        "output",
-        "passed_over",
-        "rows",
-        "singly",
-        "size",
-        "slot",
-        "started",
-        "timer",
-        "tried",
-        "version",
-    )
+    slot: Slot
+    version: LoadedVersion
+    calls: list[Call]
+    dones: list[Done]
+    rows: int
+    backend: Backend
+    passed_over: str = ""
+    tried: tuple[str, ...] = ()
+    error: Exception | None = None
+    backend_is_well: bool = False
+    abandoned: bool = False
+    singly: Sequence[Batch] = ()
+    timer: asyncio.TimerHandle | None = None
+    started: float = 0.0
+    finished: float = 0.0
+    inputs: dict[str, Array] = field(init=False)
+    output: Array = field(init=False)
 
-    def __init__(
-        self,
-        slot: Slot,
-        version: LoadedVersion,
-        calls: list[Call],
-        dones: list[Done],
-        rows: int,
-        size: int,
-        passed_over: str,
-    ) -> None:
-        self.slot: Slot = slot
-        self.version = version
-        self.calls = calls
-        self.dones = dones
-        self.rows = rows
-        self.size = size
-        self.passed_over = passed_over
-        self.tried: set[str] = set()
-        self.abandoned = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.backend: Backend | None = None
-        self.inputs: dict[str, Array] = {}
-        self.output: Array
-        self.error: Exception | None = None
-        self.backend_is_well = False
-        self.singly: list[Single | Exception] = []
-        self.started = self.finished = 0.0
+    @property
+    def size(self) -> int:
+        """Numbers in the first input, as `Times` counts them."""
+        return self.rows * (self.version.row_size or self.version.size_of(self.calls[0]))
 
     def compute(self) -> None:
         """Run the backend; never raises."""
-        assert self.backend is not None
         self.started = time.monotonic()
         try:
             self.inputs = joined(self.calls, self.version.names)
@@ -143,46 +114,34 @@ class Batch:
         Each call is computed on its own. It is to blame where it fails again although the backend
         answers its probe before and after; else the backend is.
         """
-        assert self.backend is not None
-        self.singly = []
+        self.singly = singly = []
         self.backend_is_well = self.backend.is_well()
-        for call in self.calls:
+        for call, done in zip(self.calls, self.dones, strict=True):
             if not self.backend_is_well:
                 return
-            outcome = self._single(call)
-            if isinstance(outcome, Exception):
+            alone = Batch(
+                self.slot, self.version, [call], [done], call.num_rows, self.backend,
+                self.passed_over,
+            )  # fmt: skip
+            alone.compute()
+            if alone.error is not None:
                 self.backend_is_well = self.backend.is_well()
-            self.singly.append(outcome)
+            singly.append(alone)
 
     def again(self) -> Batch:
         """The same calls, to be computed elsewhere while a thread still holds this one."""
-        other = Batch(
-            self.slot, self.version, self.calls, self.dones, self.rows, self.size, self.passed_over
-        )
-        other.tried = set(self.tried)
-        return other
+        return Batch(
+            self.slot, self.version, self.calls, self.dones, self.rows, self.backend,
+            self.passed_over, self.tried,
+        )  # fmt: skip
 
     def drop_ended(self, now: float) -> Dropped:
         """Take out the calls that nobody waits for any more."""
-        dropped: Dropped = []
-        kept: list[tuple[Call, Done]] = []
-        for call, done in zip(self.calls, self.dones, strict=True):
-            if call.is_gone or (call.deadline is not None and call.deadline <= now):
-                dropped.append((call, done, ended(call)))
-            else:
-                kept.append((call, done))
+        pairs = list(zip(self.calls, self.dones, strict=True))
+        dropped = [(call, done, ended(call)) for call, done in pairs if call.is_over(now)]
         if dropped:
+            kept = [(call, done) for call, done in pairs if not call.is_over(now)]
             self.calls = [call for call, _ in kept]
             self.dones = [done for _, done in kept]
             self.rows = sum(call.num_rows for call in self.calls)
         return dropped
-
-    def _single(self, call: Call) -> Single | Exception:
-        assert self.backend is not None
-        started = time.monotonic()
-        try:
-            inputs = joined([call], self.version.names)
-            output = self.backend.run(inputs, call.num_rows)
-        except Exception as exc:  # as above
-            return exc
-        return inputs, output, started, time.monotonic()

@@ -1,32 +1,26 @@
-"""What an engine is asked to do: models, hardware, bounds of its queues, when it falls over."""
+"""What an engine is asked to do: models, hardware, and how much of both."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class FollowedModel(_Config):
-    """How a model is followed and checked, whoever names it."""
+class ServedModel(_Config):
+    """One model of the registry that this process serves: how it is followed and checked."""
 
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
+    alias: str = Field(default="champion", min_length=1, description="Names the stable version.")
     on_move: Literal["swap", "offer", "hold"] = Field(
         default="swap",
-        description="What a moved alias `champion` does: `swap` serves the new version at once, "
-        "`offer` loads it as candidate and leaves the rest to the release flow, `hold` only tells.",
+        description="What a moved alias does: `swap` serves the new version at once, `offer` loads "
+        "it as candidate and leaves the rest to the release flow, `hold` only logs it.",
     )
     goal_ms: PositiveFloat = Field(
         default=50.0,
@@ -46,17 +40,10 @@ class FollowedModel(_Config):
     )
 
 
-class ServedModel(FollowedModel):
-    """A model that is loaded when the process starts."""
-
-    name: str = Field(min_length=1, description="In the registry.")
-    alias: str = Field(default="champion", min_length=1, description="Names the stable version.")
-
-
 class HardwareConfig(_Config):
     """One kind of hardware that this process computes on."""
 
-    name: str = Field(default="cpu", min_length=1, description="As answers and counters tell it.")
+    name: str = Field(default="cpu", min_length=1, description="As answers and counters name it.")
     hardware_class: str = Field(
         default="cpu", min_length=1, description="That variants were judged for."
     )
@@ -72,71 +59,9 @@ class HardwareConfig(_Config):
     )
 
 
-class PlacementConfig(_Config):
-    """When a batch leaves the hardware that is preferred: the first one that has the model."""
-
-    latency_goal_ms: PositiveFloat = Field(
-        default=50.0, description="Expected wait in the queue, above which the others help."
-    )
-    queued_requests: PositiveInt = Field(
-        default=64, description="Requests in the queue of a slot, above which the others help."
-    )
-    large_rows: PositiveInt | None = Field(
-        default=None,
-        description="Batches of at least so many rows go to whatever computes them fastest; None: "
-        "size alone moves nothing.",
-    )
-    gain: float = Field(
-        default=1.3, ge=1.0, description="How many times faster that has to be, to move for it."
-    )
-    release: float = Field(
-        default=0.5, gt=0, lt=1, description="Part of both bounds, below which help ends."
-    )
-    settle_s: PositiveFloat = Field(default=1.0, description="How long it has to be below.")
-    open_s: PositiveFloat = Field(
-        default=1.0, description="How long a backend that failed gets no batch; then it is probed."
-    )
-    most_open_s: PositiveFloat = Field(
-        default=30.0, description="The same after many failures in a row; each doubles it."
-    )
-
-
-class QueueConfig(_Config):
-    """Bounds of what waits. Past them a request is refused at once."""
-
-    requests: PositiveInt = Field(default=256, description="Of one slot of a model.")
-    rows: PositiveInt = Field(default=65_536, description="Of one slot of a model.")
-    total_requests: PositiveInt = Field(
-        default=1024, description="Of the process; past it mirrored requests are dropped first."
-    )
-    total_rows: PositiveInt = Field(default=262_144, description="The same in rows.")
-    shadow_share: float = Field(
-        default=0.25, gt=0, le=1, description="Part of a slot's bounds that mirrored requests get."
-    )
-
-
-class BatchConfig(_Config):
-    """How requests are computed together. Nothing waits for others to come."""
-
-    rows: PositiveInt = Field(
-        default=256, description="Of one batch; a request with more is computed alone."
-    )
-    inline_ms: PositiveFloat = Field(
-        default=1.5,
-        le=20,
-        description="A batch that is expected to take less runs on the event loop's thread.",
-    )
-    limit_s: PositiveFloat = Field(
-        default=30.0,
-        description="A batch on a thread that takes longer is given up: its backend counts as "
-        "failed, and its calls go to another one.",
-    )
-
-
 class EngineConfig(_Config):
-    """Everything that an engine is told."""
+    """What the engine computes on, and how much it holds."""
 
-    models: tuple[ServedModel, ...] = Field(default=(), description="What is loaded.")
     hardware: tuple[HardwareConfig, ...] = Field(
         default=(HardwareConfig(),), min_length=1, description="The preferred one first."
     )
@@ -145,29 +70,16 @@ class EngineConfig(_Config):
         description="Whether the registered program itself answers, in PyTorch, where a version "
         "has no variant that could.",
     )
-    placement: PlacementConfig = PlacementConfig()
-    queue: QueueConfig = QueueConfig()
-    batch: BatchConfig = BatchConfig()
-    keep_warm: NonNegativeInt = Field(
-        default=1, description="Former stable versions of a model that stay loaded."
+    batch_rows: PositiveInt = Field(
+        default=256, description="Of one batch; a request with more is computed alone."
     )
     max_versions: PositiveInt = Field(
         default=8, description="Loaded versions of all models; memory is bounded by it."
     )
-    poll_s: PositiveFloat = Field(default=3.0, description="Between two looks at the registry.")
-    retry_s: PositiveFloat = Field(
-        default=5.0, description="Until a version that could not be loaded is tried again."
-    )
-    most_retry_s: PositiveFloat = Field(
-        default=300.0, description="The same after many failures; each doubles it."
-    )
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        for what, names in (
-            ("models", [model.name for model in self.models]),
-            ("hardware", [one.name for one in self.hardware]),
-        ):
-            if len(set(names)) != len(names):
-                raise ValueError(f"{what} names {names}: something is there twice; name each once")
+        names = [one.name for one in self.hardware]
+        if len(set(names)) != len(names):
+            raise ValueError(f"hardware {names} names one twice; name each once")
         return self

@@ -14,14 +14,13 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from serving.calls import Answer, Call, Slot
+from serving.calls import Answer, Call
 from serving.engine.backends import Backend
 from serving.engine.batches import Batch, Workers
 from serving.engine.config import EngineConfig
 from serving.engine.outcomes import Outcomes, sentence_of
-from serving.engine.queues import Dropped, Place, RequestQueue, contiguous, joined, place
+from serving.engine.queues import Dropped, Limits, RequestQueue, contiguous, place
 from serving.engine.versions import LoadedVersion
 from serving.errors import (
     BackendError,
@@ -46,15 +45,17 @@ class Dispatcher:
     """Queues, micro-batches and backends of all models; on the event loop's thread alone.
 
     Args:
-        config: bounds and policies.
+        config: hardware, and rows of a batch.
+        limits: of what waits and of how long a batch may take.
         loop: that everything happens on.
-        observers: told of every batch and refusal, in this order.
+        observers: notified of every batch and refusal, in this order.
         idle: called with a version when its last use has ended.
     """
 
     def __init__(
         self,
         config: EngineConfig,
+        limits: Limits,
         loop: asyncio.AbstractEventLoop,
         observers: Sequence[Observer],
         idle: Callable[[LoadedVersion], None],
@@ -62,39 +63,29 @@ class Dispatcher:
         self.requests = 0
         self.rows = 0
         self.outcomes = Outcomes(loop, observers)
-        self._config = config
-        self._loop = loop
-        self._observers = observers
         self.idle = idle
+        self._limits = limits
+        self._loop = loop
         self._ready: deque[RequestQueue] = deque()
         self._shadows: deque[RequestQueue] = deque()
         self._waiting: list[RequestQueue] = []
         self._retries: deque[Batch] = deque()
-        self._scheduled = False
+        self._scheduled = self._sweeping = self._ended = False
         self._flushed_at = 0.0
-        self._sweeping = False
-        self._ended = False
         self._running: Counter[str] = Counter()
-        self._threads_busy = 0
-        self._limits = {one.name: one.workers for one in config.hardware}
+        self._most_running = {one.name: one.workers for one in config.hardware}
         self._workers: dict[str, Workers] = {}
-        self._total_requests = config.queue.total_requests
-        self._total_rows = config.queue.total_rows
-        self._batch_rows = config.batch.rows
-        self._inline_ms = config.batch.inline_ms
-        self._limit_s = config.batch.limit_s
-        self._helped_from = config.placement.queued_requests + 1
+        self._batch_rows = config.batch_rows
 
     # Queueing
 
     def queue(self, queue: RequestQueue, call: Call, done: Done) -> None:
-        """Put a call into a lane, or refuse it in the next turn of the loop."""
+        """Put a call into a queue, or refuse it in the next turn of the loop."""
         rows = call.num_rows
         if (
             len(queue.entries) >= queue.most_requests
             or queue.rows + rows > queue.most_rows
-            or self.requests >= self._total_requests
-            or self.rows + rows > self._total_rows
+            or self._is_full_with(rows)
         ) and not self._makes_room(queue, rows):
             self.outcomes.refuse(call, done, self._overloaded(queue, rows))
             return
@@ -110,10 +101,8 @@ class Dispatcher:
             queue.listed = True
             queue.version.uses += 1
             (self._shadows if queue.is_shadow else self._ready).append(queue)
-            if not self._scheduled:
-                self._scheduled = True
-                self._loop.call_soon(self._flush)
-        elif len(queue.entries) == self._helped_from and len(queue.version.backends) > 1:
+            self._schedule()
+        elif len(queue.entries) == queue.helped_from + 1 and len(queue.version.backends) > 1:
             self._wake()
 
     def too_long(self, queue: RequestQueue) -> OverloadedError | None:
@@ -155,7 +144,7 @@ class Dispatcher:
         return int(num / together), times.expected_ms(round(rows * version.size_of(first)))
 
     def retarget(self, queue: RequestQueue, version: LoadedVersion) -> None:
-        """Let another version answer what waits in a lane and what comes."""
+        """Let another version answer what waits in a queue and what comes."""
         former = queue.version
         queue.version = version
         if queue.listed and former is not version:
@@ -165,20 +154,22 @@ class Dispatcher:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not (self.requests or self._retries or self._threads_busy)
+        return not (self.requests or self._retries or self._running.total())
 
     def abandon(self, error: Callable[[Call], ServingError]) -> None:
         """Refuse everything that waits, and start nothing any more."""
         self._ended = True
         for queue in (*self._ready, *self._shadows, *self._waiting):
-            self._drop(queue, [(*entry, error(entry[0])) for entry in queue.entries])
-            queue.entries.clear()
-            queue.rows = 0
+            self._empty(queue, error)
 
     def stop(self, wait_s: float) -> None:
         """End the workers' threads."""
         for workers in self._workers.values():
             workers.stop(wait_s)
+
+    def _is_full_with(self, rows: int) -> bool:
+        limits = self._limits
+        return self.requests >= limits.total_requests or self.rows + rows > limits.total_rows
 
     def _makes_room(self, queue: RequestQueue, rows: int) -> bool:
         """Drop mirrored calls, newest first, where only the process's bounds are in the way."""
@@ -188,25 +179,26 @@ class Dispatcher:
             or queue.rows + rows > queue.most_rows
         ):
             return False
-        while self.requests >= self._total_requests or self.rows + rows > self._total_rows:
+        while self._is_full_with(rows):
             victims = [one for one in (*self._shadows, *self._waiting) if one.is_shadow]
             victim = max(victims, key=lambda one: len(one.entries), default=None)
             if victim is None or not victim.entries:
                 return False
             call, done = victim.entries.pop()
             victim.rows -= call.num_rows
-            self._forget(1, call.num_rows)
+            self.requests -= 1
+            self.rows -= call.num_rows
             text = "a mirrored request made room for one that somebody waits for"
             self.outcomes.refuse(call, done, OverloadedError(text))
         return True
 
     def _overloaded(self, queue: RequestQueue, rows: int) -> ServingError:
-        version = queue.version
-        if rows > min(queue.most_rows, self._total_rows):
+        most = min(queue.most_rows, self._limits.total_rows)
+        if rows > most:
             return TooLargeError(
-                f"{rows} rows were sent, at most {min(queue.most_rows, self._total_rows)} may "
-                "wait; send them in parts"
+                f"{rows} rows were sent, at most {most} may wait; send them in parts"
             )
+        version = queue.version
         batches = 1 + queue.rows // self._batch_rows
         full = min(queue.rows, self._batch_rows) * version.row_size
         seconds = batches * version.backends[0].times.expected_ms(full) / 1e3
@@ -233,11 +225,7 @@ class Dispatcher:
         queues = self._ready or self._shadows
         while queues:
             queue = queues.popleft()
-            if not queue.entries:
-                queue.listed = False
-                self._release(queue.version)
-                continue
-            if not self._serve(queue):
+            if queue.entries and not self._serve(queue):
                 self._waiting.append(queue)
                 self._watch()
                 continue
@@ -253,42 +241,33 @@ class Dispatcher:
             self._schedule()
 
     def _serve(self, queue: RequestQueue) -> bool:
-        """Take a batch from a lane and see to it; False where its hardware is at work."""
+        """Take a batch from a queue and see to it; False where its hardware is at work."""
         version = queue.version
-        is_single = len(version.backends) == 1
-        if is_single and len(queue.entries) == 1 and self._serve_one(queue, version):
+        is_lone = len(version.backends) == 1 and len(queue.entries) == 1
+        if is_lone and self._serve_one(queue, version):
             return True
         now = time.monotonic()
-        if is_single:
-            backend, passed_over = version.backends[0], ""
-            if not backend.circuit.closed:
-                return self._give_up(queue, now)
-            if backend.busy or (self._threads_busy and self._has_to_wait(queue, backend)):
+        found = self._place(queue, now)
+        if found is None:
+            if any(one.circuit.closed for one in version.backends):
                 return False
-        else:
-            found = self._place(queue, now)
-            if found is None:
-                if any(one.circuit.closed for one in version.backends):
-                    return False
-                return self._give_up(queue, now)
-            backend, passed_over = found.backend, found.fell_over_from
+            self._give_up(queue, now)
+            return True
+        backend, passed_over = found
         queued = queue.rows
         calls, dones, rows, dropped = queue.take(self._batch_rows, now)
         queue.note_taken(len(calls), now)
-        self.requests -= len(calls)
+        self.requests -= len(calls) + len(dropped)
         self.rows -= queued - queue.rows
-        if dropped:
-            self.requests -= len(dropped)
-            self.outcomes.report_refusals(dropped)
+        self.outcomes.report_refusals(dropped)
         if not calls:
             return True
-        size = rows * (version.row_size or version.size_of(calls[0]))
-        expected_ms = backend.times.expected_ms(size)
-        if expected_ms < self._inline_ms or self._is_starved(queue, expected_ms, now):
-            self._compute_here(queue.slot, version, backend, passed_over, calls, dones, rows, size)
+        batch = Batch(queue.slot, version, calls, dones, rows, backend, passed_over)
+        expected_ms = backend.times.expected_ms(batch.size)
+        if expected_ms < self._limits.inline_ms or self._is_starved(queue, expected_ms, now):
+            self._compute_here(batch)
         else:
-            batch = Batch(queue.slot, version, calls, dones, rows, size, passed_over)
-            self._send(batch, backend)
+            self._send(batch)
         return True
 
     def _is_starved(self, queue: RequestQueue, expected_ms: float, now: float) -> bool:
@@ -311,9 +290,8 @@ class Dispatcher:
         if (
             backend.busy
             or not backend.circuit.closed
-            or call.is_gone
-            or (call.deadline is not None and call.deadline <= started)
-            or backend.times.expected_ms(size) >= self._inline_ms
+            or call.is_over(started)
+            or backend.times.expected_ms(size) >= self._limits.inline_ms
         ):
             return False
         queue.entries.popleft()
@@ -325,100 +303,63 @@ class Dispatcher:
         try:
             inputs = contiguous(call, version.names)
             output = backend.run(inputs, rows)
-        except Exception as exc:  # of any runtime: found out about on a thread
-            batch = Batch(queue.slot, version, [call], [done], rows, size, "")
-            self._failed_here(batch, backend, exc)
+        except Exception as exc:  # of any runtime: looked into on a thread
+            self._send(Batch(queue.slot, version, [call], [done], rows, backend, error=exc))
             return True
         finished = time.monotonic()
         backend.times.note(size, (finished - started) * 1e3)
-        tally = backend.plain.get(queue.slot)
-        if tally is None:
-            tally = backend.plain[queue.slot] = version.tally(backend, queue.slot, "")
-        tally.batches += 1
-        tally.calls += 1
-        tally.rows += rows
-        tally.seconds += finished - started
-        try:
-            done(call, Answer({version.output: output}, tally.served))
-        except Exception:  # of a protocol
-            self.outcomes.lost(call)
-        if self._observers:
-            self.outcomes.report_batch([call], inputs, version, output, tally, started, finished)
+        tally = backend.tallies.get((queue.slot, "")) or version.tally(backend, queue.slot, "")
+        outputs = {version.output: output}
+        self.outcomes.hand_over(call, done, Answer(outputs, tally.served))
+        self.outcomes.count([call], inputs, outputs, tally, started, finished)
         return True
 
-    def _place(self, queue: RequestQueue, now: float) -> Place | None:
-        version, config = queue.version, self._config.placement
-        rows = min(queue.rows, self._batch_rows)
+    def _place(self, queue: RequestQueue, now: float) -> tuple[Backend, str] | None:
+        """The backend for the next batch, and which hardware was passed over for it."""
+        version, rows = queue.version, min(queue.rows, self._batch_rows)
         size = rows * (version.row_size or version.size_of(queue.entries[0][0]))
-        first = version.backends[0]
-        batches = queue.rows / max(rows, 1)
-        wait_ms = batches * first.times.expected_ms(size)
-        if first.busy:
-            wait_ms += max(0.0, first.running_ms - (now - first.running_since) * 1e3)
-        queue.load.note(len(queue.entries), wait_ms, config, now)
-        free = self._limits
-        full = {name for name, count in self._running.items() if count >= free.get(name, 1)}
-        return place(version.backends, queue.load, size, rows, config, full)
+        if len(version.backends) > 1:
+            first = version.backends[0]
+            wait_ms = queue.rows / max(rows, 1) * first.times.expected_ms(size)
+            if first.busy:
+                wait_ms += max(0.0, first.running_ms - (now - first.running_since) * 1e3)
+            queue.note_load(wait_ms)
 
-    def _compute_here(
-        self,
-        slot: Slot,
-        version: LoadedVersion,
-        backend: Backend,
-        passed_over: str,
-        calls: list[Call],
-        dones: list[Done],
-        rows: int,
-        size: int,
-    ) -> None:
-        started = time.monotonic()
-        try:
-            inputs = joined(calls, version.names)
-            output = backend.run(inputs, rows)
-        except Exception as exc:  # of any runtime: found out about below, calls are answered
-            batch = Batch(slot, version, calls, dones, rows, size, passed_over)
-            self._failed_here(batch, backend, exc)
-            return
-        finished = time.monotonic()
-        backend.times.note(size, (finished - started) * 1e3)
-        self.outcomes.deliver(
-            slot, version, backend, passed_over, calls, dones, inputs, output, started, finished
-        )
+        def is_free(backend: Backend) -> bool:
+            return not backend.busy and (
+                not self._is_full(backend.hardware)
+                or backend.times.expected_ms(size) < self._limits.inline_ms
+            )
 
-    def _failed_here(self, batch: Batch, backend: Backend, error: Exception) -> None:
-        batch.error = error
-        self._claim(batch, backend)
-        self._workers_of(backend.hardware).submit(partial(self._examine, batch))
+        return place(version.backends, queue.is_spilling, is_free)
 
-    def _send(self, batch: Batch, backend: Backend) -> None:
-        self._claim(batch, backend)
-        self._workers_of(backend.hardware).submit(partial(self._compute_there, batch))
-
-    def _claim(self, batch: Batch, backend: Backend) -> None:
-        batch.backend = backend
-        batch.version.uses += 1
-        backend.busy = True
-        backend.running_since = time.monotonic()
-        backend.running_ms = backend.times.expected_ms(batch.size)
-        batch.timer = self._loop.call_later(self._limit_s, self._overdue, batch)
-        self._running[backend.hardware] += 1
-        self._threads_busy += 1
-
-    def _compute_there(self, batch: Batch) -> None:
-        """On a worker's thread."""
+    def _compute_here(self, batch: Batch) -> None:
         batch.compute()
         if batch.error is not None:
-            batch.examine()
-        self._loop.call_soon_threadsafe(self._finished, batch)
+            self._send(batch)
+            return
+        self._note_time(batch)
+        self.outcomes.deliver(batch)
 
-    def _examine(self, batch: Batch) -> None:
-        """On a worker's thread."""
-        batch.examine()
-        self._loop.call_soon_threadsafe(self._finished, batch)
+    def _send(self, batch: Batch) -> None:
+        """Have a batch computed on a thread, or looked into there where it failed."""
+        backend = batch.backend
+        backend.running_since = time.monotonic()
+        backend.running_ms = backend.times.expected_ms(batch.size)
+        batch.timer = self._loop.call_later(self._limits.batch_s, self._overdue, batch)
+        self._occupy(batch.version, backend)
+
+        def work() -> None:
+            if batch.error is None:
+                batch.compute()
+            if batch.error is not None:
+                batch.examine()
+            self._loop.call_soon_threadsafe(self._finished, batch)
+
+        self._workers_of(backend.hardware).submit(work)
 
     def _finished(self, batch: Batch) -> None:
         backend, version = batch.backend, batch.version
-        assert backend is not None
         assert batch.timer is not None
         batch.timer.cancel()
         backend.busy = False
@@ -428,25 +369,24 @@ class Dispatcher:
             self._release(version)
             return
         self._running[backend.hardware] -= 1
-        self._threads_busy -= 1
         if batch.error is None:
-            backend.times.note(batch.size, (batch.finished - batch.started) * 1e3)
-            self.outcomes.deliver(
-                batch.slot, version, backend, batch.passed_over, batch.calls, batch.dones,
-                batch.inputs, batch.output, batch.started, batch.finished,
-            )  # fmt: skip
+            self._note_time(batch)
+            self.outcomes.deliver(batch)
         elif batch.backend_is_well:
             self.outcomes.deliver_singly(batch)
         else:
-            self._fall_over(batch, backend)
+            self._fall_over(batch)
         self._wake()
         self._release(version)
 
+    def _note_time(self, batch: Batch) -> None:
+        batch.backend.times.note(batch.size, (batch.finished - batch.started) * 1e3)
+
     # Failing
 
-    def _fall_over(self, batch: Batch, backend: Backend) -> None:
+    def _fall_over(self, batch: Batch) -> None:
         """A backend does not answer its own probe: keep away from it, and ask the next one."""
-        version, now = batch.version, time.monotonic()
+        backend, version, now = batch.backend, batch.version, time.monotonic()
         assert batch.error is not None
         backend.failures += 1
         if backend.circuit.closed:
@@ -459,15 +399,18 @@ class Dispatcher:
             backend.circuit.reason, backend.circuit.retry_at - now,
         )  # fmt: skip
         batch.passed_over = backend.hardware
-        batch.tried.add(backend.hardware)
-        if any(one.circuit.closed and one.hardware not in batch.tried for one in version.backends):
+        batch.tried = (*batch.tried, backend.hardware)
+        if _untried(batch):
             version.uses += 1
             self._retries.append(batch)
             self._schedule()
-            return
+        else:
+            self._fail(batch, f": {backend.circuit.reason}")
+
+    def _fail(self, batch: Batch, reason: str) -> None:
         text = (
-            f"{version.model} version {version.version} could not be computed on "
-            f"{', '.join(sorted(batch.tried))}: {backend.circuit.reason}"
+            f"{batch.version.model} version {batch.version.version} could not be computed on "
+            f"{', '.join(sorted(batch.tried))}{reason}"
         )
         for call, done in zip(batch.calls, batch.dones, strict=True):
             self.outcomes.report_refusal(call, done, BackendError(text))
@@ -477,54 +420,40 @@ class Dispatcher:
 
         The backend is asked again when the thread did come back.
         """
-        backend = batch.backend
-        assert backend is not None
+        hardware = batch.backend.hardware
         batch.abandoned = True
-        self._running[backend.hardware] -= 1
-        self._threads_busy -= 1
-        self._workers_of(backend.hardware).grow()
+        self._running[hardware] -= 1
+        self._workers_of(hardware).grow()
         other = batch.again()
-        other.error = TimeoutError(f"no answer within {self._limit_s:g} s")
-        self._fall_over(other, backend)
+        other.error = TimeoutError(f"no answer within {self._limits.batch_s:g} s")
+        self._fall_over(other)
         self._wake()
 
     def _retry(self) -> None:
         """Send batches that failed to backends that did not see them yet."""
         for _ in range(len(self._retries)):
             batch = self._retries.popleft()
-            version = batch.version
-            left = [
-                one
-                for one in version.backends
-                if one.circuit.closed and one.hardware not in batch.tried
-            ]
+            left = _untried(batch)
             free = [one for one in left if not one.busy and not self._is_full(one.hardware)]
             if left and not free:
                 self._retries.append(batch)
                 continue
-            dropped = batch.drop_ended(time.monotonic())
-            self.outcomes.report_refusals(dropped)
+            self.outcomes.report_refusals(batch.drop_ended(time.monotonic()))
             if free and batch.calls:
-                batch.error = None
-                self._send(batch, free[0])
+                batch.backend, batch.error = free[0], None
+                self._send(batch)
             else:
-                for call, done in zip(batch.calls, batch.dones, strict=True):
-                    text = f"every backend of {version.model} version {version.version} failed"
-                    self.outcomes.report_refusal(call, done, BackendError(text))
-            self._release(version)
+                self._fail(batch, ", and no other backend works")
+            self._release(batch.version)
 
-    def _give_up(self, queue: RequestQueue, now: float) -> bool:
-        """Nothing can compute a lane's calls for now: say so at once."""
+    def _give_up(self, queue: RequestQueue, now: float) -> None:
+        """Nothing can compute a queue's calls for now: refuse them at once."""
         version = queue.version
         again = min(one.circuit.retry_at for one in version.backends)
         reasons = "; ".join(f"{one.hardware}: {one.circuit.reason}" for one in version.backends)
         text = f"every backend of {version.model} version {version.version} failed ({reasons})"
         wait_s = max(LEAST_RETRY_S, again - now)
-        entries = list(queue.entries)
-        queue.entries.clear()
-        queue.rows = 0
-        self._drop(queue, [(*entry, NotReadyError(text, wait_s)) for entry in entries])
-        return True
+        self._empty(queue, lambda call: NotReadyError(text, wait_s))
 
     def _probe_later(self, version: LoadedVersion, backend: Backend) -> None:
         delay = max(0.0, backend.circuit.retry_at - time.monotonic())
@@ -533,10 +462,7 @@ class Dispatcher:
     def _probe(self, version: LoadedVersion, backend: Backend) -> None:
         if self._ended or version.closed or not backend.circuit.probe_due(time.monotonic()):
             return
-        backend.busy = True
-        version.uses += 1
-        self._running[backend.hardware] += 1
-        self._threads_busy += 1
+        self._occupy(version, backend)
 
         def ask() -> None:
             well = backend.is_well()
@@ -547,7 +473,6 @@ class Dispatcher:
     def _probed(self, version: LoadedVersion, backend: Backend, well: bool) -> None:
         backend.busy = False
         self._running[backend.hardware] -= 1
-        self._threads_busy -= 1
         if well:
             backend.circuit.healed()
             logger.warning("%s version %s answers on %s again", version.model, version.version,
@@ -562,11 +487,17 @@ class Dispatcher:
 
     def _workers_of(self, hardware: str) -> Workers:
         if hardware not in self._workers:
-            self._workers[hardware] = Workers(self._limits.get(hardware, 1), f"compute-{hardware}")
+            count = self._most_running.get(hardware, 1)
+            self._workers[hardware] = Workers(count, f"compute-{hardware}")
         return self._workers[hardware]
 
     def _is_full(self, hardware: str) -> bool:
-        return self._running[hardware] >= self._limits.get(hardware, 1)
+        return self._running[hardware] >= self._most_running.get(hardware, 1)
+
+    def _occupy(self, version: LoadedVersion, backend: Backend) -> None:
+        backend.busy = True
+        version.uses += 1
+        self._running[backend.hardware] += 1
 
     def _wake(self) -> None:
         for queue in self._waiting:
@@ -586,29 +517,34 @@ class Dispatcher:
         now = time.monotonic()
         queues = (*self._waiting, *self._shadows)
         for queue in queues:
-            self._drop(queue, queue.sweep(now))
+            self._drop(queue.sweep(now))
         if queues:
             self._watch()
         if any(len(queue.version.backends) > 1 for queue in self._waiting):
             self._wake()  # the wait has become longer: others may help by now
 
-    def _has_to_wait(self, queue: RequestQueue, backend: Backend) -> bool:
-        """Whether a batch would need a thread, and all of them are at work."""
-        if not self._is_full(backend.hardware):
-            return False
-        rows = min(queue.rows, self._batch_rows)
-        size = rows * (queue.version.row_size or queue.version.size_of(queue.entries[0][0]))
-        return backend.times.expected_ms(size) >= self._inline_ms
+    def _empty(self, queue: RequestQueue, error: Callable[[Call], ServingError]) -> None:
+        dropped = [(*entry, error(entry[0])) for entry in queue.entries]
+        queue.entries.clear()
+        queue.rows = 0
+        self._drop(dropped)
 
-    def _drop(self, queue: RequestQueue, dropped: Dropped) -> None:
-        self._forget(len(dropped), sum(call.num_rows for call, _, _ in dropped))
+    def _drop(self, dropped: Dropped) -> None:
+        """Refuse calls that were taken out of a queue."""
+        self.requests -= len(dropped)
+        self.rows -= sum(call.num_rows for call, _, _ in dropped)
         self.outcomes.report_refusals(dropped)
-
-    def _forget(self, requests: int, rows: int) -> None:
-        self.requests -= requests
-        self.rows -= rows
 
     def _release(self, version: LoadedVersion) -> None:
         version.uses -= 1
         if not version.uses and version.closing:
             self.idle(version)
+
+
+def _untried(batch: Batch) -> list[Backend]:
+    """Backends that work and did not fail to compute this batch."""
+    return [
+        one
+        for one in batch.version.backends
+        if one.circuit.closed and one.hardware not in batch.tried
+    ]

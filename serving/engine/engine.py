@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import TypeVar
 
 from serving.calls import Call, Slot
 from serving.engine.backends import Backend
-from serving.engine.catalogue import Catalogue, RegistryCatalogue
 from serving.engine.config import EngineConfig, ServedModel
 from serving.engine.dispatch import Dispatcher
+from serving.engine.loading import Catalogue, RegistryCatalogue
 from serving.engine.outcomes import sentence_of
+from serving.engine.queues import Limits
 from serving.engine.slots import ServedVersions
 from serving.engine.versions import Failure, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
@@ -36,19 +37,27 @@ class ModelEngine:
     """See `serving.interfaces.Engine`. Everything but `counters` is for the event loop's thread.
 
     Args:
-        config: models, hardware, bounds.
+        config: hardware, and how much is held.
+        models: that are loaded at the start and followed.
         catalogue: where versions come from.
-        observers: told of every batch and refusal.
+        observers: notified of every batch and refusal.
+        limits: of queues, batches and the registry's retries.
     """
 
     def __init__(
-        self, config: EngineConfig, catalogue: Catalogue, observers: Sequence[Observer] = ()
+        self,
+        config: EngineConfig,
+        models: Sequence[ServedModel],
+        catalogue: Catalogue,
+        observers: Sequence[Observer] = (),
+        limits: Limits | None = None,
     ) -> None:
         self.config = config
         self.observers: list[Observer] = list(observers)
         self._catalogue = catalogue
+        self._limits = limits or Limits()
         self._models: dict[str, ServedVersions] = {}
-        self._aliases = {model.name: model.alias for model in config.models}
+        self._configured = {model.name: model for model in models}
         self._follower: Follower | None = None
         self._dispatcher: Dispatcher
         self._loop: asyncio.AbstractEventLoop
@@ -61,34 +70,41 @@ class ModelEngine:
     def of_registry(
         cls,
         config: EngineConfig,
+        models: Sequence[ServedModel],
         location: RegistryLocation,
         home: Path,
-        observers: Sequence[Observer] = (),
+        limits: Limits | None = None,
     ) -> ModelEngine:
         """An engine that serves registered versions.
 
         Args:
-            config: models, hardware, bounds.
+            config: hardware, and how much is held.
+            models: that are loaded at the start and followed.
             location: of the registry.
             home: state folder; golden batches are kept under `serving/golden`.
-            observers: told of every batch and refusal.
+            limits: as above.
         """
-        return cls(config, RegistryCatalogue(location, home / GOLDEN_FOLDER, config), observers)
+        by_name = {model.name: model for model in models}
+        catalogue = RegistryCatalogue(location, home / GOLDEN_FOLDER, config, by_name)
+        return cls(config, models, catalogue, limits=limits)
 
     # Life
 
     async def start(self) -> None:
         """Load what the configured aliases name, and follow them from now on.
 
-        A model that cannot be loaded does not keep the process from starting: it is told by
-        `states`, and tried again.
+        A model that cannot be loaded does not keep the process from starting: `states` reports it,
+        and it is tried again.
         """
         self._loop = asyncio.get_running_loop()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._dispatcher = Dispatcher(self.config, self._loop, self.observers, self._dispose)
-        for model in self.config.models:
-            self._models[model.name] = self._new(model.name)
-        self._follower = Follower(self.config, self._catalogue, self)
+        self._dispatcher = Dispatcher(
+            self.config, self._limits, self._loop, self.observers, self._dispose
+        )
+        for name in self._configured:
+            self.served(name)
+        models = list(self._configured.values())
+        self._follower = Follower(models, self._catalogue, self, self._limits.poll_s)
         await self._follower.start()
         gc.collect()
         gc.freeze()
@@ -156,7 +172,7 @@ class ModelEngine:
         if self._stopping:
             return False
         if model is None:
-            return all(self._models[name].is_ready(None) for name in self._aliases)
+            return all(self._models[name].is_ready(None) for name in self._configured)
         known = self._models.get(model)
         return known is not None and known.is_ready(version)
 
@@ -168,18 +184,18 @@ class ModelEngine:
         """
         return self._known(model).slots()
 
-    def counters(self) -> list[Sample]:
+    def counters(self) -> Counters:
         """Everything that is counted, for metrics; nothing before `start`."""
         if self._follower is None:
-            return []
-        return samples(self._models.values(), self._dispatcher)
+            return {}
+        return counters_of(self._models.values(), self._dispatcher)
 
     # Versions
 
     async def load(self, model: str, version: str | None = None) -> VersionState:
         """See `Engine.load`. Without a version, what the alias names becomes stable."""
-        alias = self._aliases.get(model, "champion")
         if version is None:
+            alias = (self._configured.get(model) or ServedModel(name=model)).alias
             key = await self._asked(self._catalogue.by_alias, model, alias)
             if key is None:
                 raise UnknownModelError(
@@ -188,14 +204,14 @@ class ModelEngine:
                 )
         else:
             key = await self._asked(self._catalogue.by_number, model, version)
-        state = self._models.setdefault(model, self._new(model))
+        state = self.served(model)
         async with state.lock:
             loaded = await self._loaded(state, key)
             if version is None:
                 state.apply({"stable": loaded})
             else:
                 state.pinned.add(loaded.version)
-        return state.state_of(loaded.version)
+        return next(one for one in state.states() if one.version == loaded.version)
 
     async def unload(self, model: str, version: str | None = None) -> None:
         """See `Engine.unload`. The alias is not followed back to it until it moves."""
@@ -214,13 +230,13 @@ class ModelEngine:
         """See `Engine.set_slots`."""
         state = self._models.get(model)
         if state is None:
-            numbers = [number for number in slots.values() if number is not None]
-            if not numbers:
+            if not any(slots.values()):
                 raise UnknownModelError(f"there is no model {model!r} here whose slots to empty")
-            for number in numbers:
+            for number in filter(None, slots.values()):
                 await self._asked(self._catalogue.by_number, model, number)
-            state = self._models.setdefault(model, self._new(model))
-        if not state.num_pointing and state.holds(slots.values()):
+            state = self.served(model)
+        numbers = {number for number in slots.values() if number is not None}
+        if not state.num_pointing and numbers <= state.versions.keys():
             # Nothing is to be loaded, so going back waits for no other version that is.
             state.apply({slot: state.versions[n] if n else None for slot, n in slots.items()})
             return
@@ -247,8 +263,14 @@ class ModelEngine:
             state.apply({slot: loaded})
 
     def served(self, model: str) -> ServedVersions:
-        """Versions of a configured model; for `Follower`."""
-        return self._models.setdefault(model, self._new(model))
+        """Versions of a model, known from now on."""
+        found = self._models.get(model)
+        if found is None:
+            configured = self._configured.get(model) or ServedModel(name=model)
+            found = self._models[model] = ServedVersions(
+                model, configured.goal_ms, self._limits, self._dispatcher
+            )
+        return found
 
     async def _point(self, state: ServedVersions, slots: Mapping[Slot, str | None]) -> None:
         """Load all versions first, then change all slots in one turn of the loop."""
@@ -314,10 +336,11 @@ class ModelEngine:
                 )
 
     def _note_failure(self, state: ServedVersions, key: VersionKey, error: ServingError) -> None:
-        former = state.failures.get(key.version)
-        config = self.config
-        state.failures[key.version] = Failure.after(
-            former, str(error), key.digest, time.monotonic(), config.retry_s, config.most_retry_s
+        former, limits = state.failures.get(key.version), self._limits
+        attempts = 1 if former is None else former.attempts + 1
+        delay_s = min(limits.most_retry_s, limits.retry_s * 2.0 ** min(attempts - 1, 30))
+        state.failures[key.version] = Failure(
+            str(error), key.digest, attempts, time.monotonic() + delay_s
         )
         logger.warning("%s version %s was not loaded: %s", key.model, key.version, error)
 
@@ -332,9 +355,6 @@ class ModelEngine:
                 f"there is no model {model!r} here; there are {', '.join(self._models) or 'none'}"
             )
         return state
-
-    def _new(self, model: str) -> ServedVersions:
-        return ServedVersions(model, self.config, self._dispatcher)
 
     def _dispose(self, version: LoadedVersion) -> None:
         """After the last use: free its memory where that holds nobody up."""
@@ -366,15 +386,23 @@ class Follower:
     a person or a release changed the slot, and that stands until the alias moves again.
 
     Args:
-        config: models, and how often.
+        models: that are configured.
         catalogue: is asked on a thread of its own; only where something changed.
         engine: takes what moved.
+        poll_s: between two looks.
     """
 
-    def __init__(self, config: EngineConfig, catalogue: Catalogue, engine: ModelEngine) -> None:
-        self._config = config
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        catalogue: Catalogue,
+        engine: ModelEngine,
+        poll_s: float,
+    ) -> None:
+        self._configured = models
         self._catalogue = catalogue
         self._engine = engine
+        self._poll_s = poll_s
         self._seen: dict[str, VersionKey] = {}
         self._task: asyncio.Task[None] | None = None
         self._ask_again = True
@@ -396,7 +424,7 @@ class Follower:
         if not (changed or self._ask_again or self._is_due()):
             return
         self._ask_again = False
-        for model in self._config.models:
+        for model in self._configured:
             try:
                 key = await asyncio.to_thread(self._catalogue.by_alias, model.name, model.alias)
             except ServingError as exc:
@@ -407,12 +435,9 @@ class Follower:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(self._config.poll_s)
+            await asyncio.sleep(self._poll_s)
             try:
                 await self.look()
-            except OSError as exc:
-                self._ask_again = True
-                logger.warning("the registry's files cannot be looked at: %s", exc)
             except Exception:
                 # The next look may go well; without one no alias would be followed any more.
                 self._ask_again = True
@@ -429,36 +454,15 @@ class Follower:
         former = self._seen.get(model.name)
         if key == former or not self._may_try(state, key):
             return
-        slot = self._slot(model, state, key, former)
-        if slot is None:
-            self._seen[model.name] = key
-            return
-        try:
-            await self._engine.follow(state, key, slot)
-        except ServingError as exc:
-            logger.warning("%s stays as it is: %s", model.name, exc)
-            return
+        slot = _slot(model, state.slots()["stable"], key, is_first=former is None)
+        if slot is not None:
+            try:
+                await self._engine.follow(state, key, slot)
+            except ServingError as exc:
+                logger.warning("%s stays as it is: %s", model.name, exc)
+                return
+            logger.info("%s: %s is version %s now", model.name, slot, key.version)
         self._seen[model.name] = key
-        logger.info("%s: %s is version %s now", model.name, slot, key.version)
-
-    def _slot(
-        self,
-        model: ServedModel,
-        state: ServedVersions,
-        key: VersionKey,
-        former: VersionKey | None,
-    ) -> Slot | None:
-        """The slot that is to mean what the alias names now; None where nothing is to be done."""
-        slots = state.slots()
-        is_first = former is None and slots["stable"] is None
-        if is_first or model.on_move == "swap":
-            return "stable"
-        told = f"alias {model.alias!r} names version {key.version}"
-        if model.on_move == "hold" or key.version == slots["stable"]:
-            if key.version != slots["stable"]:
-                logger.warning("%s: %s, and the configuration holds the slots", model.name, told)
-            return None
-        return "candidate"
 
     def _may_try(self, state: ServedVersions, key: VersionKey) -> bool:
         failure = state.failures.get(key.version)
@@ -470,73 +474,88 @@ class Follower:
         now = time.monotonic()
         return any(
             failure.retry_at <= now
-            for model in self._config.models
+            for model in self._configured
             for failure in self._engine.served(model.name).failures.values()
         )
 
 
-class Sample(NamedTuple):
-    """One number. Counters only grow while a version is loaded; gauges go up and down."""
+def _slot(model: ServedModel, stable: str | None, key: VersionKey, is_first: bool) -> Slot | None:
+    """The slot that is to mean what the alias names now; None where nothing is to be done."""
+    if model.on_move == "swap" or (is_first and stable is None):
+        return "stable"
+    if key.version == stable:
+        return None
+    if model.on_move == "offer":
+        return "candidate"
+    logger.warning(
+        "%s: alias %r names version %s, and the configuration holds the slots",
+        *(model.name, model.alias, key.version),
+    )
+    return None
 
-    name: str
-    kind: Literal["counter", "gauge"]
-    labels: Mapping[str, str]
-    value: float
+
+Counters = dict[str, dict[tuple[str, ...], float]]
+"""Numbers by name and label values; see `LABELS`."""
+_OF_QUEUE = ("model", "slot", "version")
+_OF_BACKEND = ("model", "version", "variant", "hardware")
+_OF_TALLY = (*_OF_BACKEND, "slot", "fell_over_from")
+LABELS: dict[str, tuple[str, ...]] = {
+    "queued_requests_total": (),
+    "queued_rows_total": (),
+    "lost_outcomes": (),
+    "unseen_outcomes": (),
+    "refused": ("model", "slot", "reason"),
+    **dict.fromkeys(("loaded_versions", "failed_loads", "passed_on"), ("model",)),
+    **dict.fromkeys(("queued_requests", "queued_rows", "spilling", "spilled"), _OF_QUEUE),
+    "missing_backends": ("model", "version"),
+    **dict.fromkeys(("backend_closed", "backend_opened", "backend_failures"), _OF_BACKEND),
+    **dict.fromkeys(("answered", "answered_rows", "batches", "compute_seconds"), _OF_TALLY),
+}
+"""Names of the labels of what is counted."""
+GAUGES = frozenset(
+    {
+        *("queued_requests_total", "queued_rows_total", "queued_requests", "queued_rows"),
+        *("loaded_versions", "failed_loads", "missing_backends", "spilling", "backend_closed"),
+    }
+)
+"""What may fall; the rest only grows while a version is loaded."""
 
 
-def samples(models: Iterable[ServedVersions], dispatcher: Dispatcher) -> list[Sample]:
+def counters_of(models: Iterable[ServedVersions], dispatcher: Dispatcher) -> Counters:
     """Everything that is counted now."""
-    found = [
-        Sample("queued_requests_total", "gauge", {}, dispatcher.requests),
-        Sample("queued_rows_total", "gauge", {}, dispatcher.rows),
-        Sample("lost_outcomes", "counter", {}, dispatcher.outcomes.num_lost),
-        Sample("unseen_outcomes", "counter", {}, dispatcher.outcomes.num_unseen),
-    ]
+    found: Counters = {name: {} for name in LABELS}
+    found["queued_requests_total"][()] = dispatcher.requests
+    found["queued_rows_total"][()] = dispatcher.rows
+    found["lost_outcomes"][()] = dispatcher.outcomes.num_lost
+    found["unseen_outcomes"][()] = dispatcher.outcomes.num_unseen
     for (model, slot, reason), count in dispatcher.outcomes.refused.items():
-        labels = {"model": model, "slot": slot, "reason": reason}
-        found.append(Sample("refused", "counter", labels, count))
+        found["refused"][model, slot, reason] = count
     for state in models:
-        found += _of_model(state)
+        name = state.name
+        found["loaded_versions"][name,] = len(state.versions)
+        found["failed_loads"][name,] = len(state.failures)
+        found["passed_on"][name,] = state.passed_on
+        for slot, queue in state.queues.items():
+            of_queue = (name, slot, queue.version.version)
+            found["queued_requests"][of_queue] = len(queue.entries)
+            found["queued_rows"][of_queue] = queue.rows
+            found["spilling"][of_queue] = queue.is_spilling
+            found["spilled"][of_queue] = queue.times_spilled
+        for version in state.versions.values():
+            found["missing_backends"][name, version.version] = len(version.troubles)
+            for backend in version.backends:
+                _count_backend(found, version, backend)
     return found
 
 
-def _of_model(state: ServedVersions) -> Iterator[Sample]:
-    labels = {"model": state.name}
-    yield Sample("loaded_versions", "gauge", labels, len(state.versions))
-    yield Sample("failed_loads", "gauge", labels, len(state.failures))
-    yield Sample("passed_on", "counter", labels, state.passed_on)
-    for slot, queue in state.queues.items():
-        here = {**labels, "slot": slot, "version": queue.version.version}
-        yield Sample("queued_requests", "gauge", here, len(queue.entries))
-        yield Sample("queued_rows", "gauge", here, queue.rows)
-        yield Sample("spilling", "gauge", here, queue.load.spilling)
-        yield Sample("spilled", "counter", here, queue.load.times_spilled)
-    for version in state.versions.values():
-        yield Sample(
-            "missing_backends", "gauge", {**labels, "version": version.version},
-            len(version.troubles),
-        )  # fmt: skip
-        for backend in version.backends:
-            yield from _of_backend(version, backend)
-
-
-def _of_backend(version: LoadedVersion, backend: Backend) -> Iterator[Sample]:
-    labels = {
-        "model": version.model,
-        "version": version.version,
-        "variant": backend.variant,
-        "hardware": backend.hardware,
-    }
-    yield Sample("backend_closed", "gauge", labels, backend.circuit.closed)
-    yield Sample("backend_opened", "counter", labels, backend.circuit.times_opened)
-    yield Sample("backend_failures", "counter", labels, backend.failures)
+def _count_backend(found: Counters, version: LoadedVersion, backend: Backend) -> None:
+    of_backend = (version.model, version.version, backend.variant, backend.hardware)
+    found["backend_closed"][of_backend] = backend.circuit.closed
+    found["backend_opened"][of_backend] = backend.circuit.times_opened
+    found["backend_failures"][of_backend] = backend.failures
     for tally in backend.tallies.values():
-        here = {
-            **labels,
-            "slot": tally.served.slot,
-            "fell_over_from": tally.served.fell_over_from,
-        }
-        yield Sample("answered", "counter", here, tally.calls)
-        yield Sample("answered_rows", "counter", here, tally.rows)
-        yield Sample("batches", "counter", here, tally.batches)
-        yield Sample("compute_seconds", "counter", here, tally.seconds)
+        of_tally = (*of_backend, tally.served.slot, tally.served.fell_over_from)
+        found["answered"][of_tally] = tally.calls
+        found["answered_rows"][of_tally] = tally.rows
+        found["batches"][of_tally] = tally.batches
+        found["compute_seconds"][of_tally] = tally.seconds

@@ -1,20 +1,23 @@
-"""Opening a registered version: its variants with digests and stamps checked, and golden answers.
+"""From the registry to versions that may answer: digests and stamps checked, and golden answers.
 
-A version is ready when at least one kind of hardware has a form of it that gives the golden
-answers; what is missing for the others is told, never passed over.
+Everything here may wait for a disk or a database, and is called on the loader's thread. A version
+is ready when at least one kind of hardware has a variant of it that gives the golden answers; what
+is missing for the others is reported, never passed over.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from serving.engine.backends import PLATFORMS, Backend, Circuit
+from serving.engine.backends import PLATFORMS, Backend
 from serving.engine.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.golden import Golden, gap, golden_batch
 from serving.engine.versions import LoadedVersion, VersionKey
+from serving.errors import NotReadyError, UnknownModelError
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
@@ -23,62 +26,177 @@ from tasks.conversion.kinds.registry import bound_of, kind_of
 from tasks.conversion.loading import open_variant
 from tasks.conversion.targets.interface import LoadedModel, Runtime
 from tasks.kernel.errors import FalajError, RegistryError
-from tasks.kernel.files import size_of
-from tasks.registry.mlflow_registry import RegisteredVersion
+from tasks.kernel.files import file_state, size_of
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import PROGRAM_TAG, VARIANTS_TAG, RegisteredVersion, Registry
 from tasks.registry.model_folder import read_version, verified_program
 from tasks.registry.records import RegisteredVariant
 
-
-@dataclass(frozen=True)
-class Choice:
-    """A variant and why it is that one; without a variant, why there is none."""
-
-    reason: str
-    entry: RegisteredVariant | None = None
+logger = logging.getLogger(__name__)
+PROGRAM_VARIANT = "pytorch-program"
 
 
-def choose_variant(entries: Sequence[RegisteredVariant], hardware: HardwareConfig) -> Choice:
-    """The variant of a version that serves on this hardware."""
-    kept = [
-        entry
-        for entry in entries
-        if entry.folder is not None and entry.variant.hardware_class == hardware.hardware_class
-    ]
-    if not kept:
-        classes = sorted({e.variant.hardware_class for e in entries if e.folder is not None})
-        return Choice(
+class Catalogue(Protocol):
+    """Versions that can be loaded."""
+
+    def by_alias(self, model: str, alias: str) -> VersionKey | None:
+        """The version that an alias names; None where there is no such alias or model.
+
+        Raises:
+            NotReadyError: the registry is away.
+        """
+
+    def by_number(self, model: str, version: str) -> VersionKey:
+        """A version by its number.
+
+        Raises:
+            UnknownModelError: there is no such version.
+            NotReadyError: the registry is away.
+        """
+
+    def open(self, key: VersionKey) -> LoadedVersion:
+        """Load a version and check it.
+
+        Raises:
+            UnknownModelError: it is gone.
+            NotReadyError: its files, its stamp or its golden batch are not as recorded.
+        """
+
+    def has_changed(self) -> bool:
+        """Whether anything may have changed since it was asked last; cheap."""
+
+
+class RegistryCatalogue:
+    """Versions of the model registry.
+
+    Args:
+        location: of the registry; a database that does not exist is not created.
+        golden: folder that keeps golden batches.
+        config: hardware, and what to do without variants.
+        models: how versions of a model are checked, by its name.
+    """
+
+    def __init__(
+        self,
+        location: RegistryLocation,
+        golden: Path,
+        config: EngineConfig,
+        models: Mapping[str, ServedModel],
+    ) -> None:
+        self._location = location
+        self._golden = golden
+        self._config = config
+        self._models = models
+        self._opened: Registry | None = None
+        self._seen: tuple[object, ...] | None = None
+
+    def by_alias(self, model: str, alias: str) -> VersionKey | None:
+        """See `Catalogue`."""
+        registry = self._registry()
+        if registry is None:
+            return None
+        try:
+            found = registry.by_alias(model, alias)
+        except FalajError as exc:
+            raise NotReadyError(f"alias {alias!r} of {model} cannot be read: {exc}") from exc
+        return None if found is None else _key(found)
+
+    def by_number(self, model: str, version: str) -> VersionKey:
+        """See `Catalogue`."""
+        return _key(self._found(model, version))
+
+    def open(self, key: VersionKey) -> LoadedVersion:
+        """See `Catalogue`."""
+        found = self._found(key.model, key.version)
+        try:
+            model = self._models.get(key.model) or ServedModel(name=key.model)
+            return open_version(found, model, self._config, self._golden)
+        except FalajError as exc:
+            raise NotReadyError(str(exc)) from exc
+        except OSError as exc:
+            raise NotReadyError(f"{found}: its files cannot be read ({exc})") from exc
+
+    def has_changed(self) -> bool:
+        """Whether the database's files changed; of a database server always."""
+        path = self._location.database_path
+        if path is None:
+            return True
+        seen = tuple(file_state(Path(f"{path}{suffix}")) for suffix in ("", "-wal", "-journal"))
+        changed = seen != self._seen
+        self._seen = seen
+        return changed
+
+    def _found(self, model: str, version: str) -> RegisteredVersion:
+        registry = self._registry()
+        if registry is None:
+            raise UnknownModelError(f"there is no registry at {self._location.database_path} yet")
+        try:
+            versions = registry.versions(model)
+        except FalajError as exc:
+            raise NotReadyError(f"versions of {model} cannot be read: {exc}") from exc
+        for one in versions:
+            if str(one.number) == version:
+                return one
+        known = ", ".join(str(one.number) for one in versions[-8:]) or "none"
+        raise UnknownModelError(
+            f"the registry has no version {version!r} of {model!r}; it has {known}"
+        )
+
+    def _registry(self) -> Registry | None:
+        """The registry; None while its database does not exist."""
+        if self._opened is None:
+            path = self._location.database_path
+            if path is not None and not path.exists():
+                return None
+            try:
+                self._opened = Registry(self._location)
+            except FalajError as exc:
+                raise NotReadyError(f"the registry cannot be opened: {exc}") from exc
+        return self._opened
+
+
+def _key(version: RegisteredVersion) -> VersionKey:
+    tags = (version.tags.get(PROGRAM_TAG, ""), version.tags.get(VARIANTS_TAG, ""))
+    return VersionKey(version.name, str(version.number), ":".join(tags))
+
+
+def choose_variant(
+    entries: Sequence[RegisteredVariant], hardware: HardwareConfig
+) -> tuple[RegisteredVariant, str]:
+    """The variant of a version that serves on this hardware, and why it is that one.
+
+    Raises:
+        RegistryError: there is none.
+    """
+    kept = [entry for entry in entries if entry.folder is not None]
+    fitting = [e for e in kept if e.variant.hardware_class == hardware.hardware_class]
+    if not fitting:
+        classes = ", ".join(sorted({e.variant.hardware_class for e in kept})) or "none"
+        raise RegistryError(
             f"no variant was kept for hardware class {hardware.hardware_class!r} (there are some "
-            f"for {', '.join(classes) or 'none'}); convert the version for it"
+            f"for {classes}); convert the version for it"
         )
     if hardware.variants:
-        return _named(kept, hardware)
-    for entry in kept:
+        by_name = {entry.variant.name: entry for entry in fitting}
+        for name in hardware.variants:
+            if name in by_name:
+                return by_name[name], "named by the configuration"
+        raise RegistryError(
+            f"the configuration asks for {', '.join(hardware.variants)} on {hardware.name!r}, kept "
+            f"are {', '.join(by_name)}; name one of these, or convert again"
+        )
+    for entry in fitting:
         if hardware.goal in entry.variant.serves:
-            return Choice(f"chosen for the goal {hardware.goal!r}", entry)
-    timed = [entry for entry in kept if entry.variant.latencies]
+            return entry, f"chosen for the goal {hardware.goal!r}"
+    timed = [entry for entry in fitting if entry.variant.latencies]
     if timed:
         least = min(timed, key=lambda entry: _latency(entry.variant))
-        return Choice(f"no goal {hardware.goal!r}; least recorded latency of small calls", least)
-    return Choice(f"no goal {hardware.goal!r} and nothing measured; the simplest", kept[0])
-
-
-def _named(kept: list[RegisteredVariant], hardware: HardwareConfig) -> Choice:
-    by_name = {entry.variant.name: entry for entry in kept}
-    for name in hardware.variants:
-        if name in by_name:
-            return Choice("named by the configuration", by_name[name])
-    return Choice(
-        f"the configuration asks for {', '.join(hardware.variants)} on {hardware.name!r}, kept are "
-        f"{', '.join(by_name)}; name one of these, or convert again"
-    )
+        return least, f"no goal {hardware.goal!r}; least recorded latency of small calls"
+    return fitting[0], f"no goal {hardware.goal!r} and nothing measured; the simplest"
 
 
 def _latency(variant: ModelVariant) -> float:
     return min(variant.latencies, key=lambda at: at.batch_rows).p50_ms
-
-
-logger = logging.getLogger(__name__)
-PROGRAM_VARIANT = "pytorch-program"
 
 
 @dataclass(frozen=True)
@@ -90,28 +208,25 @@ class _Opening:
     path: Path
     golden: Golden
     model: ServedModel
-    config: EngineConfig
 
 
 def open_version(
-    version: RegisteredVersion, key: VersionKey, config: EngineConfig, folder: Path
+    version: RegisteredVersion, model: ServedModel, config: EngineConfig, folder: Path
 ) -> LoadedVersion:
     """Load and check everything that may answer for a version.
 
     Args:
         version: as the registry knows it.
-        key: of what is returned.
-        config: hardware, bounds, and whether PyTorch may answer.
+        model: how it is checked.
+        config: hardware, and whether PyTorch may answer.
         folder: keeps golden batches.
 
     Raises:
         FalajError: nothing of it can answer as recorded; says why for each kind of hardware.
     """
     path, program = _program_of(version)
-    models = {model.name: model for model in config.models}
-    model = models.get(version.name, ServedModel(name=version.name))
     golden = golden_batch(program, path, folder, model.golden_rows)
-    opening = _Opening(version, program, path, golden, model, config)
+    opening = _Opening(version, program, path, golden, model)
     entries = _entries_of(version)
     backends: list[Backend] = []
     troubles: list[str] = []
@@ -126,7 +241,7 @@ def open_version(
         backends.append(_open_program(config.hardware[0], opening))
     if not backends:
         raise RegistryError(f"{version} cannot be served. {'; '.join(troubles)}")
-    return LoadedVersion(key, program.signature, tuple(backends), tuple(troubles))
+    return LoadedVersion(_key(version), program.signature, tuple(backends), tuple(troubles))
 
 
 def _program_of(version: RegisteredVersion) -> tuple[Path, RegisteredProgram]:
@@ -163,18 +278,13 @@ def _entries_of(version: RegisteredVersion) -> tuple[RegisteredVariant, ...]:
 def _open_on(
     hardware: HardwareConfig, entries: tuple[RegisteredVariant, ...], opening: _Opening
 ) -> Backend:
-    choice = choose_variant(entries, hardware)
-    if choice.entry is None or choice.entry.folder is None:
-        raise RegistryError(choice.reason)
-    variant = choice.entry.variant
+    entry, reason = choose_variant(entries, hardware)
+    assert entry.folder is not None
+    variant = entry.variant
     runtime = Runtime(hardware.threads, hardware.hardware_class)
-    loaded = open_variant(
-        opening.version.folder / choice.entry.folder, variant, opening.program, runtime
-    )
+    loaded = open_variant(opening.version.folder / entry.folder, variant, opening.program, runtime)
     _check_answers(loaded, variant, opening)
-    logger.info(
-        "%s: %s serves on %s (%s)", opening.version, variant.name, hardware.name, choice.reason
-    )
+    logger.info("%s: %s serves on %s (%s)", opening.version, variant.name, hardware.name, reason)
     return _backend(hardware, variant.name, PLATFORMS.get(variant.format, ""), loaded, opening)
 
 
@@ -209,7 +319,6 @@ def _open_program(hardware: HardwareConfig, opening: _Opening) -> Backend:
 def _backend(
     hardware: HardwareConfig, variant: str, platform: str, loaded: LoadedModel, opening: _Opening
 ) -> Backend:
-    placement = opening.config.placement
     backend = Backend(
         hardware=hardware.name,
         variant=variant,
@@ -217,8 +326,6 @@ def _backend(
         score=loaded.score,
         signature=opening.program.signature,
         probe=opening.golden.probe,
-        settings=loaded.settings,
-        circuit=Circuit(placement.open_s, placement.most_open_s),
     )
     backend.measure([opening.golden.probe, *opening.golden.calls])
     return backend

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from serving.calls import Answer, Array, Call, ServedBatch, Slot
-from serving.engine.backends import Backend, Tally
+from serving.engine.backends import Tally
 from serving.engine.batches import Batch
 from serving.engine.queues import Dropped
-from serving.engine.versions import LoadedVersion
 from serving.errors import NotComputedError, ServingError, UnknownModelError
 from serving.interfaces import Done, Observer
 
@@ -28,7 +27,7 @@ class Outcomes:
 
     Args:
         loop: that everything happens on.
-        observers: told of every batch and refusal, in this order.
+        observers: notified of every batch and refusal, in this order.
 
     Attributes:
         refused: calls by model, slot and the word of the refusal.
@@ -43,98 +42,75 @@ class Outcomes:
         self._observers = observers
 
     def refuse(self, call: Call, done: Done, error: ServingError) -> None:
-        """Tell in the next turn of the loop that a call is not answered."""
+        """Report in the next turn of the loop that a call is not answered."""
         self._loop.call_soon(self.report_refusal, call, done, error)
 
-    def deliver(
-        self,
-        slot: Slot,
-        version: LoadedVersion,
-        backend: Backend,
-        passed_over: str,
-        calls: list[Call],
-        dones: list[Done],
-        inputs: dict[str, Array],
-        output: Array,
-        started: float,
-        finished: float,
-    ) -> None:
-        """Give each call its rows of a batch, count them, and tell the observers."""
-        tally = version.tally(backend, slot, passed_over)
-        served, name = tally.served, version.output
-        if len(calls) == 1:
-            try:
-                dones[0](calls[0], Answer({name: output}, served))
-            except Exception:  # of a protocol: the other calls get their answers
-                self.lost(calls[0])
-        else:
-            start = 0
-            for call, done in zip(calls, dones, strict=True):
-                end = start + call.num_rows
-                try:
-                    done(call, Answer({name: output[start:end]}, served))
-                except Exception:  # as above
-                    self.lost(call)
-                start = end
-        tally.batches += 1
-        tally.calls += len(calls)
-        tally.rows += output.shape[0]
-        tally.seconds += finished - started
-        if self._observers:
-            self.report_batch(calls, inputs, version, output, tally, started, finished)
+    def deliver(self, batch: Batch) -> None:
+        """Give each call its rows of a computed batch, count them, and notify the observers."""
+        tally = batch.version.tally(batch.backend, batch.slot, batch.passed_over)
+        name, output, start = batch.version.output, batch.output, 0
+        for call, done in zip(batch.calls, batch.dones, strict=True):
+            end = start + call.num_rows
+            self.hand_over(call, done, Answer({name: output[start:end]}, tally.served))
+            start = end
+        self.count(batch.calls, batch.inputs, {name: output}, tally, batch.started, batch.finished)
 
-    def report_batch(
+    def deliver_singly(self, batch: Batch) -> None:
+        """Hand over what was found when a batch failed on a backend that answers its probe."""
+        version = batch.version
+        for alone in batch.singly:
+            if alone.error is None:
+                self.deliver(alone)
+                continue
+            self.report_refusal(alone.calls[0], alone.dones[0], NotComputedError(
+                f"{version.model} version {version.version} cannot compute these inputs: "
+                f"{sentence_of(alone.error)}. It answers others, so look at the values"
+            ))  # fmt: skip
+
+    def hand_over(self, call: Call, done: Done, outcome: Answer | ServingError) -> None:
+        """Call the receiver of one call's outcome."""
+        try:
+            done(call, outcome)
+        except Exception:  # of a protocol: the other calls get their outcomes
+            self.num_lost += 1
+            logger.exception("the outcome of request %s could not be handed over", call.request_id)
+
+    def count(
         self,
         calls: list[Call],
         inputs: dict[str, Array],
-        version: LoadedVersion,
-        output: Array,
+        outputs: dict[str, Array],
         tally: Tally,
         started: float,
         finished: float,
     ) -> None:
-        """Tell what was computed; after its answers."""
+        """Count what was computed and handed over, and notify the observers."""
+        tally.batches += 1
+        tally.calls += len(calls)
+        tally.rows += sum(call.num_rows for call in calls)
+        tally.seconds += finished - started
+        if not self._observers:
+            return
         batch = ServedBatch(
-            tuple(calls), inputs, {version.output: output}, tally.served, started, finished,
-            time.time(),
-        )  # fmt: skip
+            tuple(calls), inputs, outputs, tally.served, started, finished, time.time()
+        )
         for observer in self._observers:
             try:
                 observer.served(batch)
             except Exception:  # it promised not to; the others and the queue go on
                 self._unseen()
 
-    def deliver_singly(self, batch: Batch) -> None:
-        """Hand over what was found when a batch failed on a backend that answers its probe."""
-        version, backend = batch.version, batch.backend
-        assert backend is not None
-        for call, done, outcome in zip(batch.calls, batch.dones, batch.singly, strict=True):
-            if isinstance(outcome, Exception):
-                self.report_refusal(call, done, NotComputedError(
-                    f"{version.model} version {version.version} cannot compute these inputs: "
-                    f"{sentence_of(outcome)}. It answers others, so look at the values"
-                ))  # fmt: skip
-                continue
-            inputs, output, started, finished = outcome
-            self.deliver(
-                batch.slot, version, backend, batch.passed_over, [call], [done], inputs, output,
-                started, finished,
-            )  # fmt: skip
-
     def report_refusals(self, dropped: Dropped) -> None:
-        """Tell now that calls are not answered."""
+        """Report now that calls are not answered."""
         for call, done, error in dropped:
             self.report_refusal(call, done, error)
 
     def report_refusal(self, call: Call, done: Done, error: ServingError) -> None:
-        """Tell now that a call is not answered, and why; never within its submission."""
+        """Report now that a call is not answered, and why; never within its submission."""
         # A name that means nothing here is not counted by itself: clients could send any number.
         model = "" if isinstance(error, UnknownModelError) else call.model
         self.refused[model, call.slot, error.reason] += 1
-        try:
-            done(call, error)
-        except Exception:  # of a protocol: others are told all the same
-            self.lost(call)
+        self.hand_over(call, done, error)
         for observer in self._observers:
             try:
                 observer.refused(call, error)
@@ -144,11 +120,6 @@ class Outcomes:
     def _unseen(self) -> None:
         self.num_unseen += 1
         logger.exception("an observer raised")
-
-    def lost(self, call: Call) -> None:
-        """A receiver raised; called while that is being handled."""
-        self.num_lost += 1
-        logger.exception("the outcome of request %s could not be handed over", call.request_id)
 
 
 def sentence_of(error: Exception) -> str:

@@ -1,100 +1,74 @@
 """The queue of one slot of a model: bounded, first come first served, the dead dropped on the way.
 
-A lane is on the event loop's thread alone.
+A queue is on the event loop's thread alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from serving.calls import Array, Call, Slot
 from serving.engine.backends import Backend
-from serving.engine.config import PlacementConfig, QueueConfig
 from serving.engine.versions import LoadedVersion
 from serving.errors import ClientGoneError, DeadlineError, ServingError
 from serving.interfaces import Done
 
 
-@dataclass(eq=False, slots=True)
-class Load:
-    """How one slot of a version is loaded, as the policy remembers it."""
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of an engine that no installation has a reason to change; tests take smaller ones.
 
-    spilling: bool = False
-    calm_since: float | None = None
-    times_spilled: int = 0
+    Attributes:
+        requests, rows: that may wait in one slot of a model; past them a request is refused.
+        total_requests, total_rows: that may wait in the process; past them mirrored requests are
+            dropped first.
+        shadow_share: part of a slot's bounds that mirrored requests get.
+        inline_ms: a batch that is expected to take less runs on the event loop's thread.
+        batch_s: a batch on a thread that takes longer is given up: its backend counts as failed.
+        helped_from: requests in a slot's queue above which other hardware than the preferred helps.
+        keep_warm: former stable versions of a model that stay loaded, so that going back is quick.
+        poll_s: between two looks at the registry.
+        retry_s, most_retry_s: until a version that could not be loaded is tried again; each failure
+            doubles it.
+    """
 
-    def note(self, requests: int, wait_ms: float, config: PlacementConfig, now: float) -> None:
-        """Take in the queue as it is before a batch is taken from it."""
-        if requests > config.queued_requests or wait_ms > config.latency_goal_ms:
-            self.times_spilled += not self.spilling
-            self.spilling, self.calm_since = True, None
-        elif self.spilling:
-            low = config.release
-            if requests > config.queued_requests * low or wait_ms > config.latency_goal_ms * low:
-                self.calm_since = None
-            elif self.calm_since is None:
-                self.calm_since = now
-            elif now - self.calm_since >= config.settle_s:
-                self.spilling, self.calm_since = False, None
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A backend, and which one was passed over for it."""
-
-    backend: Backend
-    fell_over_from: str = ""
+    requests: int = 256
+    rows: int = 65_536
+    total_requests: int = 1024
+    total_rows: int = 262_144
+    shadow_share: float = 0.25
+    inline_ms: float = 1.5
+    batch_s: float = 30.0
+    helped_from: int = 64
+    keep_warm: int = 1
+    poll_s: float = 3.0
+    retry_s: float = 5.0
+    most_retry_s: float = 300.0
 
 
 def place(
-    backends: Sequence[Backend],
-    load: Load,
-    size: int,
-    rows: int,
-    config: PlacementConfig,
-    full: Collection[str] = (),
-) -> Place | None:
-    """Where a batch goes now; None where it has to wait for a backend that is at work.
+    backends: Sequence[Backend], is_spilling: bool, is_free: Callable[[Backend], bool]
+) -> tuple[Backend, str] | None:
+    """Where a batch goes now, and which hardware was passed over for that.
 
     Args:
         backends: in the order of preference.
-        load: of the slot.
-        size: numbers in the batch, as `Times` counts them.
-        rows: of the batch.
-        full: hardware that computes as many batches as it may.
+        is_spilling: whether others than the first that works help.
+        is_free: whether a backend can take the batch now.
+
+    Returns:
+        None where the batch has to wait, or no backend works.
     """
     working = [backend for backend in backends if backend.circuit.closed]
-    if not working:
-        return None
-    preferred = backends[0]
-    first = working[0]
-    if config.large_rows is not None and rows >= config.large_rows and len(working) > 1:
-        first = _fastest(working, size, config.gain)
-        if first is not preferred and _is_free(first, full) and preferred.circuit.closed:
-            return Place(first)  # chosen for its speed: nothing failed and nothing was full
-    passed_over = "" if preferred.circuit.closed else preferred.hardware
-    if _is_free(first, full):
-        return Place(first, passed_over)
-    if load.spilling:
-        for backend in working:
-            if _is_free(backend, full):
-                return Place(backend, passed_over or first.hardware)
+    for backend in working if is_spilling else working[:1]:
+        if is_free(backend):
+            preferred = backends[0] if not backends[0].circuit.closed else working[0]
+            return backend, "" if backend is preferred else preferred.hardware
     return None
-
-
-def _is_free(backend: Backend, full: Collection[str]) -> bool:
-    return not backend.busy and backend.hardware not in full
-
-
-def _fastest(working: Sequence[Backend], size: int, gain: float) -> Backend:
-    """The preferred one, unless another is `gain` times faster with a batch of this size."""
-    mark = working[0].times.expected_ms(size)
-    best = min(working, key=lambda backend: backend.times.expected_ms(size))
-    return best if best.times.expected_ms(size) * gain <= mark else working[0]
 
 
 PACE_HOLDS_S = 1.0
@@ -108,53 +82,34 @@ class RequestQueue:
     """Calls that wait for one version, which may be changed while they wait.
 
     Args:
-        version: that answers them; the lane counts as one of its uses while it holds calls.
-        slot: as answers tell it.
-        bounds: of queues.
-        is_shadow: answers are thrown away: it gets less room, and computes after all others.
+        version: that answers them; the queue counts as one of its uses while it holds calls.
+        slot: as answers name it. Answers of `shadow` are thrown away: it gets less room, and
+            computes after all others.
+        limits: of queues.
         goal_ms: of the model's answers.
 
     Attributes:
+        is_spilling: whether other hardware than the preferred helps.
         together: calls of a batch, moving estimate of what was seen while others waited.
         waiting_since: when a batch was taken that left others waiting; 0 where none do.
     """
 
-    __slots__ = (
-        "_noted_at",
-        "_pace_ms",
-        "entries",
-        "goal_ms",
-        "is_shadow",
-        "listed",
-        "load",
-        "most_requests",
-        "most_rows",
-        "rows",
-        "slot",
-        "together",
-        "version",
-        "waiting_since",
-    )
-
     def __init__(
-        self,
-        version: LoadedVersion,
-        slot: Slot,
-        bounds: QueueConfig,
-        is_shadow: bool,
-        goal_ms: float = 50.0,
+        self, version: LoadedVersion, slot: Slot, limits: Limits, goal_ms: float = 50.0
     ) -> None:
-        share = bounds.shadow_share if is_shadow else 1.0
         self.version = version
         self.slot: Slot = slot
-        self.is_shadow = is_shadow
+        self.is_shadow = slot == "shadow"
+        share = limits.shadow_share if self.is_shadow else 1.0
         self.entries: deque[Entry] = deque()
         self.rows = 0
-        self.most_requests = max(1, int(bounds.requests * share))
-        self.most_rows = max(1, int(bounds.rows * share))
-        self.load = Load()
+        self.most_requests = max(1, int(limits.requests * share))
+        self.most_rows = max(1, int(limits.rows * share))
+        self.helped_from = limits.helped_from
+        self.is_spilling = False
+        self.times_spilled = 0
         self.goal_ms = goal_ms
-        self.together = float(bounds.requests)
+        self.together = float(limits.requests)
         self._pace_ms = self.waiting_since = self._noted_at = 0.0
         self.listed = False
         """Whether it waits for its turn."""
@@ -176,7 +131,7 @@ class RequestQueue:
         while entries:
             entry = entries.popleft()
             call, done = entry
-            if call.is_gone or (call.deadline is not None and call.deadline <= now):
+            if call.is_over(now):
                 self.rows -= call.num_rows
                 dropped.append((call, done, ended(call)))
                 continue
@@ -215,19 +170,21 @@ class RequestQueue:
         """Time from one batch to the next while calls wait; 0 where it was not seen lately."""
         return self._pace_ms if now - self._noted_at < PACE_HOLDS_S else 0.0
 
+    def note_load(self, wait_ms: float) -> None:
+        """Others help above a number of requests or the goal, until both are below half of it."""
+        num = len(self.entries)
+        if num > self.helped_from or wait_ms > self.goal_ms:
+            self.times_spilled += not self.is_spilling
+            self.is_spilling = True
+        elif num * 2 <= self.helped_from and wait_ms * 2 <= self.goal_ms:
+            self.is_spilling = False
+
     def sweep(self, now: float) -> Dropped:
         """Take out the calls that nobody waits for."""
-        kept: deque[Entry] = deque()
-        dropped: Dropped = []
-        for entry in self.entries:
-            call = entry[0]
-            if call.is_gone or (call.deadline is not None and call.deadline <= now):
-                self.rows -= call.num_rows
-                dropped.append((*entry, ended(call)))
-            else:
-                kept.append(entry)
+        dropped = [(*e, ended(e[0])) for e in self.entries if e[0].is_over(now)]
         if dropped:
-            self.entries = kept
+            self.entries = deque(e for e in self.entries if not e[0].is_over(now))
+            self.rows -= sum(call.num_rows for call, _, _ in dropped)
         return dropped
 
 

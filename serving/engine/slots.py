@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from serving.calls import SLOTS, Slot
-from serving.engine.config import EngineConfig
 from serving.engine.dispatch import Dispatcher
-from serving.engine.queues import RequestQueue
+from serving.engine.queues import Limits, RequestQueue
 from serving.engine.versions import Failure, LoadedVersion
 from serving.errors import NotReadyError, UnknownModelError
 from serving.interfaces import VersionState
@@ -19,7 +18,8 @@ class ServedVersions:
 
     Args:
         name: of the model.
-        config: bounds, and how many former versions stay loaded.
+        goal_ms: of its answers.
+        limits: bounds, and how many former versions stay loaded.
         dispatcher: of the process.
 
     Attributes:
@@ -30,7 +30,7 @@ class ServedVersions:
         num_pointing: changes of slots that wait for the lock, or for a version.
     """
 
-    def __init__(self, name: str, config: EngineConfig, dispatcher: Dispatcher) -> None:
+    def __init__(self, name: str, goal_ms: float, limits: Limits, dispatcher: Dispatcher) -> None:
         self.name = name
         self.lock = asyncio.Lock()
         self.queues: dict[Slot, RequestQueue] = {}
@@ -44,17 +44,14 @@ class ServedVersions:
         self.notes: dict[str, str] = {}
         self.passed_on = 0
         """Calls for an empty candidate slot, which the stable version answered."""
-        self._config = config
-        goals = [model.goal_ms for model in config.models if model.name == name]
-        self._goal_ms = goals[0] if goals else config.placement.latency_goal_ms
+        self._goal_ms = goal_ms
+        self._limits = limits
         self._dispatcher = dispatcher
         self._explicit: dict[tuple[str, Slot], RequestQueue] = {}
 
     def slots(self) -> dict[Slot, str | None]:
         """Which version each slot means."""
-        return {slot: queue.version.version for slot, queue in self.queues.items()} | {
-            slot: None for slot in SLOTS if slot not in self.queues
-        }
+        return {s: self.queues[s].version.version if s in self.queues else None for s in SLOTS}
 
     def slots_of(self, version: LoadedVersion) -> tuple[Slot, ...]:
         """Slots that mean a version."""
@@ -94,10 +91,6 @@ class ServedVersions:
             self.warm = [leaving.version, *(w for w in self.warm if w != leaving.version)]
         self.tidy()
 
-    def holds(self, numbers: Iterable[str | None]) -> bool:
-        """Whether all versions among these are loaded."""
-        return all(number is None or number in self.versions for number in numbers)
-
     def add(self, version: LoadedVersion) -> None:
         """Take in a version; one of the same number makes way, in its slots too."""
         former = self.versions.get(version.version)
@@ -106,15 +99,13 @@ class ServedVersions:
         if former is not None and former is not version:
             for slot in self.slots_of(former):
                 self._point(slot, version)
-            for key in [k for k in self._explicit if k[0] == version.version]:
-                del self._explicit[key]
             self._close(former)
 
     def tidy(self) -> None:
         """Take versions out that nothing asks for any more; each goes after its last call."""
-        used = {queue.version.version for queue in self.queues.values()}
+        used = self._used()
         self.warm = [w for w in self.warm if w not in used and w in self.versions]
-        self.warm = self.warm[: self._config.keep_warm]
+        self.warm = self.warm[: self._limits.keep_warm]
         for number in self.versions.keys() - used - self.pinned - set(self.warm):
             self.remove(number)
 
@@ -129,14 +120,11 @@ class ServedVersions:
             return
         for slot in self.slots_of(version):
             self._point(slot, None)
-        for key in [k for k in self._explicit if k[0] == number]:
-            del self._explicit[key]
         self._close(version)
 
     def evictable(self) -> list[str]:
         """Versions that only stay for speed, the first to go first."""
-        used = {queue.version.version for queue in self.queues.values()}
-        staying = used | self.pinned | self.wanted
+        staying = self._used() | self.pinned | self.wanted
         return [w for w in reversed(self.warm) if w not in staying]
 
     def states(self) -> list[VersionState]:
@@ -148,10 +136,6 @@ class ServedVersions:
             reason = self.failures[number].reason
             found.append(VersionState(self.name, number, "UNAVAILABLE", reason))
         return sorted(found, key=lambda state: (len(state.version), state.version))
-
-    def state_of(self, number: str) -> VersionState:
-        """One of `states`."""
-        return next(state for state in self.states() if state.version == number)
 
     def is_ready(self, version: str | None) -> bool:
         """Whether the stable slot, or a version, answers."""
@@ -179,8 +163,11 @@ class ServedVersions:
             platform=first.platform,
         )
 
+    def _used(self) -> set[str]:
+        return {queue.version.version for queue in self.queues.values()}
+
     def _new_queue(self, version: LoadedVersion, slot: Slot) -> RequestQueue:
-        return RequestQueue(version, slot, self._config.queue, slot == "shadow", self._goal_ms)
+        return RequestQueue(version, slot, self._limits, self._goal_ms)
 
     def _explicit_queue(self, number: str, slot: Slot) -> RequestQueue:
         found = self._explicit.get((number, slot))
@@ -220,6 +207,8 @@ class ServedVersions:
                 queue.slot = "stable"
 
     def _close(self, version: LoadedVersion) -> None:
+        """Let a version go after its last call."""
+        self._explicit = {k: q for k, q in self._explicit.items() if k[0] != version.version}
         version.closing = True
         if not version.uses:
             self._dispatcher.idle(version)

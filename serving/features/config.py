@@ -10,7 +10,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
 )
@@ -47,21 +46,8 @@ class EntityConfig(BaseModel):
         default=None,
         description="Policies by view and patience with the store; None: those of the use case.",
     )
-    num_threads: PositiveInt = Field(
-        default=1, le=8, description="Threads that read. Requests that wait share a read."
-    )
-    max_waiting: PositiveInt = Field(
-        default=256, description="Requests that may wait for a read; more are refused at once."
-    )
     max_rows: PositiveInt = Field(
         default=4096, description="Rows of a request, and of requests that share a read."
-    )
-    follow_s: PositiveFloat = Field(
-        default=15.0,
-        description="Seconds between looks at the served versions and at the feature registry.",
-    )
-    retry_after_s: PositiveFloat = Field(
-        default=1.0, description="Seconds after which a refused client may come again."
     )
 
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from feast import FeatureStore
 from feast.infra.registry.sql import SqlRegistry
@@ -27,7 +26,7 @@ from serving.calls import Slot
 from serving.errors import NotReadyError, UnknownModelError
 from serving.features.answer import EntityFeatures
 from serving.features.config import EntityConfig, UseCaseReading, read_use_case
-from serving.features.reads import ReadThreads, Resolved
+from serving.features.reads import RETRY_AFTER_S, ReadThread, Resolved
 from serving.features.recipe import (
     ModelOrigin,
     Recipe,
@@ -42,6 +41,7 @@ from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.features.access.profile import profile_file
 from tasks.features.access.store import open_store
 from tasks.kernel.errors import FalajError, TransientError
+from tasks.kernel.files import file_state
 from tasks.kernel.settings import USE_CASE_FILE, Settings
 
 SETTLED_S = 2
@@ -61,20 +61,9 @@ def registry_stamp(store: FeatureStore) -> Stamp | None:
     return (changed,)
 
 
-def files_stamp(files: Iterable[Path]) -> Stamp:
-    """A value that changes with these files; one that is absent counts too."""
-    return tuple(_stamp_of(file) for file in files)
-
-
-def _stamp_of(file: Path) -> tuple[int, int] | None:
-    try:
-        seen = file.stat()
-    except FileNotFoundError:
-        return None
-    return seen.st_mtime_ns, seen.st_size
-
-
 logger = logging.getLogger(__name__)
+FOLLOW_S = 15.0
+"""Between two looks at the served versions and at the feature registry."""
 
 States = Callable[[], Sequence[VersionState]]
 Origins = Callable[[str, str], ModelOrigin]
@@ -104,6 +93,9 @@ class FeastEntityReader:
         origins: what a version was trained with; None asks the model registry.
     """
 
+    LABELS: ClassVar = {"freshness": ("view", "state"), "refused": ("reason",)}
+    """Names of the labels of `counters`."""
+
     def __init__(
         self,
         settings: Settings,
@@ -120,7 +112,7 @@ class FeastEntityReader:
         self._opened_from: Stamp = ()
         self._seen: Stamp | None = None
         self._definitions = ThreadPoolExecutor(1, thread_name_prefix="entity-definitions")
-        self._reads = ReadThreads(self._config, self._moment)
+        self._reads = ReadThread(self._config.max_rows, self._moment)
         self._following: asyncio.Task[None] | None = None
         self._num_looks = self._num_failed_looks = self._num_reopened = 0
 
@@ -160,15 +152,6 @@ class FeastEntityReader:
         recipe = self._recipe((model, self._version(model, None, "stable")))
         return None if recipe is None else recipe.keys
 
-    def request_columns_of(self, model: str) -> tuple[str, ...]:
-        """Inputs that no feature view holds: a request gives them beside its keys.
-
-        Raises:
-            UnknownModelError, NotReadyError: as `keys_of`.
-        """
-        recipe = self._recipe((model, self._version(model, None, "stable")))
-        return () if recipe is None else recipe.request_columns
-
     async def resolve(
         self,
         model: str,
@@ -196,7 +179,7 @@ class FeastEntityReader:
             raise NotReadyError(
                 f"{model} was changed while the request was read: version {recipe.version} takes "
                 "other columns than the one that answers. Nothing was read; send it again",
-                self._config.retry_after_s,
+                RETRY_AFTER_S,
             )
         columns, num_rows, absent = checked_columns(recipe, entities, self._config)
         return await self._reads.read(recipe, columns, num_rows, absent)
@@ -248,13 +231,13 @@ class FeastEntityReader:
     def _recipe(self, key: Key) -> Recipe | None:
         known = self._known.get(key, _UNKNOWN)
         if isinstance(known, Refusal):
-            retry = self._config.retry_after_s if known.may_pass else None
+            retry = RETRY_AFTER_S if known.may_pass else None
             raise NotReadyError(known.reason, retry)
         return known
 
     async def _follow_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._config.follow_s)
+            await asyncio.sleep(FOLLOW_S)
             try:
                 await self.follow()
             except Exception as exc:  # the next look may go well; what is open goes on
@@ -294,11 +277,11 @@ class FeastEntityReader:
             Whether definitions may be others than at the last look.
         """
         repo = self._settings.feature_repo
-        stamp = files_stamp([profile_file(repo), repo / USE_CASE_FILE])
-        if self._store is None or stamp != self._opened_from:
+        files = file_state(profile_file(repo)), file_state(repo / USE_CASE_FILE)
+        if self._store is None or files != self._opened_from:
             self._use_case = read_use_case(repo)
             self._store = open_store(self._settings.features_home, repo)
-            self._opened_from, self._seen = stamp, self._registry_stamp()
+            self._opened_from, self._seen = files, self._registry_stamp()
             for key in list(self._known):
                 _close(self._known.pop(key))
             return True

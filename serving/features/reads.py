@@ -26,13 +26,16 @@ from serving.errors import (
     ServingError,
 )
 from serving.features.answer import EntityFeatures, slice_answer
-from serving.features.config import EntityConfig
 from serving.features.inputs import build_inputs
 from serving.features.recipe import Recipe
 from tasks.features.online.answer import OnlineAnswer
 from tasks.kernel.errors import DataContractError, FalajError, StaleFeaturesError, TransientError
 
 logger = logging.getLogger(__name__)
+MOST_WAITING = 256
+"""Requests that may wait for a read; more are refused at once."""
+RETRY_AFTER_S = 1.0
+"""A refused client may come again after this."""
 
 Resolved = tuple[Mapping[str, Any], EntityFeatures]
 Outcome = Resolved | Exception
@@ -56,7 +59,7 @@ class Waiting:
 
 @dataclass
 class ReadCounters:
-    """What reads came to, since the start. Written by the threads, one lock a read."""
+    """What reads came to, since the start. Written by the thread, and by the loop."""
 
     num_requests: int = 0
     num_rows: int = 0
@@ -66,36 +69,30 @@ class ReadCounters:
     refused: dict[str, int] = field(default_factory=dict)
 
 
-class ReadThreads:
-    """Threads that read what waits.
+class ReadThread:
+    """A thread that reads what waits.
 
     Args:
-        config: threads and bounds.
+        max_rows: that requests which share a read may have together.
         moment: of a read that begins now; None for the wall clock.
     """
 
-    def __init__(self, config: EntityConfig, moment: Callable[[], datetime | None]) -> None:
-        self._config, self._moment = config, moment
+    def __init__(self, max_rows: int, moment: Callable[[], datetime | None]) -> None:
+        self._max_rows, self._moment = max_rows, moment
         self._queue: SimpleQueue[Waiting | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._work, name="entity-reads", daemon=True)
         self.num_waiting = 0
         self.counters = ReadCounters()
 
     def start(self) -> None:
-        """Start the threads."""
-        for number in range(self._config.num_threads):
-            thread = threading.Thread(target=self._work, name=f"entity-reads-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        """Start the thread."""
+        self._thread.start()
 
     def stop(self) -> None:
-        """End the threads after the reads that wait."""
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads.clear()
+        """End the thread after the reads that wait."""
+        self._queue.put(None)
+        self._thread.join()
 
     async def read(
         self, recipe: Recipe, columns: Mapping[str, list[Any]], num_rows: int, absent: Sequence[str]
@@ -106,12 +103,12 @@ class ReadThreads:
             OverloadedError: as many wait as may.
             ServingError: as `serving.interfaces.EntityReader.resolve` says.
         """
-        if self.num_waiting >= self._config.max_waiting:
+        if self.num_waiting >= MOST_WAITING:
             self._count_refusal("overloaded")
             raise OverloadedError(
                 f"{self.num_waiting} requests wait for features, as many as may. Nothing was read; "
-                f"come again in {self._config.retry_after_s:g} s",
-                self._config.retry_after_s,
+                f"come again in {RETRY_AFTER_S:g} s",
+                RETRY_AFTER_S,
             )
         future: asyncio.Future[Resolved] = asyncio.get_running_loop().create_future()
         self.num_waiting += 1
@@ -126,12 +123,12 @@ class ReadThreads:
     def _take(self, first: Waiting) -> list[Waiting]:
         """The request and what waits behind it, as far as one read goes."""
         taken, rows = [first], first.num_rows
-        while rows < self._config.max_rows:
+        while rows < self._max_rows:
             try:
                 further = self._queue.get_nowait()
             except Empty:
                 break
-            if further is None:  # the end; what was taken is still answered
+            if further is None:  # the end: what was taken is still answered
                 self._queue.put(None)
                 break
             taken.append(further)
@@ -169,7 +166,7 @@ class ReadThreads:
         return answer
 
     def _explained(self, exc: Exception) -> ServingError:
-        error = _as_ours(exc, self._config.retry_after_s)
+        error = _as_ours(exc)
         self._count_refusal(error.reason)
         return error
 
@@ -240,7 +237,7 @@ def _made(waiting: Waiting, answer: OnlineAnswer) -> Resolved:
     return inputs, features
 
 
-def _as_ours(exc: Exception, retry_after_s: float) -> ServingError:
+def _as_ours(exc: Exception) -> ServingError:
     """The error of a read as its client sees it; what is nobody's plan goes to the log too."""
     if isinstance(exc, ServingError):
         return exc
@@ -249,7 +246,7 @@ def _as_ours(exc: Exception, retry_after_s: float) -> ServingError:
     if isinstance(exc, StaleFeaturesError):
         return FeaturesRefusedError(str(exc))
     if isinstance(exc, TransientError):
-        return NotReadyError(str(exc), retry_after_s)
+        return NotReadyError(str(exc), RETRY_AFTER_S)
     if isinstance(exc, FalajError):
         logger.error("features could not be read: %s", exc)
         return NotReadyError(str(exc))

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -326,10 +327,10 @@ class PredictionLog:
         """Rows in memory that are not written yet."""
         return self._rows_in - self._rows_out
 
-    def counters(self) -> dict[str, float]:
+    def counters(self) -> dict[str, Any]:
         """Numbers for metrics; all but `queued_rows` and `failing` only grow.
 
-        `dropped_rows:<reason>` counts rows, of refusals requests: `queue_full`, `disk` (the queue
+        `dropped_rows` counts rows by reason, of refusals requests: `queue_full`, `disk` (the queue
         was full because the disk refuses), `error`, `stopped`, `not_running`, `unchecked` (see the
         method), `refusal_rate`, `refusal_unknown_model`.
         """
@@ -343,7 +344,7 @@ class PredictionLog:
             "write_failures": self._failures,
             "queued_rows": self.queued_rows,
             "failing": float(bool(self._trouble)),
-            **{f"dropped_rows:{reason}": count for reason, count in sorted(dropped.items())},
+            "dropped_rows": dict(sorted(dropped.items())),
         }
 
     def _meet(self, model: str, version: str) -> None:

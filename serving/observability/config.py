@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import (
-    AnyHttpUrl,
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field
 
 from tasks.contracts.base import field_title
 
@@ -40,11 +32,6 @@ class TraceConfig(_Config):
         description="Share of calls without a trace of their own that begin one. A call that "
         "brings a `traceparent` follows its caller's decision.",
     )
-    max_waiting: PositiveInt = Field(
-        default=4096, description="Calls whose spans wait to be sent; more are dropped, counted."
-    )
-    every_s: PositiveFloat = Field(default=2.0, description="Seconds between exports.")
-    timeout_s: PositiveFloat = Field(default=5.0, description="Patience with the collector.")
 
     @property
     def is_on(self) -> bool:
@@ -66,9 +53,6 @@ class LogConfig(_Config):
         description="Share of answered calls with a line of their own; refusals of the server "
         "itself (5xx) have one wherever this is above 0.",
     )
-    max_waiting: PositiveInt = Field(
-        default=4096, description="Lines that wait to be written; more are dropped, counted."
-    )
 
 
 class ObservabilityConfig(_Config):
@@ -76,14 +60,3 @@ class ObservabilityConfig(_Config):
 
     traces: TraceConfig = TraceConfig()
     logs: LogConfig = LogConfig()
-    step_s: PositiveFloat = Field(
-        default=5.0, description="Seconds between points of the status page's curves."
-    )
-    num_steps: PositiveInt = Field(default=120, description="Points that are kept.")
-    recent_s: PositiveFloat = Field(
-        default=60.0, description="Rates and percentiles on the status page are of so long."
-    )
-    drift_every_s: NonNegativeFloat = Field(
-        default=30.0, description="Seconds between looks at the newest drift verdicts."
-    )
-    refresh_s: PositiveFloat = Field(default=5.0, description="How often the page asks again.")

@@ -31,6 +31,8 @@ _TOKENS = re.compile(
 )
 _LIBRARIES = ("uvicorn", "uvicorn.error", "uvicorn.access")
 access = logging.getLogger("serving.access")
+MOST_WAITING = 4096
+"""Lines that wait to be written; more are dropped and counted."""
 
 
 class LineFormatter(logging.Formatter):
@@ -73,22 +75,20 @@ class BoundedHandler(logging.handlers.QueueHandler):
 class Writer(logging.handlers.QueueListener):
     """The writing thread; its end waits for a place in a full queue."""
 
-    def __init__(
-        self, lines: queue.Queue[logging.LogRecord | None], target: logging.Handler
-    ) -> None:
-        super().__init__(lines, target)
-        self._lines = lines
-
     def enqueue_sentinel(self) -> None:
         """See the base class, which raises where the queue is full."""
-        self._lines.put(None)
+        self.queue.put(None)  # type: ignore[attr-defined]
 
 
 class Log:
-    """A configured log; `stop` writes what waits and puts back what was configured before."""
+    """This process's log as JSON lines, uvicorn's too; made once, before anything is logged.
+
+    `stop` writes what waits and puts back what was configured before. Give uvicorn
+    `log_config=None`, or it configures its own again.
+    """
 
     def __init__(self, config: LogConfig) -> None:
-        lines: queue.Queue[logging.LogRecord | None] = queue.Queue(config.max_waiting)
+        lines: queue.Queue[logging.LogRecord | None] = queue.Queue(MOST_WAITING)
         self._handler = BoundedHandler(lines)
         if config.file is None:
             self._target: logging.Handler = logging.StreamHandler(sys.stderr)
@@ -107,7 +107,6 @@ class Log:
             library.propagate = True
             library.setLevel(logging.NOTSET)
         self._listener.start()
-        self._is_stopped = False
 
     def counters(self) -> dict[str, int]:
         """For metrics."""
@@ -115,22 +114,13 @@ class Log:
 
     def stop(self) -> None:
         """Write what waits. A second call does nothing."""
-        if self._is_stopped:
-            return
-        self._is_stopped = True
         root = logging.getLogger()
+        if self._handler not in root.handlers:
+            return
         root.handlers[:], level = self._before[0], self._before[1]
         root.setLevel(level)
         self._listener.stop()
         self._target.close()
-
-
-def configure_logging(config: LogConfig | None = None) -> Log:
-    """Make this process's log JSON lines, uvicorn's too. Call it once, before anything is logged.
-
-    Give uvicorn `log_config=None`, or it configures its own again.
-    """
-    return Log(config or LogConfig())
 
 
 def without_tokens(text: str) -> str:
@@ -155,16 +145,8 @@ class AccessLog:
         for call in batch.calls:
             if self._ratio >= 1 or random.random() < self._ratio:
                 by = batch.served
-                access.info(
-                    "answered",
-                    extra={
-                        **_told(call),
-                        "version": by.version,
-                        "variant": by.variant,
-                        "hardware": by.hardware,
-                        "status": 200,
-                    },
-                )
+                served = {"version": by.version, "variant": by.variant, "hardware": by.hardware}
+                access.info("answered", extra={**_fields(call), **served, "status": 200})
 
     def refused(self, call: Call, error: ServingError) -> None:
         """See `serving.interfaces.Observer`; the sentence may hold what a client sent.
@@ -175,11 +157,11 @@ class AccessLog:
             return
         is_fault = error.status >= 500 and not isinstance(error, OverloadedError)
         if is_fault or self._ratio >= 1 or random.random() < self._ratio:
-            told = {**_told(call), "reason": error.reason, "status": int(error.status)}
-            access.warning("refused", extra=told)
+            refused = {"reason": error.reason, "status": int(error.status)}
+            access.warning("refused", extra={**_fields(call), **refused})
 
 
-def _told(call: Call) -> dict[str, object]:
+def _fields(call: Call) -> dict[str, object]:
     return {
         "request_id": call.request_id,
         "model": call.model,

@@ -34,7 +34,8 @@ class Source:
     Attributes:
         name: stands in the metrics' names: `falaj_<name>_<counter>_total`.
         read: numbers by name, or by name and label values: `{"dropped": 3}`,
-            `{"refused": {"overloaded": 7}}`, `{"freshness": {"weather": {"stale": 1}}}`.
+            `{"refused": {"overloaded": 7}}`, `{"freshness": {"weather": {"stale": 1}}}`,
+            `{"spilled": {("m", "stable", "3"): 1}}`.
         gauges: names among them that may fall.
         labels: name to the names of its labels; without them they are `kind`, or `kind` and `of`.
     """
@@ -183,6 +184,7 @@ def _of_source(source: Source) -> Iterator[Metric]:
 def _flattened(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _flattened(inner, (*key, str(name)))
+            below = name if isinstance(name, tuple) else (str(name),)
+            yield from _flattened(inner, (*key, *below))
     elif isinstance(value, int | float):
         yield key, float(value)

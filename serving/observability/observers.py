@@ -11,9 +11,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from serving.interfaces import Observer, Pages, VersionState
 from serving.observability.config import ObservabilityConfig
@@ -21,53 +20,44 @@ from serving.observability.counting import Counting
 from serving.observability.drift import DriftVerdicts
 from serving.observability.logs import AccessLog
 from serving.observability.metrics import Metrics, Source
-from serving.observability.status import About, History, Status, status_page
+from serving.observability.status import STEP_S, History, Status, status_page
 from serving.observability.tracing import Tracing
 from tasks.kernel.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-def _nothing(model: str) -> Mapping[str, Any] | None:
-    return None
+DRIFT_EVERY_S = 30.0
+"""Between two looks at the newest drift results."""
 
 
 class Observability:
     """Counters, metrics, traces, access log and status page of one process.
 
     Args:
-        settings: where the governor's record of drift is; None shows no drift.
+        settings: where the retraining controller's record of drift is.
         config: what goes where.
-        states: versions of the process, as `Engine.states` tells them.
+        states: versions of the process, as `Engine.states` reports them.
         sources: counters of further parts: engine, log, guard, entity reader.
-        release: state of a model's release, plain words and numbers by name; None for none.
     """
 
     def __init__(
         self,
-        settings: Settings | None,
-        config: ObservabilityConfig | None = None,
+        settings: Settings,
+        config: ObservabilityConfig,
         *,
         states: Callable[[], Sequence[VersionState]],
         sources: Iterable[Source] = (),
-        release: About | None = None,
     ) -> None:
-        self.config = config or ObservabilityConfig()
+        self.config = config
         self.counting = Counting(lambda model: any(state.name == model for state in states()))
         self.tracing = Tracing(self.config.traces)
-        told = [*sources, Source("traces", self.tracing.counters, frozenset({"waiting"}))]
-        self._drift = DriftVerdicts(settings) if settings is not None else None
-        self._history = History(self.config, self.counting, told)
+        counted = [*sources, Source("traces", self.tracing.counters, frozenset({"waiting"}))]
+        self._drift = DriftVerdicts(settings)
+        self._history = History(self.counting, counted)
         self._states = states
-        self._metrics = Metrics(self.counting, states, told)
-        self._status = Status(
-            self.config,
-            self.counting,
-            self._history,
-            states,
-            self._drift.of if self._drift else _nothing,
-            release or _nothing,
-        )
+        self._metrics = Metrics(self.counting, states, counted)
+        self._status = Status(self.counting, self._history, states, self._drift.of)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -102,25 +92,21 @@ class Observability:
                 await self._task
         await asyncio.to_thread(self.tracing.stop)
 
-    def status(self) -> dict[str, Any]:
-        """What the status page shows, JSON-ready."""
-        return self._status.read()
-
     def _page(self) -> tuple[str, bytes]:
-        return "text/html; charset=utf-8", status_page(self.status()).encode()
+        return "text/html; charset=utf-8", status_page(self._status.read()).encode()
 
     def _json(self) -> tuple[str, bytes]:
-        return "application/json", json.dumps(self.status(), allow_nan=False).encode()
+        return "application/json", json.dumps(self._status.read(), allow_nan=False).encode()
 
     async def _keep(self) -> None:
         looked = float("-inf")
         while True:
             try:
                 self._history.note()
-                if self._drift and time.monotonic() - looked >= self.config.drift_every_s:
+                if time.monotonic() - looked >= DRIFT_EVERY_S:
                     models = {state.name for state in self._states()}
                     await asyncio.to_thread(self._drift.look, models)
                     looked = time.monotonic()
             except Exception:  # showing a process must never be what ends it
                 logger.exception("the status was not noted")
-            await asyncio.sleep(self.config.step_s)
+            await asyncio.sleep(STEP_S)

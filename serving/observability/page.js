@@ -81,15 +81,6 @@
     return card;
   }
 
-  function releaseCard(release) {
-    const card = el("div", { class: "card" }, el("h3", {}, "Release"));
-    for (const [name, value] of Object.entries(release)) {
-      if (value === null || typeof value === "object") continue;
-      card.append(el("p", {}, el("span", { class: "soft" }, `${words(name)}: `), words(value)));
-    }
-    return card;
-  }
-
   function versions(model, seen) {
     const heads = [{ name: "Version" }, { name: "State" }, { name: "Slots" }, { name: "Served as" },
       { name: "Requests/s", number: true }, { name: "p50 ms", number: true }, { name: "p95 ms", number: true },
@@ -110,7 +101,6 @@
     const id = `model-${model.name}`;
     const ready = model.versions.some((v) => v.slots.includes("stable") && v.state === "READY");
     const cards = [...model.slots.map((slot) => slotCard(slot, seen)), driftCard(model.drift, model.name)];
-    if (model.release) cards.push(releaseCard(model.release));
     return el("section", { "aria-labelledby": id },
       el("div", { class: "head" }, el("h2", { id }, model.name), el("span", { class: `badge ${ready ? "good" : "bad"}` }, ready ? "answers" : "does not answer")),
       el("div", { class: "cards" }, ...cards),

@@ -22,16 +22,21 @@ from typing import Any
 
 from serving.calls import SLOTS
 from serving.interfaces import VersionState
-from serving.observability.config import ObservabilityConfig
-from serving.observability.counting import Counting, percentile_s
+from serving.observability.counting import NUM_BOUNDS, Counting, percentile_s
 from serving.observability.metrics import Source
 
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 OURS = frozenset({"internal", "overloaded", "not_ready", "deadline", "backend"})
 """Reasons that are no client's fault."""
 SeriesKey = tuple[str, ...]
-About = Callable[[str], Mapping[str, Any] | None]
-"""Something known of a model by its name, such as its release."""
+Drift = Callable[[str], Mapping[str, Any] | None]
+"""The newest drift result of a model, by its name."""
+STEP_S, NUM_STEPS = 5.0, 120
+"""Between points of the page's curves, and points that are kept: ten minutes."""
+RECENT_S = 60.0
+"""Rates and percentiles are of so long."""
+REFRESH_S = 5.0
+"""How often the page asks again."""
 DROPPED = {"dropped": "entries", "dropped_rows": "rows"}
 """Counters of what a part lost, with what it is."""
 OFF = {
@@ -54,11 +59,9 @@ class Point:
 class History:
     """The counters of the last minutes, one point a step. On the event loop's thread."""
 
-    def __init__(
-        self, config: ObservabilityConfig, counting: Counting, sources: Iterable[Source]
-    ) -> None:
-        self._config, self._counting, self._sources = config, counting, tuple(sources)
-        self._points: deque[Point] = deque(maxlen=config.num_steps + 1)
+    def __init__(self, counting: Counting, sources: Iterable[Source]) -> None:
+        self._counting, self._sources = counting, tuple(sources)
+        self._points: deque[Point] = deque(maxlen=NUM_STEPS + 1)
         self.note()
 
     def note(self) -> None:
@@ -75,8 +78,8 @@ class History:
         )
 
     def before(self, now: Point) -> Point:
-        """The newest point that is as old as `recent_s`; the oldest where none is."""
-        wanted = now.moment - self._config.recent_s
+        """The newest point that is as old as `RECENT_S`; the oldest where none is."""
+        wanted = now.moment - RECENT_S
         older = [point for point in self._points if point.moment <= wanted]
         return older[-1] if older else self._points[0]
 
@@ -97,25 +100,21 @@ class Status:
     """Makes the status of one process.
 
     Args:
-        config: lengths of windows.
         counting: what was answered and refused.
         history: counters of the last minutes.
         states: versions of the process.
-        drift: newest verdict on a model.
-        release: state of a model's release.
+        drift: newest drift result of a model.
     """
 
     def __init__(
         self,
-        config: ObservabilityConfig,
         counting: Counting,
         history: History,
         states: Callable[[], Sequence[VersionState]],
-        drift: About,
-        release: About,
+        drift: Drift,
     ) -> None:
-        self._config, self._counting, self._history = config, counting, history
-        self._states, self._drift, self._release = states, drift, release
+        self._counting, self._history = counting, history
+        self._states, self._drift = states, drift
 
     def read(self) -> dict[str, Any]:
         """Everything the page shows, JSON-ready."""
@@ -130,9 +129,9 @@ class Status:
         started = datetime.fromtimestamp(self._counting.started_at, UTC)
         return {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "refresh_s": self._config.refresh_s,
+            "refresh_s": REFRESH_S,
             "recent_s": round(window.length_s),
-            "step_s": self._config.step_s,
+            "step_s": STEP_S,
             "process": {
                 "pid": os.getpid(),
                 "started_at": started.isoformat(timespec="seconds"),
@@ -170,13 +169,7 @@ class Status:
                     "points": self._history.rates(_of_slot(name, slot)),
                 }
             )
-        return {
-            "name": name,
-            "versions": versions,
-            "slots": slots,
-            "drift": self._drift(name),
-            "release": self._release(name),
-        }
+        return {"name": name, "versions": versions, "slots": slots, "drift": self._drift(name)}
 
 
 @dataclass(frozen=True)
@@ -192,14 +185,11 @@ class _Window:
 
     def counts(self, start: tuple[str, ...], slot: str | None = None) -> list[int]:
         """Latencies of all series whose key begins so."""
-        total = [0]
+        total = [0] * (NUM_BOUNDS + 1)
         for key, later in self.now.latency.items():
             if key[: len(start)] == start and slot in (None, key[3]):
                 earlier = self.before.latency.get(key) or [0] * len(later)
-                diff = [a - b for a, b in zip(later, earlier, strict=True)]
-                total = (
-                    diff if len(total) == 1 else [a + b for a, b in zip(total, diff, strict=True)]
-                )
+                total = [t + a - b for t, a, b in zip(total, later, earlier, strict=True)]
         return total
 
     def calls(self, start: tuple[str, ...]) -> int:
@@ -298,14 +288,15 @@ def _parts(sources: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _flat(numbers: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
+def _flat(numbers: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
     for name, value in numbers.items():
         if name == "freshness":
             continue
+        words = " ".join(name) if isinstance(name, tuple) else name
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name} ")
+            yield from _flat(value, f"{prefix}{words} ")
         elif isinstance(value, int | float):
-            yield f"{prefix}{name}".replace("_", " "), value
+            yield f"{prefix}{words}".replace("_", " ").strip(), value
 
 
 def _notices(models: list[dict[str, Any]]) -> Iterable[str]:

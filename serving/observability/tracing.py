@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 SERVICE = "falaj-serving"
+MOST_WAITING = 4096
+"""Calls whose spans wait to be sent; more are dropped and counted."""
+EVERY_S, TIMEOUT_S = 2.0, 5.0
+"""Between exports, and patience with the collector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +159,14 @@ class Tracing:
         return (None,) if random.random() < self._config.ratio else None
 
     def _keep(self, seen: Seen) -> None:
-        if len(self._waiting) >= self._config.max_waiting:
+        if len(self._waiting) >= MOST_WAITING:
             self.num_dropped += 1
             return
         self.num_sampled += 1
         self._waiting.append(seen)
 
     def _work(self) -> None:
-        while not self._stop.wait(self._config.every_s):
+        while not self._stop.wait(EVERY_S):
             self._send()
         self._send()
 
@@ -207,7 +211,7 @@ def _exporters(config: TraceConfig) -> Iterator[SpanExporter]:
             raise ConfigurationError(
                 f"traces to {config.endpoint} need the extra `tracing`: pip install falaj[tracing]"
             ) from exc
-        yield OTLPSpanExporter(endpoint=str(config.endpoint), timeout=config.timeout_s)
+        yield OTLPSpanExporter(endpoint=str(config.endpoint), timeout=TIMEOUT_S)
     if config.file is not None:
         yield LineExporter(config.file)
 

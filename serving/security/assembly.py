@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from serving.security.config import SecurityConfig, check_exposure, faults_of, read_security
+from serving.security.config import SECURITY_FILE, SecuritySection, check_exposure, read_security
 from serving.security.guard import SecurityGuard
 from serving.security.tls import RenewingTls, grpc_credentials
 from tasks.kernel.errors import ConfigurationError
@@ -17,18 +14,8 @@ from tasks.kernel.errors import ConfigurationError
 if TYPE_CHECKING:
     import grpc
 
-SECURITY_FILE = Path("serving") / "security.yaml"
-"""In the state folder: issuers, owners and keys are of an installation, not of its code."""
 BEHIND_EDGE_FILE = Path("edge") / "server-security.yaml"
 """The same with mutual TLS, as `python -m falaj gateway prepare` writes it."""
-
-
-class SecuritySection(BaseModel):
-    """Section `security` of serving.yaml."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    edge: bool = Field(default=False, description="Answer the edge of this state folder alone.")
 
 
 @dataclass(frozen=True)
@@ -40,29 +27,22 @@ class Secured:
         grpc: credentials of the gRPC listener; None where it can be on loopback only, in clear.
     """
 
-    config: SecurityConfig
     guard: SecurityGuard
     tls: RenewingTls | None
     grpc: grpc.ServerCredentials | None
 
 
-def secured(told: Mapping[str, Any], home: Path, host: str) -> Secured | None:
+def secured(section: SecuritySection, home: Path, host: str) -> Secured | None:
     """Guard and TLS of a process; None where the state folder says nothing of clients.
 
     Args:
-        told: section `security` of the configuration.
+        section: `security` of the configuration.
+        home: state folder.
         host: address that the process listens on.
 
     Raises:
         ConfigurationError: a file is absent, wrong, or would open the server to the outside.
     """
-    try:
-        section = SecuritySection.model_validate(told)
-    except ValidationError as exc:
-        raise ConfigurationError(
-            f"serving.yaml: security: {faults_of(exc)}. Clients are described in "
-            f"{home / SECURITY_FILE}. Nothing was started"
-        ) from exc
     file = home / (BEHIND_EDGE_FILE if section.edge else SECURITY_FILE)
     if section.edge and not file.exists():
         raise ConfigurationError(f"there is no {file}; run `python -m falaj gateway prepare` first")
@@ -73,4 +53,4 @@ def secured(told: Mapping[str, Any], home: Path, host: str) -> Secured | None:
     tls = RenewingTls(config.tls) if config.tls else None
     is_mutual = config.tls is not None and config.tls.client_ca is not None
     credentials = grpc_credentials(config.tls) if config.tls and is_mutual else None
-    return Secured(config, SecurityGuard(config), tls, credentials)
+    return Secured(SecurityGuard(config), tls, credentials)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -24,8 +24,17 @@ from tasks.kernel.errors import ConfigurationError
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
 Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
+Model = TypeVar("Model", bound=BaseModel)
 Roles = Mapping[str, frozenset[str]]
 KEY_HEADER = "x-api-key"
+LEEWAY_S = 10
+"""Clocks of issuers and servers may differ by this."""
+ISSUER_TIMEOUT_S = 5
+"""For one answer of an issuer."""
+MOST_KNOWN = 20_000
+"""Principals, refused credentials and buckets that are remembered: some megabytes."""
+SECURITY_FILE = Path("serving") / "security.yaml"
+"""In the state folder: issuers, owners and keys are of an installation, not of its code."""
 
 
 class _Config(BaseModel):
@@ -50,16 +59,11 @@ class IssuerConfig(_Config):
     secret_file: Path | None = Field(default=None, description="Shared secret for HS256.")
     ca_file: Path | None = None
     algorithms: tuple[Algorithm, ...] = Field(default=("RS256", "ES256", "EdDSA"), min_length=1)
-    leeway_s: float = Field(default=10, ge=0, le=300, description="Clocks may differ by this.")
     subject_claim: str = Field(default="sub", description="Names who asks, in log and limits.")
     roles_claim: str = "roles"
     tenant_claim: str | None = None
     tenant: str = ""
     refresh_s: PositiveFloat = Field(default=300, description="Age at which keys are read again.")
-    min_refresh_s: PositiveFloat = Field(
-        default=10, description="Unknown keys make them read again at most so often."
-    )
-    timeout_s: PositiveFloat = Field(default=5, description="For one answer of the issuer.")
 
     @model_validator(mode="after")
     def _one_source_of_keys(self) -> Self:
@@ -75,6 +79,12 @@ class IssuerConfig(_Config):
     def is_remote(self) -> bool:
         """True where keys come from a URL."""
         return self.keys is not None and "://" in self.keys
+
+
+class SecuritySection(_Config):
+    """Section `security` of serving.yaml. Clients are described in the state folder."""
+
+    edge: bool = Field(default=False, description="Answer the edge of this state folder alone.")
 
 
 class Rate(_Config):
@@ -94,7 +104,6 @@ class LimitsConfig(_Config):
     failures: Rate = Field(
         default=Rate(per_s=1, burst=20), description="Refused credentials of one address."
     )
-    max_clients: PositiveInt = Field(default=20_000, description="Buckets that are remembered.")
 
 
 class TlsConfig(_Config):
@@ -104,17 +113,6 @@ class TlsConfig(_Config):
     key: Path = Field(description="PEM file of its private key.")
     client_ca: Path | None = Field(
         default=None, description="Authority of clients: every one then needs a certificate."
-    )
-
-
-class SizeConfig(_Config):
-    """What a request may be at most."""
-
-    max_body_bytes: PositiveInt = Field(
-        default=16 * 2**20, description="At the edge; a server has `http.max_body_bytes`."
-    )
-    max_header_bytes: PositiveInt = Field(
-        default=32 * 2**10, description="At the edge; a server has `http.max_header_bytes`."
     )
 
 
@@ -142,10 +140,11 @@ class SecurityConfig(_Config):
     owners: dict[str, str] = Field(default_factory=dict)
     anonymous: tuple[Grant, ...] = ()
     limits: LimitsConfig = LimitsConfig()
-    sizes: SizeConfig = SizeConfig()
+    max_body_bytes: PositiveInt = Field(
+        default=16 * 2**20,
+        description="Of a request, at the edge; a server has `http.max_body_bytes`.",
+    )
     tls: TlsConfig | None = Field(default=None, description="TLS 1.3; None speaks in clear.")
-    cache_s: PositiveFloat = Field(default=60, description="A principal is known for so long.")
-    max_cached: PositiveInt = Field(default=20_000, description="Principals known at a time.")
 
     @model_validator(mode="after")
     def _edge_is_proven(self) -> Self:
@@ -229,37 +228,24 @@ def read_security(file: Path) -> SecurityConfig:
 def faults_of(error: ValidationError) -> str:
     """What is wrong and where; never what was written there, which may be a secret."""
     return "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg'].removeprefix('Value error, ')}"
+        f"{'.'.join(map(str, fault['loc'])) or 'it'}: "
+        + fault["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
         for fault in error.errors()
     )
 
 
 def _seen_from(config: SecurityConfig, folder: Path) -> SecurityConfig:
-    issuers = tuple(
-        issuer.model_copy(
-            update={
-                "keys": issuer.keys
-                if issuer.keys is None or issuer.is_remote
-                else str(folder / issuer.keys),
-                "secret_file": _joined(folder, issuer.secret_file),
-                "ca_file": _joined(folder, issuer.ca_file),
-            }
-        )
-        for issuer in config.issuers
-    )
-    tls = config.tls and config.tls.model_copy(
-        update={
-            "certificate": folder / config.tls.certificate,
-            "key": folder / config.tls.key,
-            "client_ca": _joined(folder, config.tls.client_ca),
-        }
-    )
-    api_keys = _joined(folder, config.api_keys)
-    return config.model_copy(update={"issuers": issuers, "tls": tls, "api_keys": api_keys})
+    """The same with each relative path, at any depth, in this folder."""
 
+    def seen(model: Model) -> Model:
+        paths = {n: folder / v for n, v in model if isinstance(v, Path)}
+        if isinstance(model, IssuerConfig) and model.keys and not model.is_remote:
+            paths["keys"] = str(folder / model.keys)  # type: ignore[assignment]
+        return model.model_copy(update=paths)
 
-def _joined(folder: Path, path: Path | None) -> Path | None:
-    return None if path is None else folder / path
+    issuers = tuple(map(seen, config.issuers))
+    tls = None if config.tls is None else seen(config.tls)
+    return seen(config).model_copy(update={"issuers": issuers, "tls": tls})
 
 
 def roles_of(grants: tuple[str, ...] | list[str]) -> Roles:

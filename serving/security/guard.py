@@ -20,7 +20,7 @@ from serving.errors import (
     UnauthorizedError,
 )
 from serving.interfaces import Action, Headers, Principal
-from serving.security.config import Rate, SecurityConfig, roles_of
+from serving.security.config import MOST_KNOWN, Rate, SecurityConfig, roles_of
 from serving.security.keys import KeyRing
 from serving.security.tokens import TokenReader
 from tasks.kernel.errors import ConfigurationError
@@ -105,6 +105,7 @@ def refusal_headers(error: ServingError) -> list[Header]:
     return headers
 
 
+Kept = TypeVar("Kept")
 _SUBJECT = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 
 
@@ -124,7 +125,6 @@ def subject_of(value: str) -> str:
     return str(found[0])
 
 
-Kept = TypeVar("Kept")
 BEARER = b"bearer "
 CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 ADDRESS_HEADER = b"x-falaj-address"
@@ -132,6 +132,8 @@ ADDRESS_HEADER = b"x-falaj-address"
 COPY = (b"x-falaj-slot", b"shadow")
 """Set by the edge on the copy of a request; its client asked once."""
 REFRESH_LOOK_S = 1.0
+KNOWN_S = 60.0
+"""A principal that was verified is believed for so long."""
 REFUSED_S = 1.0
 """What was refused is not looked into again for so long: a client that repeats it costs little."""
 MAX_ALLOWED = 64
@@ -166,7 +168,7 @@ class SecurityGuard:
     """Bearer tokens, API keys and certificates, checked once and remembered for a while.
 
     What is remembered is named by the SHA-256 of what was presented. It is forgotten when keys
-    of issuers or API keys change, when the credential ends, and after `cache_s`.
+    of issuers or API keys change, when the credential ends, and after `KNOWN_S`.
 
     Every credential is checked, whatever came from its address before, so that nobody is kept out
     by what strangers present there. That costs a bounded time: a token has at most
@@ -188,8 +190,8 @@ class SecurityGuard:
         self._clock = clock
         limits = config.limits
         special = {n if "/" in n else f"/{n}": rate for n, rate in limits.by_subject.items()}
-        self._requests = Buckets(limits.client, limits.max_clients, special, clock)
-        self._failures = Buckets(limits.failures, limits.max_clients, clock=clock)
+        self._requests = Buckets(limits.client, MOST_KNOWN, special, clock)
+        self._failures = Buckets(limits.failures, MOST_KNOWN, clock=clock)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         self._tokens = TokenReader(config.issuers, config.grants, self.forget)
@@ -286,11 +288,11 @@ class SecurityGuard:
         except UnauthorizedError as exc:
             if exc.retry_after_s is None:
                 kept = type(exc)(str(exc))  # without the frames that hold what was presented
-                _remember(refused, digest, _Refused(kept, now + REFUSED_S), self._config.max_cached)
+                _remember(refused, digest, _Refused(kept, now + REFUSED_S))
             self._refuse(exc, address)
-        seconds = min(self._config.cache_s, principal.expires - time.time())
+        seconds = min(KNOWN_S, principal.expires - time.time())
         found = _remembered(principal, now + seconds)
-        _remember(known, digest, found, self._config.max_cached)
+        _remember(known, digest, found)
         return found
 
     def _refuse(self, error: UnauthorizedError, address: str) -> NoReturn:
@@ -349,9 +351,9 @@ class SecurityGuard:
             raise ForbiddenError("what tenants share is for operators to load and unload")
 
 
-def _remember(into: OrderedDict[bytes, Kept], digest: bytes, found: Kept, most: int) -> None:
+def _remember(into: OrderedDict[bytes, Kept], digest: bytes, found: Kept) -> None:
     into[digest] = found
-    if len(into) > most:
+    if len(into) > MOST_KNOWN:
         into.popitem(last=False)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from serving.security.config import IssuerConfig
+from serving.security.config import ISSUER_TIMEOUT_S, IssuerConfig
 from tasks.kernel.errors import ConfigurationError
 
 LOGGER = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ LOGGER = logging.getLogger(__name__)
 MAX_BYTES = 2**20
 MIN_SECRET_BYTES = 32
 MIN_RSA_BITS = 2048
+MIN_REFRESH_S = 10.0
+"""Unknown keys make them be read again at most so often."""
 Keys = Mapping[str, jwt.PyJWK]
 
 
@@ -61,7 +63,7 @@ class KeySource:
     def refresh(self, is_unknown: bool) -> None:
         """Read the keys again if they are old, or one of them is unknown, but not too often."""
         now = time.monotonic()
-        wait = self._config.min_refresh_s if is_unknown else self._config.refresh_s
+        wait = MIN_REFRESH_S if is_unknown else self._config.refresh_s
         if now - self._tried < wait:
             return
         self._tried = now
@@ -93,13 +95,11 @@ class KeySource:
         self._take(keys)
 
     def _take(self, keys: Keys) -> None:
-        if {n: _raw(k) for n, k in keys.items()} != {n: _raw(k) for n, k in self._keys.items()}:
+        if [(n, k._jwk_data) for n, k in keys.items()] != [
+            (n, k._jwk_data) for n, k in self._keys.items()
+        ]:
             self._keys = keys
             self._on_change()
-
-
-def _raw(key: jwt.PyJWK) -> object:
-    return key._jwk_data
 
 
 def _read_file(config: IssuerConfig) -> Keys:
@@ -134,7 +134,7 @@ def _fetch(config: IssuerConfig) -> bytes:
         context = ssl.create_default_context(cafile=config.ca_file)
         how = urllib.request.HTTPSHandler(context=context)
     opener = urllib.request.build_opener(_NoRedirect(), how)
-    with opener.open(url, timeout=config.timeout_s) as answer:
+    with opener.open(url, timeout=ISSUER_TIMEOUT_S) as answer:
         content: bytes = answer.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ConfigurationError(f"{url} answered with more than {MAX_BYTES} bytes")

@@ -23,7 +23,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from serving.errors import EndedError, UnauthorizedError
 from serving.security.config import Grant
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.files import make_folder, write_atomically
+from tasks.kernel.files import file_state, make_folder, write_atomically
 
 LOGGER = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class KeyRing:
     def __init__(self, file: Path, on_change: Callable[[], None] = lambda: None) -> None:
         self._file = file
         self._on_change = on_change
-        self._stamp = _stamp(file)
+        self._seen = file_state(file)
         self._keys = {key.id: key for key in read_keys(file)}
         self._looked = float("-inf")
 
@@ -144,10 +144,10 @@ class KeyRing:
         if now - self._looked < LOOK_AGAIN_S:
             return
         self._looked = now
-        stamp = _stamp(self._file)
-        if stamp != self._stamp:
+        seen = file_state(self._file)
+        if seen != self._seen:
             self._keys = self._read_or_refuse_all()
-            self._stamp = stamp
+            self._seen = seen
             self._on_change()
 
     def _read_or_refuse_all(self) -> dict[str, ApiKey]:
@@ -178,14 +178,6 @@ class KeyRing:
 
 def _digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:  # reading it says why
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _write(file: Path, keys: tuple[ApiKey, ...]) -> None:

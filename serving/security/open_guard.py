@@ -11,9 +11,10 @@ import re
 from functools import lru_cache
 from types import MappingProxyType
 
-from serving.config import ServingConfig, is_loopback
+from serving.config import ServingConfig
 from serving.errors import ForbiddenError
 from serving.interfaces import Action, Headers, Principal
+from serving.security.config import is_loopback
 from tasks.kernel.errors import ConfigurationError
 
 _EVERYBODY = Principal(

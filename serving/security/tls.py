@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from serving.security.config import TlsConfig
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import file_state
 
 if TYPE_CHECKING:
     import grpc
@@ -79,8 +80,8 @@ def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         """Asked at each handshake, by threads of gRPC; None leaves it as it is."""
         nonlocal seen
-        stamp = _files_of(config)
-        if stamp == seen:
+        files = _files_of(config)
+        if files == seen:
             return None
         try:
             server_context(config)
@@ -88,7 +89,7 @@ def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
         except (OSError, ConfigurationError) as exc:
             LOGGER.warning("the TLS certificate of gRPC stays as it was: %s", exc)
             return None
-        seen = stamp
+        seen = files
         return found
 
     return grpc.dynamic_ssl_server_credentials(
@@ -116,7 +117,7 @@ class RenewingTls:
     def __init__(self, config: TlsConfig) -> None:
         self.context = server_context(config)
         self._config = config
-        self._stamp = _files_of(config)
+        self._files = _files_of(config)
         self._stopped = threading.Event()
 
     def look(self) -> bool:
@@ -125,8 +126,8 @@ class RenewingTls:
         Files that do not fit each other are left for the next look: one of the two may still
         be on its way.
         """
-        stamp = _files_of(self._config)
-        if stamp == self._stamp:
+        files = _files_of(self._config)
+        if files == self._files:
             return False
         try:
             server_context(self._config)  # tried aside: a failure must not leave half of it
@@ -136,7 +137,7 @@ class RenewingTls:
         except (OSError, ConfigurationError) as exc:  # `ssl.SSLError` is an `OSError`
             LOGGER.warning("the TLS certificate stays as it was: %s", exc)
             return False
-        self._stamp = stamp
+        self._files = files
         return True
 
     def follow(self, every_s: float = 5.0) -> None:
@@ -152,17 +153,9 @@ class RenewingTls:
             self.look()
 
 
-def _files_of(config: TlsConfig) -> tuple[tuple[int, int] | None, ...]:
+def _files_of(config: TlsConfig) -> tuple[object, ...]:
     files = (config.certificate, config.key, config.client_ca)
-    return tuple(_stamp(file) for file in files if file is not None)
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino
+    return tuple(file_state(file) for file in files if file is not None)
 
 
 def _check_key(file: Path) -> None:

@@ -10,7 +10,7 @@ import jwt
 
 from serving.errors import EndedError, UnauthorizedError
 from serving.interfaces import Principal
-from serving.security.config import IssuerConfig, roles_of
+from serving.security.config import LEEWAY_S, IssuerConfig, roles_of
 from serving.security.issuers import KeySource
 
 MAX_TOKEN_BYTES = 8 * 2**10
@@ -60,7 +60,7 @@ class TokenReader:
                 algorithms=_algorithms(config),
                 issuer=config.issuer,
                 audience=config.audience,
-                leeway=config.leeway_s,
+                leeway=LEEWAY_S,
                 options={"require": [*_REQUIRED, config.subject_claim.partition(".")[0]]},
             )
         except jwt.ExpiredSignatureError as exc:  # the signature was found good before
@@ -96,7 +96,7 @@ class TokenReader:
             subject=subject,
             tenant=_tenant(claims, config),
             roles=roles_of(self._granted(_claim(claims, config.roles_claim))),
-            expires=_end(claims["exp"]) + config.leeway_s,
+            expires=_end(claims["exp"]) + LEEWAY_S,
         )
 
     def _granted(self, roles: object) -> list[str]:

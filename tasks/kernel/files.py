@@ -37,6 +37,15 @@ def size_of(path: Path) -> int:
     return path.stat().st_size
 
 
+def file_state(path: Path) -> tuple[int, int, int] | None:
+    """A value that changes with a file: moment of its change, number and size; None without it."""
+    try:
+        seen = path.stat()
+    except OSError:  # reading it says why
+        return None
+    return seen.st_mtime_ns, seen.st_ino, seen.st_size
+
+
 def flush_to_disk(path: Path) -> None:
     """Make a file's content, or a folder's entries, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -21,8 +21,9 @@ from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench
 from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
 from serving.calls import Answer, Array, Call
-from serving.engine.config import BatchConfig, EngineConfig, QueueConfig, ServedModel
+from serving.engine.config import EngineConfig, ServedModel
 from serving.engine.engine import ModelEngine
+from serving.engine.queues import Limits
 from serving.errors import OverloadedError, ServingError
 
 CHUNK = 200
@@ -87,10 +88,10 @@ async def _measure(
     ]
 
 
-async def _started(world: BenchHome, **changes: object) -> ModelEngine:
-    told = {"models": (ServedModel(name=MODEL, on_move="hold"),), "poll_s": 600.0, **changes}
-    config = EngineConfig.model_validate(told)
-    engine = ModelEngine.of_registry(config, world.location, world.home)
+async def _started(world: BenchHome, batch_rows: int = 256, most_waiting: int = 256) -> ModelEngine:
+    config, models = EngineConfig(batch_rows=batch_rows), (ServedModel(name=MODEL, on_move="hold"),)
+    limits = Limits(poll_s=600.0, requests=most_waiting)
+    engine = ModelEngine.of_registry(config, models, world.location, world.home, limits)
     await engine.start()
     return engine
 
@@ -214,11 +215,7 @@ async def _least_disturbed_overload(world: BenchHome, bench: Bench) -> Measured:
 
 
 async def _overload(world: BenchHome, seconds: float) -> list[Figure]:
-    engine = await _started(
-        world,
-        queue=QueueConfig(requests=64),
-        batch=BatchConfig(rows=SLOW_ROWS),
-    )
+    engine = await _started(world, batch_rows=SLOW_ROWS, most_waiting=64)
     _slow_down(engine, "1", SLOW_S)
     row = dict(engine.served(MODEL).versions["1"].backends[0].probe)
     await _offer(engine, row, 0.5, rate=2000.0)  # learns the model's time
@@ -411,7 +408,7 @@ async def _keep_swapping(engine: ModelEngine) -> tuple[int, int]:
 
 async def _roll_back(world: BenchHome) -> Measured:
     """From the decision to the last answer of the version that has to go, its queue full."""
-    engine = await _started(world, queue=QueueConfig(requests=256), batch=BatchConfig(rows=8))
+    engine = await _started(world, batch_rows=8)
     await engine.set_slots(MODEL, {"stable": "2"})
     _slow_down(engine, "2", ROLLBACK_S)
     row = dict(engine.served(MODEL).versions["1"].backends[0].probe)

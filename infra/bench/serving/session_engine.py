@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> int:
     )
 
     def parts_of(config: ServingConfig, home: Path) -> Parts:
-        return Parts(SessionEngine(open_session(file), (Counting(),)), follows=True)
+        return Parts(SessionEngine(open_session(file), (Counting(),)))
 
     async def run() -> None:
         await ServingProcess(config, home, parts_of).run()

@@ -13,6 +13,7 @@ from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceServicer
 
 from serving.calls import GRPC_MODEL_HEADER, Call, num_rows_of
+from serving.config import MAX_HEADER_BYTES
 from serving.errors import BadRequestError, ServingError
 from serving.interfaces import Action
 from serving.protocol.answers import encode_json, served_headers
@@ -249,7 +250,7 @@ def grpc_server(
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", most),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_metadata_size", config.http.max_header_bytes),
+        ("grpc.max_metadata_size", MAX_HEADER_BYTES),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.server.max_pending_requests", _MOST_PENDING),

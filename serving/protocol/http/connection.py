@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from serving.calls import Answer, Call, Served
+from serving.config import MAX_BUFFERED_BYTES
 from serving.errors import OverloadedError, RequestTimeoutError, ServingError
 from serving.protocol.answers import (
     SECURITY_HEADERS,
@@ -133,7 +134,7 @@ class Connection(asyncio.Protocol):
         """Close the connection if it is past one of its times."""
         limits, waited_s = self._limits, at - self._since
         if self._write_paused_since is not None:
-            if at - self._write_paused_since > limits.write_timeout_s:
+            if at - self._write_paused_since > limits.request_timeout_s:
                 self._transport.abort()
         elif self._state == "arriving" and waited_s > limits.request_timeout_s:
             late = f"the request did not arrive whole within {limits.request_timeout_s:g} s"
@@ -173,7 +174,7 @@ class Connection(asyncio.Protocol):
             return False
         if self._state == "idle":
             self._state, self._since = "arriving", now()
-        split = split_head(self._rest, self._limits)
+        split = split_head(self._rest)
         if split is None:
             return False
         head, self._rest = split
@@ -185,7 +186,7 @@ class Connection(asyncio.Protocol):
         request = self._request = Request(
             head,
             self._front.ids.accepted(head.found.get(b"x-request-id")),
-            ChunkedBody(most, self._limits) if head.length is None else SizedBody(head.length),
+            ChunkedBody(most) if head.length is None else SizedBody(head.length),
             target,
         )
         try:
@@ -240,8 +241,8 @@ class Connection(asyncio.Protocol):
         held = len(self._rest) + (self._request.body.num_bytes if self._request else 0)
         self._front.buffered += held - self._num_held
         self._num_held = held
-        if self._state == "arriving" and self._front.buffered > self._limits.max_buffered_bytes:
-            raise OverloadedError("bodies being received fill http.max_buffered_bytes", 1.0)
+        if self._state == "arriving" and self._front.buffered > MAX_BUFFERED_BYTES:
+            raise OverloadedError("bodies being received fill the memory for them", 1.0)
 
     def _drop(self) -> None:
         """Forget what is kept, and the request under way; nothing more is read."""

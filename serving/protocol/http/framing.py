@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from serving.config import HttpConfig
+from serving.config import MAX_HEADER_BYTES, MAX_HEADERS
 from serving.errors import BadRequestError, HeadersTooLargeError, TooLargeError
 
 _FIELD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n"
@@ -44,30 +44,28 @@ class Head(NamedTuple):
     length: int | None
 
 
-def split_head(data: bytes, limits: HttpConfig) -> tuple[Head, bytes] | None:
+def split_head(data: bytes) -> tuple[Head, bytes] | None:
     """The head that bytes start with, and what follows it; None while it is not whole.
 
     Args:
         data: a connection's bytes, without empty lines before the request.
 
     Raises:
-        HeadersTooLargeError: it is larger than `limits`.
+        HeadersTooLargeError: it is larger than a head may be.
         BadRequestError: it is no HTTP/1.1, or programs could read it differently.
     """
     end = data.find(_END)
-    if end + len(_END) > limits.max_header_bytes or (
-        end < 0 and len(data) > limits.max_header_bytes
-    ):
-        raise headers_too_large(limits)
+    if end + len(_END) > MAX_HEADER_BYTES or (end < 0 and len(data) > MAX_HEADER_BYTES):
+        raise headers_too_large()
     if end < 0:
         if not data[:1].isupper():
             raise BadRequestError("the request is no HTTP; expected `METHOD /path HTTP/1.1`")
         return None
     end += len(_END)
-    return _head(data[:end], limits), data[end:]
+    return _head(data[:end]), data[end:]
 
 
-def _head(data: bytes, limits: HttpConfig) -> Head:
+def _head(data: bytes) -> Head:
     match = _HEAD.fullmatch(data)
     if match is None:
         raise BadRequestError(
@@ -75,8 +73,8 @@ def _head(data: bytes, limits: HttpConfig) -> Head:
         )
     method, target, minor, fields = match.groups()
     headers = _pairs(fields)
-    if len(headers) > limits.max_headers:
-        raise headers_too_large(limits)
+    if len(headers) > MAX_HEADERS:
+        raise headers_too_large()
     found = dict(headers)
     if len(found) < len(headers):
         names = [name for name, _ in headers]
@@ -148,10 +146,9 @@ class ChunkedBody(SizedBody):
     `_left` is of the chunk that is coming, with its line end.
     """
 
-    def __init__(self, most: int, limits: HttpConfig) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__(0)
         self._most = most
-        self._limits = limits
         self._line = b""
         self._trailer_bytes = -1
         """So far; -1 before the last chunk."""
@@ -210,17 +207,17 @@ class ChunkedBody(SizedBody):
 
     def _bound(self, num_bytes: int) -> None:
         """Refuse a line that is too long, whole or not."""
-        if self._trailer_bytes + num_bytes > self._limits.max_header_bytes:
-            raise headers_too_large(self._limits)
+        if self._trailer_bytes + num_bytes > MAX_HEADER_BYTES:
+            raise headers_too_large()
         if self._trailer_bytes < 0 and num_bytes > _MOST_CHUNK_LINE:
             raise BadRequestError("a chunk of the body does not start with its size")
 
 
-def headers_too_large(limits: HttpConfig) -> HeadersTooLargeError:
+def headers_too_large() -> HeadersTooLargeError:
     """Why a head is not read."""
     return HeadersTooLargeError(
-        f"this server takes a request line and headers of {limits.max_header_bytes} bytes and "
-        f"{limits.max_headers} headers at most (http.max_header_bytes, http.max_headers)"
+        f"this server takes a request line and headers of {MAX_HEADER_BYTES} bytes and "
+        f"{MAX_HEADERS} headers at most"
     )
 
 

@@ -103,7 +103,7 @@ def test_a_full_disk_costs_no_row_that_memory_can_hold(tmp_path: Path) -> None:
                 assert not list(home.rglob("*.parquet"))
                 assert not list(home.rglob(f"{ASIDE}*"))
         counters = log.counters()
-        assert counters["dropped_rows:disk"] == 1600 - counters["logged_rows"]
+        assert counters["dropped_rows"]["disk"] == 1600 - counters["logged_rows"]
         assert counters["logged_rows"] == 992
         assert counters["failing"] == 0
         assert len(rows_of(home)) == 992
@@ -116,7 +116,7 @@ def test_rows_that_cannot_be_written_until_the_end_are_counted(tmp_path: Path) -
         with open_log(home) as log, disk.filled():
             log.served(batch("r", 0))
             log.stop(0.5)
-        assert log.counters()["dropped_rows:stopped"] == 16
+        assert log.counters()["dropped_rows"]["stopped"] == 16
 
 
 def test_a_damaged_part_is_named_set_aside_and_costs_no_other(tmp_path: Path) -> None:

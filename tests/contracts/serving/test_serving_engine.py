@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from serving.calls import Answer, Array, Call
-from serving.engine.config import EngineConfig, HardwareConfig, PlacementConfig, ServedModel
+from serving.engine.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.engine import GOLDEN_FOLDER, ModelEngine
+from serving.engine.queues import Limits
 from serving.errors import NotComputedError, NotReadyError, ServingError, UnknownModelError
 from tasks.contracts.base import ModelVersionRef
 from tasks.conversion.inputs import ModelInputs
@@ -64,14 +65,14 @@ def ref(world: ServedHome, number: int, name: str = FLIGHTS) -> ModelVersionRef:
     return Registry(world.location).version(name, number).ref
 
 
-def configured(*names: str, **changes: Any) -> EngineConfig:
-    models = tuple(ServedModel(name=name) for name in names or (FLIGHTS,))
-    return EngineConfig.model_validate({"models": models, "poll_s": 0.05, **changes})
-
-
 @asynccontextmanager
-async def serving(world: ServedHome, config: EngineConfig) -> AsyncIterator[ModelEngine]:
-    engine = ModelEngine.of_registry(config, world.location, world.home)
+async def serving(
+    world: ServedHome, *models: ServedModel, **config: Any
+) -> AsyncIterator[ModelEngine]:
+    engine = ModelEngine.of_registry(
+        EngineConfig(**config), models or (ServedModel(name=FLIGHTS),), world.location, world.home,
+        Limits(poll_s=0.05, retry_s=0.01, most_retry_s=0.05),
+    )  # fmt: skip
     await engine.start()
     try:
         yield engine
@@ -111,7 +112,7 @@ def test_registered_versions_are_served_as_pytorch_answers_and_the_alias_is_foll
     first, second = (world.expected(ref(world, number), rows) for number in (1, 2))
 
     async def test() -> None:
-        async with serving(world, configured()) as engine:
+        async with serving(world) as engine:
             answer = await ask(engine, FLIGHTS, rows)
             np.testing.assert_allclose(scores(answer), first, atol=1e-5)
             served = answer.served
@@ -134,7 +135,7 @@ def test_sequences_of_any_length_are_served(world: ServedHome) -> None:
     texts = [rng.integers(4, 60, length) for length in (3, 9, 3, 24)]
 
     async def test() -> None:
-        async with serving(world, configured(ENCODER)) as engine:
+        async with serving(world, ServedModel(name=ENCODER)) as engine:
             asked = [ask(engine, ENCODER, padded([text])) for text in texts]
             for text, answer in zip(texts, await asyncio.gather(*asked), strict=True):
                 expected = world.expected(ref(world, 1, ENCODER), padded([text]))
@@ -152,11 +153,9 @@ def test_sequences_of_any_length_are_served(world: ServedHome) -> None:
 def test_the_other_backend_answers_when_one_dies_and_it_comes_back(world: ServedHome) -> None:
     rows = flight_rows(3)
     expected = world.expected(ref(world, 1), rows)
-    placement = PlacementConfig(open_s=0.05, most_open_s=0.1)
 
     async def test() -> None:
-        config = configured(hardware=BOTH, placement=placement)
-        async with serving(world, config) as engine:
+        async with serving(world, hardware=BOTH) as engine:
             version = engine.served(FLIGHTS).versions["1"]
             cpu, gpu = version.backends
             works = cpu.score
@@ -185,11 +184,11 @@ def test_without_variants_pytorch_answers_only_where_that_is_allowed(world: Serv
     rows = flight_rows(5)
 
     async def test() -> None:
-        async with serving(world, configured()) as engine:
+        async with serving(world) as engine:
             with pytest.raises(NotReadyError, match="no variant was kept for hardware class 'cpu'"):
                 await engine.set_slots(FLIGHTS, {"stable": "3"})
             assert engine.slots(FLIGHTS)["stable"] == "1"
-        async with serving(world, configured(program="last_resort")) as engine:
+        async with serving(world, program="last_resort") as engine:
             await engine.set_slots(FLIGHTS, {"stable": "3"})
             answer = await ask(engine, FLIGHTS, rows)
             assert answer.served.variant == "pytorch-program"
@@ -227,7 +226,7 @@ def test_damaged_files_do_not_serve_and_what_served_goes_on(
     spoil(folder)
 
     async def test() -> None:
-        async with serving(world, configured(retry_s=0.01, most_retry_s=0.05)) as engine:
+        async with serving(world) as engine:
             world.promote(ref(world, 2))
             await until(lambda: any(s.version == "2" for s in engine.states()))
             await until(lambda: any(s.state == "UNAVAILABLE" for s in engine.states()))
@@ -248,12 +247,11 @@ def test_a_form_of_something_else_is_betrayed_by_the_golden_batch(tmp_path: Path
     world.promote(honest)
 
     async def test() -> None:
-        async with serving(world, configured()) as engine:
+        async with serving(world) as engine:
             assert not engine.is_ready()
             with pytest.raises(NotReadyError, match="onnx-fp32 answers the golden batch"):
                 await engine.load(FLIGHTS)
-            wide = configured().models[0].model_copy(update={"bounds": {"fp32": 1.0}})
-        async with serving(world, configured(models=(wide,))) as engine:
+        async with serving(world, ServedModel(name=FLIGHTS, bounds={"fp32": 1.0})) as engine:
             assert engine.is_ready()
 
     run(test())
@@ -261,7 +259,7 @@ def test_a_form_of_something_else_is_betrayed_by_the_golden_batch(tmp_path: Path
 
 def test_golden_answers_are_kept_and_a_damaged_file_is_made_anew(world: ServedHome) -> None:
     async def test() -> None:
-        async with serving(world, configured()):
+        async with serving(world):
             pass
 
     run(test())
@@ -276,7 +274,7 @@ def test_an_installation_without_a_registry_starts_and_makes_none(tmp_path: Path
     world = ServedHome.at(tmp_path)
 
     async def test() -> None:
-        async with serving(world, configured()) as engine:
+        async with serving(world) as engine:
             assert not engine.is_ready()
             with pytest.raises(UnknownModelError, match="no version"):
                 await engine.load(FLIGHTS)

@@ -130,7 +130,6 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
                     "audience": AUDIENCE,
                     "keys": keys_url,
                     "refresh_s": 1,
-                    "min_refresh_s": 0.2,
                 },
                 {
                     "issuer": tenants.issuer,
@@ -143,7 +142,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             "certificates": {"CN=batch": [f"infer:{MODEL}"]},
             "grants": {"analyst": [f"infer:{MODEL}", "read:*"]},
             "owners": {OTHERS: "acme"},
-            "sizes": {"max_body_bytes": BODY_LIMIT},
+            "max_body_bytes": BODY_LIMIT,
             "limits": {
                 "client": {"per_s": 1e6, "burst": 1_000_000},
                 "failures": {"per_s": 1e6, "burst": 1_000_000},  # tests look until a key is taken

@@ -1,7 +1,7 @@
 """A serving process with the small engine of the tests; run as a module, with its arguments.
 
 `FALAJ_TEST_MODEL` is the ONNX file; `FALAJ_TEST_DELAY_S` makes every answer so much later;
-`FALAJ_TEST_EMPTY` starts with nothing registered until that file is gone.
+`FALAJ_TEST_EMPTY` starts with nothing registered.
 """
 
 from __future__ import annotations
@@ -12,22 +12,11 @@ from pathlib import Path
 
 from serving.__main__ import main
 from serving.assembly import Parts, PartsOf
-from serving.calls import Slot, num_rows_of
+from serving.calls import num_rows_of
 from serving.config import ServingConfig
 from serving.errors import BadRequestError, FeaturesRefusedError
-from serving.interfaces import VersionState
 from tasks.kernel.settings import Settings
 from tests.support.serving.inline_engine import InlineEngine, session_of
-
-
-class LateEngine(InlineEngine):
-    """Finds its model once a file is gone."""
-
-    empty: Path
-
-    async def load(self, model: str, version: str | None = None) -> VersionState:
-        self.registered = set() if self.empty.exists() else {"1", "2"}
-        return await super().load(model, version)
 
 
 class TableReader:
@@ -59,12 +48,8 @@ class TableReader:
 def parts_of(settings: Settings) -> PartsOf:
     def made(config: ServingConfig, home: Path) -> Parts:
         stable: str | None = None if "FALAJ_TEST_EMPTY" in os.environ else "1"
-        engine = LateEngine(session_of(Path(os.environ["FALAJ_TEST_MODEL"])), version=stable)
-        engine.empty = Path(os.environ.get("FALAJ_TEST_EMPTY", "/nonexistent"))
+        engine = InlineEngine(session_of(Path(os.environ["FALAJ_TEST_MODEL"])), version=stable)
         engine.delay_s = float(os.environ.get("FALAJ_TEST_DELAY_S", "0"))
-        slots: tuple[Slot, ...] = ("candidate", "shadow")
-        for slot in slots:
-            engine.slots[slot] = None
         pages = {"/metrics": lambda: ("text/plain", b"calls %d\n" % len(engine.answered))}
         return Parts(engine, entities=TableReader(), pages=pages)
 

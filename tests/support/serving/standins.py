@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from serving.calls import Answer, Array, Call, ServedBatch, Slot
+from serving.calls import Answer, Array, Call, ServedBatch
 from serving.engine.backends import Backend, Circuit
-from serving.engine.config import EngineConfig, HardwareConfig, PlacementConfig, ServedModel
+from serving.engine.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.engine import ModelEngine
+from serving.engine.queues import Limits
 from serving.engine.versions import LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
 from tasks.contracts.conversion import Signature, TensorSpec
@@ -179,22 +180,18 @@ def version_of(answer: Answer, name: str = "score") -> str:
     return str(int(answer.outputs[name].flat[0] // 1000))
 
 
-def configured(**changes: object) -> EngineConfig:
-    told: dict[str, object] = {
-        "models": (ServedModel(name="m"),),
-        "poll_s": 0.02,
-        "retry_s": 0.02,
-        "most_retry_s": 0.1,
-        **changes,
-    }
-    return EngineConfig.model_validate(told)
+TWO_KINDS = (HardwareConfig(name="cpu"), HardwareConfig(name="gpu"))
 
 
-def two_kinds(**changes: object) -> EngineConfig:
-    return configured(
-        hardware=(HardwareConfig(name="cpu"), HardwareConfig(name="gpu")),
-        placement=PlacementConfig(open_s=0.02, most_open_s=0.2, **changes),  # type: ignore[arg-type]
-    )
+def engine_of(
+    shelf: Shelf, models: Sequence[ServedModel] = (ServedModel(name="m"),), **changes: Any
+) -> ModelEngine:
+    """An engine that looks often; `changes` are of its configuration or its limits."""
+    names = EngineConfig.model_fields.keys()
+    config = EngineConfig(**{n: v for n, v in changes.items() if n in names})
+    limits = {n: v for n, v in changes.items() if n not in names}
+    often = {"poll_s": 0.02, "retry_s": 0.02, "most_retry_s": 0.1}
+    return ModelEngine(config, models, shelf, limits=Limits(**{**often, **limits}))
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
@@ -204,14 +201,13 @@ async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
         await asyncio.sleep(0.001)
 
 
-STABLE: Slot = "stable"
-
-
 @asynccontextmanager
 async def serving(
-    shelf: Shelf, config: EngineConfig | None = None, witness: Witness | None = None
+    shelf: Shelf, witness: Witness | None = None, **changes: Any
 ) -> AsyncIterator[Desk]:
-    engine = ModelEngine(config or configured(), shelf, [witness] if witness else [])
+    """An engine of `engine_of`, from its start to its end."""
+    engine = engine_of(shelf, **changes)
+    engine.observers.extend([witness] if witness else [])
     await engine.start()
     try:
         yield Desk(engine)

@@ -7,8 +7,7 @@ import pytest
 
 from infra.gateway.config import GatewayConfig
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
-from serving.described import lines_of, settings_of
-from serving.parts import Installed, all_settings
+from serving.described import all_settings, lines_of, settings_of
 from serving.protocol.http.openapi import docs_html, document
 from serving.protocol.http.pages import TOKEN_FILE, admin_token
 from tasks.kernel.errors import ConfigurationError
@@ -31,8 +30,9 @@ def test_a_repository_without_the_file_serves_with_defaults(tmp_path: Path) -> N
         ("[1]", "valid dictionary"),
         ("prot: 1", "prot: Extra inputs are not permitted"),
         ("http: {port: 9}\ngrpc: {port: 9}", "ports .* are the same twice"),
-        ("models: [{name: a}, {name: a}]", "names one twice"),
-        ("http: {port: 70000}", r"http\.port"),
+        ("models: [{name: a}, {name: a}]", "models .* are the same twice"),
+        ("security: {issuers: []}", r"security\.issuers: Extra"),
+        ("engine: {max_versions: 0}", r"engine\.max_versions"),
         ("timeout_s: -1", "timeout_s"),
         ("http: {port: eight}", r"http\.port: Input should be a valid integer"),
         ("models: flight-delay", "models: Input should be a list"),
@@ -78,7 +78,7 @@ def test_the_document_and_its_page_name_every_path() -> None:
 
 
 def test_every_setting_is_told_with_its_default_and_meaning() -> None:
-    lines = all_settings() + lines_of("edge", settings_of(GatewayConfig, {}))
+    lines = all_settings() + lines_of("edge", settings_of(GatewayConfig))
     text = "\n".join(lines)
     for expected in (
         "http.port: 8000",
@@ -96,17 +96,6 @@ def test_every_setting_is_told_with_its_default_and_meaning() -> None:
         assert not is_setting or after.startswith("    "), f"{line} says nothing of its meaning"
 
 
-def test_what_is_said_of_a_served_model_reaches_the_engine(tmp_path: Path) -> None:
-    told = {"name": "m", "on_move": "hold", "golden_rows": "rows.npz", "bounds": {"fp32": 0.1}}
-    config = checked_config({"models": [told]}, "x")
-    installed = Installed(Settings(home=tmp_path, feature_repo=tmp_path), config, tmp_path)
-    [model] = installed.engine_config().models
-    assert (model.on_move, model.golden_rows, model.bounds) == (
-        "hold",
-        Path("rows.npz"),
-        {"fp32": 0.1},
-    )
-
-
 def test_the_former_name_of_a_section_is_still_read() -> None:
-    assert checked_config({"seeing": {"step_s": 2}}, "x").observability == {"step_s": 2}
+    former = checked_config({"seeing": {"logs": {"level": "ERROR"}}}, "x")
+    assert former.observability.logs.level == "ERROR"

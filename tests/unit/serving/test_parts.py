@@ -52,7 +52,7 @@ def test_a_hidden_entity_key_is_no_misspelt_name_while_keys_cannot_be_read(tmp_p
     checked.served(batch_of(FRAME.head(3), ["c", "d", "e"]))
     log.stop()
     counters = log.counters()
-    assert (counters["dropped_rows:unchecked"], counters["logged_rows"]) == (3, 3)
+    assert (counters["dropped_rows"]["unchecked"], counters["logged_rows"]) == (3, 3)
 
 
 def test_a_misspelt_name_ends_the_start_once_all_names_are_known(tmp_path: Path) -> None:

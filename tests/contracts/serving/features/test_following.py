@@ -30,7 +30,6 @@ def reader_of(serving: Serving, origin: ModelOrigin | None = None, **config: Any
     chosen = EntityConfig(
         **{
             "moment": WATERMARK,
-            "follow_s": 0.1,
             "online": OnlineConfig(timeout_s=1, first_pause_s=0.01, longest_pause_s=0.02),
             **config,
         }
@@ -95,7 +94,6 @@ def test_a_model_without_feature_views_takes_no_entities(on_sqlite: Serving) -> 
         reader = reader_of(on_sqlite, ModelOrigin())
         await reader.start()
         assert reader.keys_of(MODEL) is None
-        assert reader.request_columns_of(MODEL) == ()
         with pytest.raises(UnknownModelError, match="was not trained on feature views"):
             await asked(reader, on_sqlite)
         await reader.stop()
@@ -126,7 +124,7 @@ def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
     async def trial() -> None:
         reader = FeastEntityReader(
             on_sqlite.settings,
-            EntityConfig(moment=WATERMARK, follow_s=3600),
+            EntityConfig(moment=WATERMARK),
             states=lambda: served,
             origins=on_sqlite.origins,
         )
@@ -191,9 +189,10 @@ def test_a_store_that_went_away_is_not_ready_and_comes_back(on_redis: Serving) -
 
 @pytest.mark.slow
 def test_a_changed_definition_makes_a_new_reader_and_the_model_keeps_its_own(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a store of its own: a new version of `weather` is applied and published."""
+    monkeypatch.setattr("serving.features.reader.FOLLOW_S", 0.1)
     serving = made("sqlite", tmp_path / "own", ExitStack())
     home, repo = serving.installation.home, serving.installation.repository.path
 

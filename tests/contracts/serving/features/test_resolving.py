@@ -123,15 +123,13 @@ def test_the_answer_says_which_values_versions_and_ages_were_used(serving: Servi
     assert report["absent"] == []
 
 
-def test_keys_and_what_a_request_gives_beside_them_are_told(serving: Serving) -> None:
+def test_the_keys_of_a_served_model_are_known(serving: Serving) -> None:
     async def question(reader: FeastEntityReader) -> Any:
         with pytest.raises(UnknownModelError, match="'other' is not served here"):
             reader.keys_of("other")
-        return reader.keys_of(MODEL), reader.request_columns_of(MODEL)
+        return reader.keys_of(MODEL)
 
-    keys, columns = ask(serving, question)
-    assert keys == set(KEYS)
-    assert set(columns) == set(SCHEDULE)
+    assert ask(serving, question) == set(KEYS)
 
 
 def test_keys_alone_are_answered_where_the_policy_is_to_blank_the_rest(serving: Serving) -> None:
@@ -209,7 +207,10 @@ def test_many_at_once_share_reads_and_each_gets_its_own_rows(serving: Serving) -
     assert counters["freshness"]["weather"]["fresh"] > 0
 
 
-def test_what_is_over_the_bounds_is_refused_at_once(serving: Serving) -> None:
+def test_what_is_over_the_bounds_is_refused_at_once(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.features.reads.MOST_WAITING", 3)
     request = request_of(serving.rows()[:3])
     with pytest.raises(TooLargeError, match="names 3 entities, expected at most 2"):
         resolve(serving, request, max_rows=2)
@@ -220,7 +221,7 @@ def test_what_is_over_the_bounds_is_refused_at_once(serving: Serving) -> None:
             *(reader.resolve(MODEL, request, signature) for _ in range(8)), return_exceptions=True
         )
 
-    came = ask(serving, question, max_waiting=3)
+    came = ask(serving, question)
     refused = [one for one in came if isinstance(one, OverloadedError)]
     assert len(refused) == 5
     assert refused[0].retry_after_s == 1.0

@@ -18,6 +18,7 @@ from serving.interfaces import Pages, VersionState
 from serving.observability.config import ObservabilityConfig
 from serving.observability.metrics import Source
 from serving.observability.observers import Observability
+from serving.observability.status import STEP_S
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.drift import DriftVerdict
 from tasks.control.retraining.config import RetrainingPolicy
@@ -77,29 +78,29 @@ def evidence(verdict: DriftVerdict, drifted: tuple[str, ...]) -> Evidence:
     )
 
 
+def without_drift(home: Path) -> Settings:
+    return Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights")
+
+
 def settings_with(home: Path, verdict: DriftVerdict, drifted: tuple[str, ...]) -> Settings:
-    settings = Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights")
+    settings = without_drift(home)
     ledger = Ledger(settings.metadata_url)
     ledger.store_verdict(MODEL, "flights", evidence(verdict, drifted), RetrainingPolicy())
     return settings
 
 
 def observability(
-    settings: Settings | None = None,
+    settings: Settings,
     states: list[VersionState] | None = None,
     sources: tuple[Source, ...] = (),
-    release: dict[str, Any] | None = None,
 ) -> Observability:
-    config = ObservabilityConfig(refresh_s=0.3, recent_s=60)
     made = Observability(
         settings,
-        config,
+        ObservabilityConfig(),
         states=lambda: STATES if states is None else states,
         sources=sources,
-        release=lambda model: release,
     )
-    if made._drift:
-        made._drift.look([MODEL])
+    made._drift.look([MODEL])
     return made
 
 
@@ -115,7 +116,7 @@ def with_traffic(made: Observability, num_points: int = 60) -> Observability:
     points = made._history._points
     now = points[-1].moment
     for number, point in enumerate(reversed(points)):  # not all of one moment
-        object.__setattr__(point, "moment", now - number * made.config.step_s)
+        object.__setattr__(point, "moment", now - number * STEP_S)
     return made
 
 
@@ -129,9 +130,8 @@ def entities(stale: int = 0) -> Source:
 
 def fine(home: Path) -> Observability:
     log = Source("log", lambda: {"written": 4182, "dropped": 0})
-    release = {"state": "canary", "share": "10 %", "step": "2 of 5", "looks": 14}
     settings = settings_with(home, DriftVerdict.STABLE, ())
-    return with_traffic(observability(settings, sources=(log, entities()), release=release))
+    return with_traffic(observability(settings, sources=(log, entities())))
 
 
 def troubled(home: Path) -> Observability:
@@ -174,7 +174,6 @@ def test_the_status_says_versions_traffic_latency_and_verdict(tmp_path: Path) ->
     assert version["p50_ms"] == pytest.approx(3, rel=0.6)
     assert version["p50_ms"] < version["p99_ms"]
     assert model["drift"]["verdict"] == "stable"
-    assert model["release"]["state"] == "canary"
     assert status["notices"] == []
 
 
@@ -193,9 +192,8 @@ def test_trouble_is_told_in_sentences(tmp_path: Path) -> None:
 
 
 def test_looking_for_verdicts_makes_no_database(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    observability(Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights"))
-    assert not home.exists()
+    observability(without_drift(tmp_path / "home"))
+    assert not (tmp_path / "home").exists()
 
 
 @needs_browser
@@ -247,9 +245,12 @@ def least_contrast(page: Page) -> float:
 
 
 @needs_browser
-def test_the_page_follows_what_happens_and_says_when_it_cannot(tmp_path: Path) -> None:
+def test_the_page_follows_what_happens_and_says_when_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.observability.status.REFRESH_S", 0.3)
     states = [STATES[0]]
-    made = with_traffic(observability(states=states))
+    made = with_traffic(observability(without_drift(tmp_path / "home"), states))
     with browser(tmp_path) as page:
         with served(made.pages) as url:
             page.open(f"{url}/status")
@@ -265,7 +266,7 @@ def test_the_page_follows_what_happens_and_says_when_it_cannot(tmp_path: Path) -
 @pytest.mark.slow
 @needs_browser
 def test_a_process_without_models_says_so(tmp_path: Path) -> None:
-    made = observability(states=[])
+    made = observability(without_drift(tmp_path / "home"), [])
     with served(made.pages) as url, browser(tmp_path) as page:
         page.open(f"{url}/status")
         page.wait_for_text("No model is loaded")

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.calls import SLOTS, Answer, Call, Slot
-from serving.engine.config import BatchConfig, QueueConfig
 from serving.engine.engine import ModelEngine
 from serving.errors import (
     BackendError,
@@ -23,9 +22,12 @@ from serving.errors import (
     OverloadedError,
     ServingError,
 )
-from tests.support.serving.standins import POISON, Desk, Shelf, two_kinds
+from tests.support.serving.standins import POISON, TWO_KINDS, Desk, Shelf, engine_of
 
-QUEUE = QueueConfig(requests=4, rows=12, total_requests=7, total_rows=20, shadow_share=0.5)
+BOUNDS: dict[str, Any] = {
+    **{"requests": 4, "rows": 12, "total_requests": 7, "total_rows": 20, "shadow_share": 0.5},
+    **{"helped_from": 2, "poll_s": 60.0},
+}
 VERSIONS = st.sampled_from(["1", "2", "3"])
 STEPS = st.one_of(
     st.tuples(
@@ -100,9 +102,11 @@ def within_bounds(engine: ModelEngine) -> None:
     dispatcher = engine._dispatcher
     queues = {*dispatcher._ready, *dispatcher._shadows, *dispatcher._waiting}
     assert (
-        dispatcher.requests == sum(len(queue.entries) for queue in queues) <= QUEUE.total_requests
+        dispatcher.requests
+        == sum(len(queue.entries) for queue in queues)
+        <= BOUNDS["total_requests"]
     )
-    assert dispatcher.rows == sum(queue.rows for queue in queues) <= QUEUE.total_rows
+    assert dispatcher.rows == sum(queue.rows for queue in queues) <= BOUNDS["total_rows"]
     for queue in queues:
         assert len(queue.entries) <= queue.most_requests
         assert sum(call.num_rows for call, _ in queue.entries) == queue.rows <= queue.most_rows
@@ -110,10 +114,7 @@ def within_bounds(engine: ModelEngine) -> None:
 
 async def play(steps: list[Any], batch_rows: int) -> None:
     shelf = Shelf(hardware=("cpu", "gpu"))
-    config = two_kinds(queued_requests=2).model_copy(
-        update={"queue": QUEUE, "batch": BatchConfig(rows=batch_rows), "poll_s": 60.0}
-    )
-    engine = ModelEngine(config, shelf)
+    engine = engine_of(shelf, hardware=TWO_KINDS, batch_rows=batch_rows, **BOUNDS)
     await engine.start()
     ledger = Ledger(Desk(engine))
     for kind, *told in steps:

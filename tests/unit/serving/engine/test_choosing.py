@@ -11,6 +11,7 @@ from serving.engine.loading import choose_variant
 from tasks.contracts.base import Artifact
 from tasks.contracts.measurement import GoalStanding, VariantLatency
 from tasks.contracts.release import ModelVariant
+from tasks.kernel.errors import RegistryError
 from tasks.registry.records import RegisteredVariant
 
 
@@ -57,6 +58,10 @@ def entry(
 def test_the_variant_follows_from_the_records(
     entries: list[RegisteredVariant], hardware: dict[str, Any], name: str | None, words: str
 ) -> None:
-    choice = choose_variant(entries, HardwareConfig(**hardware))
-    assert (choice.entry.variant.name if choice.entry else None) == name
-    assert words in choice.reason
+    if name is None:
+        with pytest.raises(RegistryError, match=words):
+            choose_variant(entries, HardwareConfig(**hardware))
+        return
+    chosen, reason = choose_variant(entries, HardwareConfig(**hardware))
+    assert chosen.variant.name == name
+    assert words in reason

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from serving.calls import Call, ServedBatch
-from serving.engine.config import BatchConfig, EngineConfig, QueueConfig, ServedModel
+from serving.engine.config import ServedModel
 from serving.engine.versions import LoadedVersion, VersionKey
 from serving.errors import (
     BadRequestError,
@@ -31,7 +31,6 @@ from tests.support.serving.standins import (
     Shelf,
     Witness,
     asked,
-    configured,
     made_call,
     run,
     serving,
@@ -64,7 +63,7 @@ def test_calls_that_come_together_are_computed_together_and_answered_apart() -> 
 def test_a_batch_has_no_more_rows_than_allowed_unless_one_call_brings_them() -> None:
     async def test() -> None:
         shelf = Shelf()
-        async with serving(shelf, configured(batch=BatchConfig(rows=4))) as desk:
+        async with serving(shelf, batch_rows=4) as desk:
             for rows in (3, 2, 2, 9, 1):
                 desk.ask(rows=rows)
             await desk.settled()
@@ -135,8 +134,7 @@ def test_one_bad_call_does_not_take_its_neighbours_down() -> None:
 def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_to_come() -> None:
     async def test() -> None:
         shelf = Shelf(seconds=0.01)
-        config = configured(queue=QueueConfig(requests=3, rows=10), batch=BatchConfig(rows=1))
-        async with serving(shelf, config) as desk:
+        async with serving(shelf, requests=3, rows=10, batch_rows=1) as desk:
             behaviour = shelf.behaviours["1", "cpu"]
             behaviour.gate.clear()
             first = desk.ask()
@@ -167,8 +165,7 @@ def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_to_com
 def test_mirrored_calls_make_room_for_those_that_somebody_waits_for() -> None:
     async def test() -> None:
         shelf = Shelf(seconds=0.01)
-        config = configured(queue=QueueConfig(requests=8, total_requests=8))
-        async with serving(shelf, config) as desk:
+        async with serving(shelf, requests=8, total_requests=8) as desk:
             await desk.engine.set_slots("m", {"shadow": "2"})
             for behaviour in shelf.behaviours.values():
                 behaviour.gate.clear()
@@ -215,7 +212,7 @@ def test_calls_that_nobody_waits_for_are_not_computed() -> None:
 def test_what_waits_is_answered_by_the_new_version_and_the_old_one_goes() -> None:
     async def test() -> None:
         shelf = Shelf(seconds=0.01)
-        async with serving(shelf, configured(keep_warm=0)) as desk:
+        async with serving(shelf, keep_warm=0) as desk:
             behaviour = shelf.behaviours["1", "cpu"]
             behaviour.gate.clear()
             begun = desk.ask()
@@ -234,7 +231,7 @@ def test_what_waits_is_answered_by_the_new_version_and_the_old_one_goes() -> Non
 def test_what_waits_for_a_version_that_takes_something_else_is_answered_by_it() -> None:
     async def test() -> None:
         shelf = Shelf(seconds=0.01, signatures={"2": SEQUENCES})
-        async with serving(shelf, configured(keep_warm=0)) as desk:
+        async with serving(shelf, keep_warm=0) as desk:
             behaviour = shelf.behaviours["1", "cpu"]
             behaviour.gate.clear()
             desk.ask()
@@ -350,8 +347,7 @@ def test_an_emptied_candidate_slot_is_answered_by_stable_and_says_so() -> None:
             assert "no shadow version" in str(desk.error(shadow))
             behaviour.gate.set()
             await desk.settled()
-            (passed_on,) = [s.value for s in desk.engine.counters() if s.name == "passed_on"]
-            assert passed_on == 2
+            assert desk.engine.counters()["passed_on"] == {("m",): 2}
 
     run(test())
 
@@ -374,7 +370,7 @@ def test_a_version_that_cannot_be_loaded_changes_no_slot() -> None:
 
 def test_without_models_it_starts_and_loads_what_it_is_told_to() -> None:
     async def test() -> None:
-        async with serving(Shelf(), EngineConfig()) as desk:
+        async with serving(Shelf(), models=()) as desk:
             assert desk.engine.states() == []
             assert desk.engine.is_ready()
             missing = await asked(desk)
@@ -393,7 +389,7 @@ def test_without_models_it_starts_and_loads_what_it_is_told_to() -> None:
 def test_no_more_versions_are_loaded_than_allowed() -> None:
     async def test() -> None:
         shelf = Shelf()
-        async with serving(shelf, configured(max_versions=2)) as desk:
+        async with serving(shelf, max_versions=2) as desk:
             await desk.engine.set_slots("m", {"stable": "2"})
             await desk.engine.set_slots("m", {"candidate": "3"})  # takes the warm one's place
             assert {s.version for s in desk.engine.states()} == {"2", "3"}
@@ -405,7 +401,7 @@ def test_no_more_versions_are_loaded_than_allowed() -> None:
 
 def test_a_warm_version_that_a_slot_is_about_to_mean_makes_no_room() -> None:
     async def test() -> None:
-        async with serving(Shelf(), configured(max_versions=2)) as desk:
+        async with serving(Shelf(), max_versions=2) as desk:
             await desk.engine.set_slots("m", {"stable": "2"})
             with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
                 await desk.engine.set_slots("m", {"stable": "1", "candidate": "3"})
@@ -489,7 +485,7 @@ def test_what_a_moved_alias_does_is_configured(on_move: Any, expected: tuple[str
     async def test() -> None:
         shelf = Shelf()
         model = ServedModel(name="m", on_move=on_move)
-        async with serving(shelf, configured(models=(model,))) as desk:
+        async with serving(shelf, models=(model,)) as desk:
             shelf.aliases["champion"] = "2"
             assert desk.engine._follower is not None
             await desk.engine._follower.look()
@@ -555,8 +551,7 @@ def test_a_receiver_that_raises_takes_nobody_elses_answer(caplog: pytest.LogCapt
             desk.ask()
             await desk.settled()
             await asked(desk)
-            (lost,) = [s.value for s in desk.engine.counters() if s.name == "lost_outcomes"]
-            assert lost == 1
+            assert desk.engine.counters()["lost_outcomes"] == {(): 1}
 
     run(test())
     assert "the outcome of request broken could not be handed over" in caplog.text
@@ -579,8 +574,7 @@ def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptureFixtu
             desk.engine.submit(replace(made_call("r", 1.0, 1), model="x"), lambda *_: None)
             await until(lambda: observability.refusals)
             assert len(observability.batches) == 3
-            (unseen,) = [s.value for s in desk.engine.counters() if s.name == "unseen_outcomes"]
-            assert unseen == 4
+            assert desk.engine.counters()["unseen_outcomes"] == {(): 4}
 
     run(test())
     assert "an observer raised" in caplog.text
@@ -604,7 +598,6 @@ def test_names_that_clients_make_up_are_counted_together() -> None:
             for n in range(3):
                 desk.engine.submit(replace(made_call("r", 1.0, 1), model=f"x{n}"), lambda *_: None)
             await until(lambda: len(witness.refusals) == 3)
-            refused = [s for s in desk.engine.counters() if s.name == "refused"]
-            assert [(s.labels["model"], s.value) for s in refused] == [("", 3)]
+            assert desk.engine.counters()["refused"] == {("", "stable", "unknown_model"): 3}
 
     run(test())

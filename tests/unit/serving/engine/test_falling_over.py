@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,22 +11,20 @@ import numpy as np
 import pytest
 
 from serving.engine.backends import Backend, Circuit, Times
-from serving.engine.config import BatchConfig, HardwareConfig, PlacementConfig, ServedModel
-from serving.engine.queues import Load, place
+from serving.engine.config import HardwareConfig, ServedModel
+from serving.engine.queues import Limits, RequestQueue, place
+from serving.engine.versions import VersionKey
 from serving.errors import BackendError, NotReadyError
 from tests.support.serving.standins import (
     SIGNATURE,
+    TWO_KINDS,
     Shelf,
     asked,
+    made_call,
     run,
     serving,
-    two_kinds,
     until,
     version_of,
-)
-
-CONFIG = PlacementConfig(
-    latency_goal_ms=40, queued_requests=10, large_rows=100, gain=1.5, release=0.5, settle_s=1.0
 )
 
 
@@ -41,66 +40,54 @@ def backends(*ms: float) -> list[Backend]:
     return found
 
 
-def where(found: Sequence[Backend], load: Load, rows: int = 1, full: Any = ()) -> Any:
-    chosen = place(found, load, rows * 2, rows, CONFIG, full)
-    return None if chosen is None else (chosen.backend.hardware, chosen.fell_over_from)
+def where(found: Sequence[Backend], is_spilling: bool = False, full: str = "") -> Any:
+    chosen = place(found, is_spilling, lambda one: not one.busy and one.hardware != full)
+    return None if chosen is None else (chosen[0].hardware, chosen[1])
 
 
 def test_the_first_backend_is_preferred_and_waited_for() -> None:
     found = backends(5, 5)
-    assert where(found, Load()) == ("a", "")
+    assert where(found) == ("a", "")
     found[0].busy = True
-    assert where(found, Load()) is None
-    assert where(found, Load(spilling=True)) == ("b", "a")
-    assert where(found, Load(spilling=True), full={"b"}) is None
+    assert where(found) is None
+    assert where(found, is_spilling=True) == ("b", "a")
+    assert where(found, is_spilling=True, full="b") is None
     found[0].busy = False
-    assert where(found, Load(spilling=True), full={"a"}) == ("b", "a")
+    assert where(found, is_spilling=True, full="a") == ("b", "a")
 
 
 def test_a_failed_backend_gets_nothing_and_the_answer_says_so() -> None:
     found = backends(5, 5)
     found[0].circuit.failed("gone", 0.0)
-    assert where(found, Load()) == ("b", "a")
+    assert where(found) == ("b", "a")
     found[1].circuit.failed("gone", 0.0)
-    assert where(found, Load()) is None
+    assert where(found) is None
 
 
-def test_a_large_batch_goes_to_what_is_clearly_faster() -> None:
-    faster, hardly = backends(30, 10), backends(12, 10)
-    assert where(faster, Load(), rows=100) == ("b", "")
-    assert where(faster, Load(), rows=99) == ("a", "")
-    assert where(hardly, Load(), rows=100) == ("a", "")
-    faster[1].busy = True
-    assert where(faster, Load(), rows=100) is None
-    faster[1].circuit.failed("gone", 0.0)
-    assert where(faster, Load(), rows=100) == ("a", "")
-
-
-def test_help_begins_above_a_bound_and_ends_well_below_it_after_a_while() -> None:
-    load = Load()
+def test_help_begins_above_a_bound_and_ends_well_below_it() -> None:
+    version = Shelf().open(VersionKey("m", "1"))
+    queue = RequestQueue(version, "stable", Limits(helped_from=10), goal_ms=40)
     seen = []
-    for now, requests, wait_ms in (
-        (0.0, 10, 40), (0.1, 11, 0), (0.2, 7, 0), (0.3, 5, 20), (1.2, 4, 10), (1.25, 6, 0),
-        (1.3, 5, 0), (2.2, 5, 0), (2.31, 5, 0), (2.4, 1, 41),
-    ):  # fmt: skip
-        load.note(requests, wait_ms, CONFIG, now)
-        seen.append(load.spilling)
-    assert seen == [False, True, True, True, True, True, True, True, False, True]
-    assert load.times_spilled == 2
+    for requests, wait_ms in ((10, 40), (11, 0), (7, 0), (5, 20), (4, 41), (6, 0), (5, 20)):
+        queue.entries = deque([(made_call("r", 1.0, 1), lambda *_: None)] * requests)
+        queue.note_load(wait_ms)
+        seen.append(queue.is_spilling)
+    assert seen == [False, True, True, False, True, True, False]
+    assert queue.times_spilled == 2
 
 
 def test_a_circuit_is_probed_after_a_growing_while() -> None:
     circuit = Circuit(open_s=1.0, most_open_s=3.0)
     circuit.failed("gone", 10.0)
-    assert (circuit.state, circuit.probe_due(10.9)) == ("open", False)
+    assert (circuit.closed, circuit.probe_due(10.9)) == (False, False)
     assert circuit.probe_due(11.0)
-    assert (circuit.state, circuit.probe_due(11.1)) == ("half_open", False)  # one at a time
+    assert (circuit.closed, circuit.probe_due(11.1)) == (False, False)  # one at a time
     circuit.failed("gone", 11.2)
     assert (circuit.probe_due(13.1), circuit.probe_due(13.2)) == (False, True)
     circuit.failed("gone", 13.2)
     assert circuit.retry_at == pytest.approx(16.2)
     circuit.healed()
-    assert (circuit.state, circuit.times_opened, circuit.reason) == ("closed", 1, "")
+    assert (circuit.closed, circuit.times_opened, circuit.reason) == (True, 1, "")
     circuit.failed("gone", 20.0)
     assert circuit.retry_at == 21.0
 
@@ -118,7 +105,7 @@ def test_times_are_learned_and_larger_batches_are_guessed_from_smaller_ones() ->
 def test_a_batch_whose_backend_dies_is_answered_by_the_other_and_both_ways() -> None:
     async def test() -> None:
         shelf = Shelf(hardware=("cpu", "gpu"))
-        async with serving(shelf, two_kinds()) as desk:
+        async with serving(shelf, hardware=TWO_KINDS) as desk:
             cpu, gpu = (shelf.behaviours["1", name] for name in ("cpu", "gpu"))
             cpu.broken = True
             calls = [desk.ask(float(n)) for n in range(3)]
@@ -128,8 +115,9 @@ def test_a_batch_whose_backend_dies_is_answered_by_the_other_and_both_ways() -> 
                 assert answer.outputs["score"].tolist() == [1000 + 2 * n]
                 assert (answer.served.hardware, answer.served.fell_over_from) == ("gpu", "cpu")
             assert desk.engine.is_ready("m")
-            told = {s.name: s.value for s in desk.engine.counters() if "cpu" in s.labels.values()}
-            assert (told["backend_closed"], told["backend_failures"]) == (0, 1)
+            counters, on_cpu = desk.engine.counters(), ("m", "1", "cpu-fp32", "cpu")
+            assert counters["backend_closed"][on_cpu] == 0
+            assert counters["backend_failures"][on_cpu] == 1
 
             gpu.broken = True
             both = desk.ask()
@@ -155,8 +143,7 @@ def test_a_batch_whose_backend_dies_is_answered_by_the_other_and_both_ways() -> 
 def test_a_batch_that_does_not_come_back_is_computed_elsewhere() -> None:
     async def test() -> None:
         shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
-        config = two_kinds().model_copy(update={"batch": BatchConfig(limit_s=0.1)})
-        async with serving(shelf, config) as desk:
+        async with serving(shelf, hardware=TWO_KINDS, batch_s=0.1) as desk:
             cpu = shelf.behaviours["1", "cpu"]
             cpu.gate.clear()
             first, second = desk.ask(1.0), desk.ask(2.0)
@@ -178,11 +165,9 @@ def test_a_batch_that_does_not_come_back_is_computed_elsewhere() -> None:
 def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> None:
     async def test() -> None:
         shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
-        patient = ServedModel(name="m", goal_ms=1000)
-        config = two_kinds(queued_requests=4, settle_s=0.05).model_copy(
-            update={"batch": BatchConfig(rows=1), "models": (patient,)}
-        )
-        async with serving(shelf, config) as desk:
+        patient = (ServedModel(name="m", goal_ms=1000),)
+        kinds: dict[str, Any] = {"hardware": TWO_KINDS, "helped_from": 4}
+        async with serving(shelf, models=patient, batch_rows=1, **kinds) as desk:
             calls = [desk.ask() for _ in range(30)]
             await desk.settled()
             served = [desk.answer(call).served for call in calls]
@@ -190,12 +175,7 @@ def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> None:
             assert 5 <= len(helped) < 25
             assert {one.fell_over_from for one in helped} == {"cpu"}
             assert {one.fell_over_from for one in served if one.hardware == "cpu"} == {""}
-            load = desk.engine.served("m").queues["stable"].load
-            for _ in range(400):
-                if not load.spilling:
-                    break
-                await asked(desk)
-            assert not load.spilling
+            assert not desk.engine.served("m").queues["stable"].is_spilling
             assert version_of(desk.answer(await asked(desk))) == "1"
 
     run(test())
@@ -204,8 +184,7 @@ def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> None:
 def test_no_more_batches_run_beside_each_other_than_there_are_threads() -> None:
     async def test() -> None:
         shelf = Shelf(seconds=0.01)
-        config = two_kinds().model_copy(update={"hardware": (HardwareConfig(workers=1),)})
-        async with serving(shelf, config) as desk:
+        async with serving(shelf, hardware=(HardwareConfig(workers=1),)) as desk:
             await desk.engine.set_slots("m", {"candidate": "2"})
             first, second = (shelf.behaviours[n, "cpu"] for n in "12")
             first.gate.clear()

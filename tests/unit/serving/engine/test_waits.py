@@ -10,11 +10,11 @@ import pytest
 
 from serving.calls import Array
 from serving.engine.backends import Backend
-from serving.engine.config import BatchConfig, QueueConfig, ServedModel
-from serving.engine.queues import PACE_HOLDS_S, RequestQueue
+from serving.engine.config import ServedModel
+from serving.engine.queues import PACE_HOLDS_S, Limits, RequestQueue
 from serving.engine.versions import VersionKey
 from serving.errors import OverloadedError
-from tests.support.serving.standins import Desk, Shelf, configured, made_call, run, serving, until
+from tests.support.serving.standins import Desk, Shelf, made_call, run, serving, until
 
 
 def waiting_behind(desk: Desk, shelf: Shelf, most: int = 100) -> int:
@@ -46,8 +46,7 @@ def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
     async def test() -> None:
         shelf = Shelf(seconds=0.01)
         models = (ServedModel(name="m", goal_ms=goal_ms),)
-        config = configured(batch=BatchConfig(rows=1), models=models)
-        async with serving(shelf, config) as desk:
+        async with serving(shelf, models=models, batch_rows=1) as desk:
             await with_one_running(desk, shelf)
             assert waiting_behind(desk, shelf) == most
             error = desk.engine.refusal("m")
@@ -57,9 +56,7 @@ def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
             shelf.behaviours["1", "cpu"].gate.set()
             await desk.settled()
             assert isinstance(desk.error(refused), OverloadedError)
-            counted = {s.labels["reason"]: s.value for s in desk.engine.counters() if
-                       s.name == "refused"}  # fmt: skip
-            assert counted == {"overloaded": 3}
+            assert desk.engine.counters()["refused"] == {("m", "stable", "overloaded"): 3}
 
     run(test())
 
@@ -67,8 +64,7 @@ def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
 def test_what_fits_into_the_next_batch_is_taken_however_long_the_batch_takes() -> None:
     async def test() -> None:
         shelf = Shelf(seconds=0.01)
-        config = configured(batch=BatchConfig(rows=100), queue=QueueConfig(requests=99))
-        async with serving(shelf, config) as desk:
+        async with serving(shelf, batch_rows=100, requests=99) as desk:
             await with_one_running(desk, shelf)
             first_backend(desk).times.note(200, 60_000)
             assert waiting_behind(desk, shelf, 99) == 99
@@ -87,8 +83,7 @@ def test_turns_that_take_long_count_more_than_what_the_model_takes(num_rows: int
 
     async def test() -> None:
         shelf = Shelf(seconds=0.01)
-        config = configured(batch=BatchConfig(rows=1))
-        async with serving(shelf, config) as desk:
+        async with serving(shelf, batch_rows=1) as desk:
             await with_one_running(desk, shelf)
             desk.ask(rows=num_rows)
             assert (desk.engine.refusal("m") is None) == (num_rows == 1)
@@ -105,9 +100,7 @@ def test_turns_that_take_long_count_more_than_what_the_model_takes(num_rows: int
 
 
 def test_the_pace_is_measured_while_calls_wait_and_soon_forgotten() -> None:
-    queue = RequestQueue(
-        Shelf().open(VersionKey("m", "1")), "stable", QueueConfig(requests=8), is_shadow=False
-    )
+    queue = RequestQueue(Shelf().open(VersionKey("m", "1")), "stable", Limits(requests=8))
     queue.note_taken(1, 10.0)  # nothing waits behind it: the next one may come at any time
     queue.note_taken(1, 17.0)
     assert queue.pace_ms(17.0) == 0
@@ -127,7 +120,7 @@ def test_a_short_batch_leaves_its_thread_where_the_loop_is_slow_to_come_back(
 ) -> None:
     async def test() -> None:
         shelf = Shelf(seconds=0.002)  # more than `inline_ms`, less than a turn
-        async with serving(shelf, configured(batch=BatchConfig(rows=1))) as desk:
+        async with serving(shelf, batch_rows=1) as desk:
             backend, threads = first_backend(desk), set()
             score = backend.score
 

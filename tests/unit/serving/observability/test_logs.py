@@ -13,7 +13,7 @@ import pytest
 
 from serving.errors import BadRequestError, NotReadyError, OverloadedError
 from serving.observability.config import LogConfig
-from serving.observability.logs import AccessLog, Log, configure_logging, without_tokens
+from serving.observability.logs import AccessLog, Log, without_tokens
 from tests.support.serving.builders import batch, call
 
 logger = logging.getLogger("serving.trial")
@@ -22,7 +22,7 @@ logger = logging.getLogger("serving.trial")
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[tuple[Log, Path]]:
     file = tmp_path / "logs" / "serving.jsonl"
-    made = configure_logging(LogConfig(file=file, level="INFO"))
+    made = Log(LogConfig(file=file, level="INFO"))
     yield made, file
     made.stop()
 
@@ -103,7 +103,8 @@ def test_a_share_of_0_writes_nothing_and_a_small_one_still_tells_our_faults(
 def test_lines_that_cannot_be_written_in_time_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = configure_logging(LogConfig(file=tmp_path / "log", max_waiting=5))
+    monkeypatch.setattr("serving.observability.logs.MOST_WAITING", 5)
+    made = Log(LogConfig(file=tmp_path / "log"))
     held, first = threading.Event(), threading.Event()
     write = made._target.emit
 

@@ -115,7 +115,7 @@ def test_a_refused_call_is_an_error_with_its_reason(collector: Collector) -> Non
 
 def test_the_ratio_decides_for_calls_without_a_trace(tmp_path: Path) -> None:
     file = tmp_path / "traces" / "spans.jsonl"
-    tracing = traced(TraceConfig(file=file, ratio=0.25, max_waiting=10_000))
+    tracing = traced(TraceConfig(file=file, ratio=0.25))
     for _ in range(600):
         tracing.served(batch(call()))
     tracing.stop()
@@ -125,8 +125,12 @@ def test_the_ratio_decides_for_calls_without_a_trace(tmp_path: Path) -> None:
     assert len({span["context"]["trace_id"] for span in spans}) == len(spans) / 3
 
 
-def test_more_than_may_wait_is_dropped_and_counted(tmp_path: Path) -> None:
-    tracing = traced(TraceConfig(file=tmp_path / "f", ratio=1, max_waiting=3, every_s=600))
+def test_more_than_may_wait_is_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.observability.tracing.MOST_WAITING", 3)
+    monkeypatch.setattr("serving.observability.tracing.EVERY_S", 600)
+    tracing = traced(TraceConfig(file=tmp_path / "f", ratio=1))
     for _ in range(5):
         tracing.served(batch(call()))
     assert (tracing.num_sampled, tracing.num_dropped) == (3, 2)
@@ -136,8 +140,7 @@ def test_more_than_may_wait_is_dropped_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_collector_that_is_away_ends_nothing() -> None:
-    config = TraceConfig(endpoint="http://127.0.0.1:9/v1/traces", ratio=1, timeout_s=0.5)
-    tracing = traced(config)
+    tracing = traced(TraceConfig(endpoint="http://127.0.0.1:9/v1/traces", ratio=1))
     tracing.served(batch(call()))
     tracing.stop()
     assert tracing.counters()["failed_spans"] == 3

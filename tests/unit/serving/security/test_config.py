@@ -18,6 +18,7 @@ from serving.security.assembly import secured
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import (
     SecurityConfig,
+    SecuritySection,
     TlsConfig,
     check_address,
     check_exposure,
@@ -90,8 +91,10 @@ def test_a_file_that_says_nothing_is_named(tmp_path: Path) -> None:
     file.write_text("issuers: {")
     with pytest.raises(ConfigurationError, match=r"security\.yaml"):
         read_security(file)
-    file.write_text("cache_s: 5\n")
-    assert read_security(file).cache_s == 5
+    file.write_text("api_keys: secrets/keys.json\nissuers: [{issuer: a, audience: b, keys: k}]\n")
+    found = read_security(file)
+    assert found.api_keys == tmp_path / "secrets" / "keys.json"
+    assert found.issuers[0].keys == str(tmp_path / "k")
 
 
 def test_keys_are_made_listed_and_revoked_by_command(
@@ -200,21 +203,19 @@ def test_a_renewed_certificate_is_seen_by_new_connections_of_grpc(tmp_path: Path
 
 
 def test_a_process_is_closed_by_the_files_of_its_state_folder(tmp_path: Path) -> None:
-    assert secured({}, tmp_path, "127.0.0.1") is None
+    assert secured(SecuritySection(), tmp_path, "127.0.0.1") is None
     with pytest.raises(ConfigurationError, match=r"gateway prepare"):
-        secured({"edge": True}, tmp_path, "127.0.0.1")
-    with pytest.raises(ConfigurationError, match="Clients are described in"):
-        secured({"issuers": []}, tmp_path, "127.0.0.1")
+        secured(SecuritySection(edge=True), tmp_path, "127.0.0.1")
     assert main(["--home", str(tmp_path), "certificates", "--host", "localhost"]) == 0
     file = tmp_path / "serving" / "security.yaml"
     file.write_text("tls: {certificate: secrets/tls/server.pem, key: secrets/tls/server.key}\n")
-    found = secured({}, tmp_path, "0.0.0.0")
+    found = secured(SecuritySection(), tmp_path, "0.0.0.0")
     assert found is not None
     assert found.tls is not None
     assert found.grpc is None
     file.write_text("anonymous: ['infer:*']\n")
     with pytest.raises(ConfigurationError, match="lets in everybody"):
-        secured({}, tmp_path, "0.0.0.0")
+        secured(SecuritySection(), tmp_path, "0.0.0.0")
 
 
 def test_a_renewed_certificate_is_seen_by_new_connections(tmp_path: Path) -> None:

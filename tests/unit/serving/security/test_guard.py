@@ -117,10 +117,11 @@ def test_claims_out_of_bounds_are_refused(
 def test_clocks_may_differ_by_the_leeway(
     make: Callable[..., SecurityGuard], signer: Signer
 ) -> None:
-    ended = int(datetime.now(UTC).timestamp()) - 60
-    token = signer.token("infer:m", exp=ended)
-    assert make({"leeway_s": 300}).admit(bearer(token), ADDRESS, "infer", "m")
-    assert "expired" in refused(make({"leeway_s": 0}), token)
+    now = int(datetime.now(UTC).timestamp())
+    just, before = (signer.token("infer:m", exp=now - seconds) for seconds in (1, 60))
+    guard = make()
+    assert guard.admit(bearer(just), ADDRESS, "infer", "m")
+    assert "expired" in refused(guard, before)
 
 
 def test_forged_tokens_are_refused(make: Callable[..., SecurityGuard], signer: Signer) -> None:
@@ -191,9 +192,13 @@ def test_a_short_rsa_key_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_file_with_new_keys_is_read_when_one_is_unknown(
-    make: Callable[..., SecurityGuard], signer: Signer, tmp_path: Path
+    make: Callable[..., SecurityGuard],
+    signer: Signer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    guard = make({"min_refresh_s": 1e-6})
+    monkeypatch.setattr("serving.security.issuers.MIN_REFRESH_S", 1e-6)
+    guard = make()
     old = signer.token("infer:m")
     guard.admit(bearer(old), ADDRESS, "infer", "m")
     signer.rotate("two")
@@ -206,7 +211,7 @@ def test_unknown_keys_do_not_make_the_guard_ask_the_issuer_all_the_time(
     signer: Signer, clock: Clock
 ) -> None:
     with published(signer) as url:
-        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": url, "min_refresh_s": 3600}
+        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": url}
         config = {"issuers": [issuer], "limits": PLENTY}
         guard = SecurityGuard(SecurityConfig.model_validate(config), clock)
         for number in range(10):
@@ -214,9 +219,12 @@ def test_unknown_keys_do_not_make_the_guard_ask_the_issuer_all_the_time(
         assert signer.asked == 1
 
 
-def test_keys_at_a_url_are_read_again_beside_the_callers(signer: Signer, clock: Clock) -> None:
+def test_keys_at_a_url_are_read_again_beside_the_callers(
+    signer: Signer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.security.issuers.MIN_REFRESH_S", 1e-6)
     with published(signer) as url:
-        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": url, "min_refresh_s": 1e-6}
+        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": url}
         limits = PLENTY | {"failures": {"per_s": 1e6, "burst": 10**6}}
         config = {"issuers": [issuer], "limits": limits}
         guard = SecurityGuard(SecurityConfig.model_validate(config), clock)
@@ -436,7 +444,7 @@ def test_guesses_spend_the_limit_of_their_address_and_keep_nobody_out(
 ) -> None:
     key, _ = create_key(tmp_path / "api.json", "k", ("infer:m",))
     limits = PLENTY | {"failures": {"per_s": 1, "burst": 3}}
-    guard = make({"leeway_s": 0}, limits=limits, api_keys=str(tmp_path / "api.json"))
+    guard = make(limits=limits, api_keys=str(tmp_path / "api.json"))
     forged = Signer(ISSUER)
     for number in range(3):
         refused(guard, forged.token("infer:m", jti=str(number)))
@@ -460,7 +468,8 @@ def test_guesses_spend_the_limit_of_their_address_and_keep_nobody_out(
 def test_a_refused_credential_that_is_repeated_is_not_looked_into_again_at_once(
     make: Callable[..., SecurityGuard], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = make(max_cached=5, limits=PLENTY | {"failures": {"per_s": 1e6, "burst": 10**6}})
+    monkeypatch.setattr("serving.security.guard.MOST_KNOWN", 5)
+    guard = make(limits=PLENTY | {"failures": {"per_s": 1e6, "burst": 10**6}})
     verify, checked = guard._verify, []
 
     def counted(kind: bytes, value: bytes) -> Any:
@@ -482,9 +491,10 @@ def test_a_refused_credential_that_is_repeated_is_not_looked_into_again_at_once(
 
 
 def test_what_is_remembered_is_bounded_and_ends(
-    make: Callable[..., SecurityGuard], signer: Signer, clock: Clock, tmp_path: Path
+    make: Callable[..., SecurityGuard], signer: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = make(max_cached=5, cache_s=30, limits=PLENTY | {"max_clients": 5})
+    monkeypatch.setattr("serving.security.guard.MOST_KNOWN", 5)
+    guard = make()
     tokens = [signer.token("infer:m", sub=f"s{number}") for number in range(20)]
     for token in tokens:
         guard.admit(bearer(token), ADDRESS, "infer", "m")
@@ -494,9 +504,13 @@ def test_what_is_remembered_is_bounded_and_ends(
 
 
 def test_a_token_is_refused_after_its_end_though_it_was_remembered(
-    make: Callable[..., SecurityGuard], signer: Signer, clock: Clock
+    make: Callable[..., SecurityGuard],
+    signer: Signer,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    guard = make({"leeway_s": 0}, cache_s=3600)
+    monkeypatch.setattr("serving.security.tokens.LEEWAY_S", 0)
+    guard = make()
     end = int(datetime.now(UTC).timestamp()) + 3
     token = signer.token("infer:m", exp=end)
     guard.admit(bearer(token), ADDRESS, "infer", "m")

@@ -81,6 +81,12 @@ def front_of(engine: HeldEngine, guard: Any = None, **http: Any) -> Front:
     return Front(engine, guard or OpenGuard(config), config, (Noting(),))
 
 
+@pytest.fixture
+def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head may have 1024 bytes."""
+    monkeypatch.setattr("serving.protocol.http.framing.MAX_HEADER_BYTES", 1024)
+
+
 def talk(front: Front, *talks: Talk, tls: Sequence[ssl.SSLContext | None] = (None, None)) -> None:
     """Run a listener and talk to it on a connection each, one after the other.
 
@@ -202,6 +208,7 @@ def test_a_pipelined_request_starts_when_the_one_before_it_is_answered() -> None
     talk(front_of(engine), one)
 
 
+@pytest.mark.usefixtures("small_heads")
 def test_a_piece_that_ends_in_a_late_requests_headers_is_not_all_headers() -> None:
     live = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -215,7 +222,7 @@ def test_a_piece_that_ends_in_a_late_requests_headers_is_not_all_headers() -> No
         writer.write(live + live[:30] + b"x: " + b"a" * 2000 + b"\r\ny: ")
         assert [(await read(reader))[0] for _ in range(2)] == [200, 431]
 
-    talk(front_of(HeldEngine(), max_header_bytes=1024), one)
+    talk(front_of(HeldEngine()), one)
 
 
 def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> None:
@@ -289,8 +296,9 @@ def test_a_stranger_that_waits_to_be_told_to_go_on_is_refused_before_its_body_is
     talk(front, one)
 
 
-def test_bodies_together_are_bounded() -> None:
-    front = front_of(HeldEngine(), max_buffered_bytes=5000)
+def test_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.protocol.http.connection.MAX_BUFFERED_BYTES", 5000)
+    front = front_of(HeldEngine())
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(raw(b"x" * 10_000)[:-1000])
@@ -508,6 +516,7 @@ def test_headers_behind_a_body_are_bounded(line: bytes) -> None:
     talk(front_of(HeldEngine()), one)
 
 
+@pytest.mark.usefixtures("small_heads")
 def test_a_chunked_body_in_any_pieces_is_taken_whole() -> None:
     engine = HeldEngine()
     body = json.dumps(request()).encode() + b" " * 100_000
@@ -523,7 +532,7 @@ def test_a_chunked_body_in_any_pieces_is_taken_whole() -> None:
             engine.answer()
             assert (await read(reader))[0] == 200
 
-    talk(front_of(engine, max_header_bytes=1024), one)
+    talk(front_of(engine), one)
 
 
 @pytest.mark.parametrize("slot", ["candidate", "shadow"])
