@@ -14,7 +14,7 @@ from tests.support.data.builders import COLUMNS, frame
 from tests.support.ranks.runs import NUM_ROWS, config, losses, on_ranks, run_ranks, train
 
 NUM_EPOCHS = 2
-STREAM = {"reading": {"mode": "stream", "shuffle_rows": 512, "piece_rows": 16}}
+STREAM = {"reading": {"mode": "stream", "shuffle_rows": 512}}
 MEMORY = {"reading": {**STREAM["reading"], "mode": "memory"}}
 
 

@@ -35,7 +35,6 @@ def test_batches_for_a_gpu_lie_in_page_locked_memory_and_hold_the_same_rows(
             layout,
             fitted,
             SHUFFLE,
-            prefetch_pools=1,
             num_threads=1,
             pinned=True,
         ),

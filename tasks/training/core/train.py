@@ -118,7 +118,6 @@ class TrainingSession:
             folder=self._run.rows,
             on_progress=self._progress.step,
         )
-        self._open.callback(self._sources.close)
         self._progress.enter("building the network")
         torch.manual_seed(self._config.seed)
         self._objective = objective_of(self._sources.preprocessing)

@@ -88,7 +88,6 @@ class RowFacts:
 
     Args:
         num_rows: rows.
-        num_positive: rows with label 1; 0 where the label is a number.
         label_mean: mean of the labels.
         label_squares: squared distances from it, summed.
         category_counts: per categorical column, rows of each category that is not missing.
@@ -96,17 +95,16 @@ class RowFacts:
     """
 
     num_rows: int = 0
-    num_positive: int = 0
     label_mean: float = 0.0
     label_squares: float = 0.0
     category_counts: dict[str, Counter[str]] = field(default_factory=dict)
-    num_missing: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    num_missing: list[int] = field(default_factory=list)
 
     @classmethod
     def none_of(cls, columns: DatasetSchema) -> RowFacts:
         """Facts of no rows."""
         counts: dict[str, Counter[str]] = {name: Counter() for name in columns.categorical}
-        return cls(0, 0, 0.0, 0.0, counts, np.zeros(len(columns.numeric), dtype=np.int64))
+        return cls(category_counts=counts, num_missing=[0] * len(columns.numeric))
 
     def add(self, other: RowFacts) -> None:
         """Count another shard's rows too (Chan, Golub and LeVeque, 1979)."""
@@ -116,8 +114,7 @@ class RowFacts:
         self.label_mean += gap * share
         self.label_squares += other.label_squares + gap**2 * share * self.num_rows
         self.num_rows += other.num_rows
-        self.num_positive += other.num_positive
-        self.num_missing = self.num_missing + other.num_missing
+        self.num_missing = [a + b for a, b in zip(self.num_missing, other.num_missing, strict=True)]
         for name, counts in other.category_counts.items():
             self.category_counts[name].update(counts)
 
@@ -301,13 +298,12 @@ class SnapshotFile:
         labels = self.layout.labels(words)[rows].astype(np.float64)
         return RowFacts(
             num_rows=len(rows),
-            num_positive=0 if self._is_number else int(labels.sum()),
             label_mean=float(labels.mean()),
             label_squares=float(((labels - labels.mean()) ** 2).sum()),
             category_counts={
                 name: column.counts(rows) for name, column in zip(names, categories, strict=True)
             },
-            num_missing=np.isnan(self.layout.numeric(words)[rows]).sum(axis=0, dtype=np.int64),
+            num_missing=np.isnan(self.layout.numeric(words)[rows]).sum(axis=0).tolist(),
         )
 
     def _check_labels(self, labels: Float32Array, kept: Int64Array, group: int, begin: int) -> None:

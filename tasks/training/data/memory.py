@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tasks.training.data.decode import RowLayout
 from tasks.training.data.preprocess import Int32Array, Preprocessing
-from tasks.training.data.source import BLOCK_ROWS, Shuffle, empty_batch, inputs_of
+from tasks.training.data.source import BLOCK_ROWS, RowSource, Shuffle, inputs_of
 from tasks.training.data.store import MemoryStore
 from tasks.training.strategies.base import Batch
 
@@ -51,15 +51,11 @@ class ShardTensors:
         torch.index_select(self.labels, 0, rows, out=batch.labels[begin:end])
 
 
-class MemoryRows:
-    """One rank's rows in memory; see `RowSource`.
+class MemoryRows(RowSource):
+    """One rank's rows in memory; its arguments are those of `RowSource`, but for `store`.
 
     Args:
         store: decoded rows, which are taken out of it.
-        layout: of its words.
-        preprocessing: gives positions to categories.
-        shuffle: which rows a step takes.
-        pinned: batches in page-locked memory, from which copies to a GPU need not wait.
     """
 
     def __init__(
@@ -71,24 +67,10 @@ class MemoryRows:
         *,
         pinned: bool,
     ) -> None:
-        self._sizes = {shard: facts.num_rows for shard, facts in store.facts.items()}
+        super().__init__(store.facts, layout, preprocessing, shuffle, pinned=pinned)
         self._shards = {
-            shard: ShardTensors.of(store.take(shard), layout, preprocessing)
-            for shard in self._sizes
+            shard: ShardTensors.of(store.take(shard), layout, preprocessing) for shard in self.sizes
         }
-        self._layout = layout
-        self._shuffle = shuffle
-        self._pinned = pinned
-
-    @property
-    def sizes(self) -> Mapping[int, int]:
-        """Rows of each of the rank's shards, in order."""
-        return self._sizes
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of this rank."""
-        return sum(self._sizes.values())
 
     def batches(self, epoch: int, first_step: int = 0) -> Generator[Batch, None, None]:
         """One batch for each step of an epoch, from `first_step` on."""
@@ -110,22 +92,14 @@ class MemoryRows:
                     tensors.gather(rows, batch, 0)
                     yield batch
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     def _rows(self, shard: int, epoch: int, first_step: int) -> Iterator[Tensor]:
         """Row numbers of each step."""
-        size, done = (
-            self._shuffle.plan.rows_per_shard,
-            first_step * self._shuffle.plan.rows_per_shard,
-        )
+        size = self._shuffle.plan.rows_per_shard
+        done = first_step * size
         left = np.empty(0, dtype=np.int64)
-        for pool in self._shuffle.pools(shard, self._sizes[shard], epoch, first_step):
+        for pool in self._shuffle.pools(shard, self.sizes[shard], epoch, first_step):
             rows = pool.rows()[max(0, done - pool.first_row) :]
             left = np.concatenate([left, rows])
             whole = len(left) // size * size
             yield from torch.from_numpy(left[:whole]).view(-1, size)
             left = left[whole:]
-
-    def _empty(self, num_rows: int) -> Batch:
-        return empty_batch(num_rows, self._layout, pinned=self._pinned)

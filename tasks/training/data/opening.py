@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import psutil
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import DataContractError
 from tasks.training.core.run_directory import TrainingJob
 from tasks.training.core.schedule import StepPlan
-from tasks.training.data.config import ReadingMode
+from tasks.training.data.config import PIECE_ROWS, ReadingMode
 from tasks.training.data.decode import RowFacts, SnapshotFile
 from tasks.training.data.fitting import fit_on_all_ranks, label_moments, total_facts
 from tasks.training.data.memory import MemoryRows
@@ -27,6 +26,9 @@ from tasks.training.strategies.base import Communicator
 LOGGER = logging.getLogger(__name__)
 # Positions of categories are 8 bytes in memory, 4 in a row of words.
 BYTES_BESIDE_WORDS = 4
+MEMORY_SHARE = 0.5
+"""Of the host's free memory that rows of all its ranks may take: the rest is for the network, the
+optimizer and checkpoints."""
 # Larger than any shard, for a rank that holds none.
 NO_SHARD = 2**62
 CGROUP = Path("/sys/fs/cgroup")
@@ -64,7 +66,9 @@ def open_sources(
     splits = job.splits
     mode, reason = _agreed_mode(job, snapshot, len(shards), exchange)
     stores = [
-        _open_store(mode, folder, snapshot, window, shards, on_progress)
+        MemoryStore(snapshot, window, shards, on_progress)
+        if mode == "memory"
+        else FileStore(folder, snapshot, window, shards, on_progress)
         for window in (splits.train, splits.validation)
     ]
     snapshot.close()
@@ -74,37 +78,25 @@ def open_sources(
     _check_labels("validation", stores[1], job, splits.validation, exchange, speaks)
     _check_shards(stores[0], job)
     preprocessing = fit_on_all_ranks(job, stores[0], exchange, speaks=speaks)
-    plan = StepPlan.of(exchange.minimum(_smallest_shard(stores[0])), job.config)
-    shuffle = shuffle_of(job, plan)
-    _say_what_is_held(stores[0], num_rows, reason, exchange, rank, size)
+    smallest = min((facts.num_rows for facts in stores[0].facts.values()), default=NO_SHARD)
+    plan = StepPlan.of(exchange.minimum(smallest), job.config)
+    # Nothing that depends on the ranks or the mode decides which rows a step takes.
+    pool_rows = max(PIECE_ROWS, job.config.reading.shuffle_rows // job.config.num_shards)
+    shuffle = Shuffle(job.config.seed, pool_rows, PIECE_ROWS, plan)
+    if exchange.rank == 0:
+        LOGGER.info("%s", reason)
+    if not stores[0].facts:
+        LOGGER.warning(
+            "holds no rows: part %d of %d gets none of the shards. It takes part in every step "
+            "all the same; lower num_ranks or raise num_shards",
+            rank,
+            size,
+        )
     training, validation = (
         _open_source(store, job, snapshot, preprocessing, shuffle) for store in stores
     )
+    LOGGER.info("holds %d of %d training rows", training.num_rows, num_rows)
     return Sources(training, validation, preprocessing, plan, num_rows, mode, reason)
-
-
-def shuffle_of(job: TrainingJob, plan: StepPlan) -> Shuffle:
-    """What decides which rows a step takes: nothing that depends on the ranks or the mode."""
-    reading = job.config.reading
-    return Shuffle(
-        seed=job.config.seed,
-        pool_rows=max(reading.piece_rows, reading.shuffle_rows // job.config.num_shards),
-        piece_rows=reading.piece_rows,
-        plan=plan,
-    )
-
-
-def _open_store(
-    mode: ReadingMode,
-    folder: Path,
-    snapshot: SnapshotFile,
-    window: TimeWindow,
-    shards: Sequence[int],
-    on_progress: Callable[[], None],
-) -> MemoryStore | FileStore:
-    if mode == "memory":
-        return MemoryStore(snapshot, window, shards, on_progress)
-    return FileStore(folder, snapshot, window, shards, on_progress)
 
 
 def _open_source(
@@ -114,24 +106,22 @@ def _open_source(
     preprocessing: Preprocessing,
     shuffle: Shuffle,
 ) -> RowSource:
-    reading, pinned = job.config.reading, job.config.device == "cuda"
+    """Rows as the loop takes them; with a GPU in page-locked memory.
+
+    A thread reads ahead there alone, where the rank's core is free while the GPU works: a rank
+    that computes on its core has no other for it, and leaves that to the kernel.
+    """
+    on_gpu = job.config.device == "cuda"
     if isinstance(store, MemoryStore):
-        return MemoryRows(store, snapshot.layout, preprocessing, shuffle, pinned=pinned)
+        return MemoryRows(store, snapshot.layout, preprocessing, shuffle, pinned=on_gpu)
     return StreamedRows(
         store,
         snapshot.layout,
         preprocessing,
         shuffle,
-        prefetch_pools=reading.prefetch_pools,
-        num_threads=_num_threads(reading.reader_threads, job.config.device),
-        pinned=pinned,
+        num_threads=1 if on_gpu else 0,
+        pinned=on_gpu,
     )
-
-
-def _num_threads(configured: int | None, device: str) -> int:
-    if configured is not None:
-        return configured
-    return 1 if device == "cuda" else 0
 
 
 def _agreed_mode(
@@ -152,13 +142,13 @@ def _agreed_mode(
     )
     row_bytes = layout.row_bytes + BYTES_BESIDE_WORDS * layout.num_categorical
     needed = num_rows * row_bytes * num_own_shards // job.config.num_shards
-    allowed = int(reading.memory_share * free_memory_bytes() / exchange.local_size)
+    allowed = int(MEMORY_SHARE * free_memory_bytes() / exchange.local_size)
     # In KiB: the exchange carries whole numbers, and which rank is tightest decides for all.
     spare_kib = exchange.minimum((allowed - needed) // 1024)
     mode: ReadingMode = "memory" if spare_kib >= 0 else "stream"
     return mode, (
         f"reading mode {mode!r}: this rank's rows take {needed / 2**20:,.0f} MiB of "
-        f"{allowed / 2**20:,.0f} MiB (memory_share={reading.memory_share:g} of what is free, over "
+        f"{allowed / 2**20:,.0f} MiB ({MEMORY_SHARE:g} of what is free, over "
         f"{exchange.local_size} rank(s) of this host); the tightest rank has "
         f"{spare_kib / 2**10:,.0f} MiB to spare"
     )
@@ -184,21 +174,6 @@ def _check_labels(
 ) -> int:
     """Rows of a window over all ranks; refuse a window whose labels are all equal. Collective."""
     facts = total_facts(store, job.columns) if speaks else RowFacts.none_of(job.columns)
-    if job.columns.task == "regression":
-        return _check_numbers(name, facts, job, window, exchange)
-    own = [facts.num_rows, facts.num_positive]
-    num_rows, num_positive = map(int, exchange.sum(np.array(own, dtype=np.float64)))
-    if num_positive in (0, num_rows):
-        raise DataContractError(
-            f"the {name} window {window} has {num_rows} rows, {num_positive} of them with label 1; "
-            "expected rows of both labels. Widen the window or build the snapshot again"
-        )
-    return num_rows
-
-
-def _check_numbers(
-    name: str, facts: RowFacts, job: TrainingJob, window: TimeWindow, exchange: Communicator
-) -> int:
     num_rows, mean, squares = label_moments(facts, exchange)
     if squares <= 0:
         raise DataContractError(
@@ -219,26 +194,3 @@ def _check_shards(store: ShardStore, job: TrainingJob) -> None:
             f"rows: the snapshot holds {num_rows} of this rank's rows in {job.splits.train}. Widen "
             "the training window or lower num_shards"
         )
-
-
-def _smallest_shard(store: ShardStore) -> int:
-    return min((facts.num_rows for facts in store.facts.values()), default=NO_SHARD)
-
-
-def _say_what_is_held(
-    store: ShardStore, num_rows: int, reason: str, exchange: Communicator, rank: int, size: int
-) -> None:
-    if exchange.rank == 0:
-        LOGGER.info("%s", reason)
-    if not store.facts:
-        LOGGER.warning(
-            "holds no rows: part %d of %d gets none of the shards. It takes part in every step "
-            "all the same; lower num_ranks or raise num_shards",
-            rank,
-            size,
-        )
-    LOGGER.info("holds %d of %d training rows", _num_rows(store), num_rows)
-
-
-def _num_rows(store: ShardStore) -> int:
-    return sum(facts.num_rows for facts in store.facts.values())

@@ -6,16 +6,16 @@ Whether rows lie in memory or are read from files as they are needed is the sour
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tasks.training.core.schedule import StepPlan
 from tasks.training.data.config import ReadingMode
-from tasks.training.data.decode import RowLayout
+from tasks.training.data.decode import RowFacts, RowLayout
 from tasks.training.data.order import Pool, ShardOrder
 from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array, Preprocessing
 from tasks.training.strategies.base import Batch
@@ -23,23 +23,41 @@ from tasks.training.strategies.base import Batch
 BLOCK_ROWS = 8192
 
 
-class RowSource(Protocol):
+class RowSource(ABC):
     """One rank's rows of one window. Batches lie on the CPU.
 
     `Batch.inputs` is (positions, numeric): int64 (rows, categorical columns) from
     `Preprocessing.category_positions`, and float32 (rows, numeric columns), NaN for missing.
     `Batch.labels` is float32 (rows,): 0 or 1, or the number of a regression; where there is a
     teacher float32 (rows, 2): its answer, which only training rows have, and the label.
+
+    Args:
+        facts: of each of the rank's shards.
+        layout: of their words.
+        preprocessing: gives positions to categories.
+        shuffle: which rows a step takes.
+        pinned: batches in page-locked memory, from which copies to a GPU need not wait.
     """
 
-    @property
-    def sizes(self) -> Mapping[int, int]:
+    def __init__(
+        self,
+        facts: Mapping[int, RowFacts],
+        layout: RowLayout,
+        preprocessing: Preprocessing,
+        shuffle: Shuffle,
+        *,
+        pinned: bool,
+    ) -> None:
+        self.sizes = {shard: of_shard.num_rows for shard, of_shard in facts.items()}
         """Rows of each of the rank's shards, in order; empty on a rank that holds no shard."""
-
-    @property
-    def num_rows(self) -> int:
+        self.num_rows = sum(self.sizes.values())
         """Rows of this rank."""
+        self._layout = layout
+        self._preprocessing = preprocessing
+        self._shuffle = shuffle
+        self._pinned = pinned
 
+    @abstractmethod
     def batches(self, epoch: int, first_step: int = 0) -> Generator[Batch, None, None]:
         """One batch for each step of an epoch, from `first_step` on.
 
@@ -52,6 +70,7 @@ class RowSource(Protocol):
             TransientError: a file of decoded rows was cut or cannot be read.
         """
 
+    @abstractmethod
     def blocks(self) -> Generator[Batch, None, None]:
         """All rows once, in their order, at most `BLOCK_ROWS` at a time; none where there is none.
 
@@ -59,8 +78,17 @@ class RowSource(Protocol):
             TransientError: as `batches`.
         """
 
-    def close(self) -> None:
-        """Stop reading and close files; the source is of no use afterwards."""
+    def _empty(self, num_rows: int) -> Batch:
+        """A batch to be filled."""
+
+        def made(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(*shape, dtype=dtype, pin_memory=self._pinned)
+
+        layout = self._layout
+        positions = made(num_rows, layout.num_categorical, dtype=torch.int64)
+        numeric = made(num_rows, layout.num_numeric, dtype=torch.float32)
+        labels = made(*layout.target_shape(num_rows), dtype=torch.float32)
+        return Batch((positions, numeric), labels)
 
 
 @dataclass(frozen=True)
@@ -91,11 +119,6 @@ class Sources:
         positions = torch.empty(0, num_categories, dtype=torch.int64)
         numeric = torch.empty(0, len(self.preprocessing.edges))
         return Batch((positions, numeric), torch.empty(0))
-
-    def close(self) -> None:
-        """Stop reading and close files."""
-        self.training.close()
-        self.validation.close()
 
 
 @dataclass(frozen=True)
@@ -130,14 +153,3 @@ def inputs_of(
     """Positions, numbers and targets of some rows of words; the latter two are views."""
     positions = preprocessing.category_positions(layout.codes(words))
     return positions, layout.numeric(words), layout.targets(words)
-
-
-def empty_batch(num_rows: int, layout: RowLayout, *, pinned: bool) -> Batch:
-    """A batch to be filled, in page-locked memory where `pinned`."""
-
-    def made(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(*shape, dtype=dtype, pin_memory=pinned)
-
-    positions = made(num_rows, layout.num_categorical, dtype=torch.int64)
-    numeric = made(num_rows, layout.num_numeric, dtype=torch.float32)
-    return Batch((positions, numeric), made(*layout.target_shape(num_rows), dtype=torch.float32))

@@ -7,17 +7,16 @@ is not memory of this process, and gives way when memory is short.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import StorageError, TransientError, refused_writes_explained
@@ -31,10 +30,11 @@ from tasks.training.data.preprocess import Int32Array, Int64Array
 
 LOGGER = logging.getLogger(__name__)
 # Part of the name of the folder of decoded rows: another layout never meets old files.
-FILE_FORMAT = 2
+FILE_FORMAT = 3
 ASIDE = ".decoding"
 """Beginning of the names of folders with half-written shards."""
 
+FACTS = TypeAdapter(RowFacts)
 OnProgress = Callable[[], None]
 OnRows = Callable[[int, Int32Array, RowFacts], None]
 
@@ -189,7 +189,7 @@ class FileStore:
     def _finished(self, shard: int) -> RowFacts | None:
         """Facts of a shard that was decoded before and whose file is whole."""
         try:
-            facts = _facts_from_json(self._facts_path(shard).read_text())
+            facts = FACTS.validate_json(self._facts_path(shard).read_bytes())
             size = self._rows_path(shard).stat().st_size
         except FileNotFoundError:
             return None
@@ -232,7 +232,7 @@ class FileStore:
             decode_shards(snapshot, window, missing, add, on_progress)
             for shard in missing:
                 (aside / str(shard)).replace(self._rows_path(shard))
-                write_atomically(self._facts_path(shard), _facts_to_json(facts[shard]))
+                write_atomically(self._facts_path(shard), FACTS.dump_json(facts[shard]))
         self._facts |= facts
 
     def _rows_path(self, shard: int) -> Path:
@@ -289,28 +289,3 @@ def _read_fully(descriptor: int, content: memoryview, offset: int) -> None:
         if count == 0:
             raise OSError(f"it ends at byte {offset}")
         content, offset = content[count:], offset + count
-
-
-def _facts_to_json(facts: RowFacts) -> str:
-    return json.dumps(
-        {
-            "num_rows": facts.num_rows,
-            "num_positive": facts.num_positive,
-            "label_mean": facts.label_mean,
-            "label_squares": facts.label_squares,
-            "category_counts": facts.category_counts,
-            "num_missing": facts.num_missing.tolist(),
-        }
-    )
-
-
-def _facts_from_json(text: str) -> RowFacts:
-    values = json.loads(text)
-    return RowFacts(
-        num_rows=values["num_rows"],
-        num_positive=values["num_positive"],
-        label_mean=values["label_mean"],
-        label_squares=values["label_squares"],
-        category_counts={name: Counter(of) for name, of in values["category_counts"].items()},
-        num_missing=np.array(values["num_missing"], dtype=np.int64),
-    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import torch
 from tasks.training.data.decode import RowLayout
 from tasks.training.data.order import Pool
 from tasks.training.data.preprocess import Float32Array, Int64Array, Preprocessing
-from tasks.training.data.source import BLOCK_ROWS, Shuffle, empty_batch, inputs_of
+from tasks.training.data.source import BLOCK_ROWS, RowSource, Shuffle, inputs_of
 from tasks.training.data.store import FileStore
 from tasks.training.strategies.base import Batch
 
@@ -62,17 +62,12 @@ class LoadedRows:
         self.done += count
 
 
-class StreamedRows:
-    """One rank's rows in files; see `RowSource`.
+class StreamedRows(RowSource):
+    """One rank's rows in files; its arguments are those of `RowSource`, but for two.
 
     Args:
         store: decoded rows.
-        layout: of its words.
-        preprocessing: gives positions to categories.
-        shuffle: which rows a step takes.
-        prefetch_pools: pools of each shard that are read ahead.
         num_threads: threads that read ahead; 0: the kernel does.
-        pinned: batches in page-locked memory, from which copies to a GPU need not wait.
     """
 
     def __init__(
@@ -82,28 +77,12 @@ class StreamedRows:
         preprocessing: Preprocessing,
         shuffle: Shuffle,
         *,
-        prefetch_pools: int,
         num_threads: int,
         pinned: bool,
     ) -> None:
+        super().__init__(store.facts, layout, preprocessing, shuffle, pinned=pinned)
         self._store = store
-        self._layout = layout
-        self._preprocessing = preprocessing
-        self._shuffle = shuffle
-        self._prefetch_pools = prefetch_pools
         self._num_threads = num_threads
-        self._pinned = pinned
-        self._sizes = {shard: facts.num_rows for shard, facts in store.facts.items()}
-
-    @property
-    def sizes(self) -> Mapping[int, int]:
-        """Rows of each of the rank's shards, in order."""
-        return self._sizes
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of this rank."""
-        return sum(self._sizes.values())
 
     def batches(self, epoch: int, first_step: int = 0) -> Generator[Batch, None, None]:
         """One batch for each step of an epoch, from `first_step` on.
@@ -111,8 +90,9 @@ class StreamedRows:
         Raises:
             TransientError: a file of decoded rows was cut or cannot be read.
         """
-        plan, shards = self._shuffle.plan, list(self._sizes)
-        ahead = self._read_ahead(self._loads(epoch, first_step), self._prefetch_pools * len(shards))
+        plan, shards = self._shuffle.plan, list(self.sizes)
+        # One pool of each shard is read ahead of the one that batches are made of.
+        ahead = self._read_ahead(self._loads(epoch, first_step), len(shards))
         with closing(ahead):
             current: dict[int, LoadedRows] = {}
             for _ in range(first_step, plan.num_steps):
@@ -135,7 +115,7 @@ class StreamedRows:
         """
         loads = (
             Load(shard, np.array([start]), np.array([min(start + BLOCK_ROWS, size)]))
-            for shard, size in self._sizes.items()
+            for shard, size in self.sizes.items()
             for start in range(0, size, BLOCK_ROWS)
         )
         with closing(self._read_ahead(loads, 1 + self._num_threads)) as ahead:
@@ -144,20 +124,17 @@ class StreamedRows:
                 rows.move(batch, 0, rows.num_left)
                 yield batch
 
-    def close(self) -> None:
-        """Nothing is open between batches: an iterator that ends or is closed ends its threads."""
-
     def _loads(self, epoch: int, first_step: int) -> Iterator[Load]:
         """What is to be read, in the order in which `batches` needs it."""
         size = self._shuffle.plan.rows_per_shard
         done = first_step * size
 
         def of_shard(shard: int) -> Iterator[tuple[int, int, Pool]]:
-            for pool in self._shuffle.pools(shard, self._sizes[shard], epoch, first_step):
+            for pool in self._shuffle.pools(shard, self.sizes[shard], epoch, first_step):
                 yield max(first_step, pool.first_row // size), shard, pool
 
         # A step fills its shards in turn, so pools are needed by step first, then by shard.
-        needed = heapq.merge(*map(of_shard, self._sizes), key=lambda entry: entry[:2])
+        needed = heapq.merge(*map(of_shard, self.sizes), key=lambda entry: entry[:2])
         for _, shard, pool in needed:
             order = pool.order[max(0, done - pool.first_row) :]
             yield Load(shard, pool.starts, pool.stops, order)
@@ -195,6 +172,3 @@ class StreamedRows:
             if not told:
                 return
             yield self._load(told.popleft())
-
-    def _empty(self, num_rows: int) -> Batch:
-        return empty_batch(num_rows, self._layout, pinned=self._pinned)

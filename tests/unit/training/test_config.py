@@ -44,7 +44,7 @@ def test_what_is_computed_does_not_depend_on_how_it_is_carried_out() -> None:
     )
     assert one.computation() == two.computation()
     assert one.computation() != TrainingConfig(seed=1).computation()
-    shuffled = TrainingConfig(reading=ReadingConfig(piece_rows=1024))
+    shuffled = TrainingConfig(reading=ReadingConfig(shuffle_rows=1024))
     assert one.computation() != shuffled.computation()
     assert {*TrainingConfig.model_fields, "stall_warning_s"} >= EXECUTION_FIELDS
 

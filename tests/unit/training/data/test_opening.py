@@ -98,7 +98,7 @@ def test_auto_streams_where_the_rows_do_not_fit(
     ranks = opened(job(tmp_path), tmp_path, 2)
     assert {sources.mode for sources in ranks} == {mode}
     assert f"reading mode '{mode}': this rank's rows take" in ranks[0].reason
-    assert "memory_share=0.5 of what is free, over 2 rank(s)" in ranks[0].reason
+    assert "0.5 of what is free, over 2 rank(s)" in ranks[0].reason
 
 
 def test_the_memory_limit_of_a_container_counts(
@@ -120,7 +120,7 @@ def test_a_window_without_both_labels_is_refused(tmp_path: Path, mode: str) -> N
     rows = frame(1600)
     in_july = rows.event_timestamp >= splits().validation.start
     rows.loc[in_july, COLUMNS.label] = 0
-    with pytest.raises(DataContractError, match=r"validation window .* rows, 0 of them with label"):
+    with pytest.raises(DataContractError, match=r"validation window .* is 0 in all of them"):
         opened(job(tmp_path, rows, mode=mode), tmp_path, 2)
 
 

@@ -39,7 +39,6 @@ def streamed(
     shards: range,
     folder: Path,
     shuffle: Shuffle = SHUFFLE,
-    prefetch_pools: int = 1,
     num_threads: int = 1,
 ) -> StreamedRows:
     store = FileStore(folder, snapshot, YEAR, shards, lambda: None)
@@ -48,7 +47,6 @@ def streamed(
         snapshot.layout,
         preprocessing(),
         shuffle,
-        prefetch_pools=prefetch_pools,
         num_threads=num_threads,
         pinned=False,
     )
@@ -72,7 +70,6 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SnapshotFile:
     first_step=st.integers(0, PLAN.num_steps),
     pool_rows=st.integers(1, 400),
     piece_rows=st.integers(1, 40),
-    prefetch_pools=st.integers(1, 3),
     num_threads=st.integers(0, 3),
 )
 def test_rows_from_files_make_the_batches_that_rows_in_memory_make(
@@ -84,13 +81,12 @@ def test_rows_from_files_make_the_batches_that_rows_in_memory_make(
     first_step: int,
     pool_rows: int,
     piece_rows: int,
-    prefetch_pools: int,
     num_threads: int,
 ) -> None:
     shuffle = Shuffle(3, pool_rows, piece_rows, PLAN)
     shards = range(rank % size, NUM_SHARDS, size)
     memory = in_memory(snapshot, shards, shuffle)
-    stream = streamed(snapshot, shards, tmp_path, shuffle, prefetch_pools, num_threads)
+    stream = streamed(snapshot, shards, tmp_path, shuffle, num_threads)
     assert memory.sizes == stream.sizes
     ours = list(stream.batches(epoch, first_step))
     assert len(ours) == PLAN.num_steps - first_step
@@ -166,7 +162,7 @@ def reader_threads() -> list[str]:
 
 
 def test_an_iterator_closed_early_leaves_no_thread(snapshot: SnapshotFile, tmp_path: Path) -> None:
-    source = streamed(snapshot, range(NUM_SHARDS), tmp_path, num_threads=2, prefetch_pools=3)
+    source = streamed(snapshot, range(NUM_SHARDS), tmp_path, num_threads=2)
     for rows in (source.batches(0), source.blocks()):
         next(rows)
         assert reader_threads()
@@ -212,7 +208,6 @@ def test_a_bounded_number_of_pools_is_read_ahead(snapshot: SnapshotFile, tmp_pat
         snapshot.layout,
         preprocessing(),
         SHUFFLE,
-        prefetch_pools=1,
         num_threads=2,
         pinned=False,
     )

@@ -42,8 +42,7 @@ def test_files_hold_what_memory_holds(tmp_path: Path, snapshot: SnapshotFile) ->
     assert list(files.facts) == [1, 3]
     for shard, facts in memory.facts.items():
         assert files.facts[shard].category_counts == facts.category_counts
-        assert files.facts[shard].num_positive == facts.num_positive
-        np.testing.assert_array_equal(files.facts[shard].num_missing, facts.num_missing)
+        assert files.facts[shard] == facts
         ranges = np.array([0, 5, 77]), np.array([2, 60, facts.num_rows])
         np.testing.assert_array_equal(files.read(shard, *ranges), memory.read(shard, *ranges))
 
