@@ -76,8 +76,7 @@ def test_three_hosts_train_one_network_and_nothing_shows_a_secret(
 def test_a_cut_link_is_noticed_and_its_host_is_used_again_when_it_is_back(
     cluster: hosts.Cluster, tmp_path: Path
 ) -> None:
-    settings = {"gloo_timeout_s": 5, "silence_limit_s": 5}
-    with started(cluster, tmp_path, 3, settings, num_steps=200, patient=True) as job:
+    with started(cluster, tmp_path, 3, {"gloo_timeout_s": 5}, num_steps=200, patient=True) as job:
         job.await_that(lambda: job.run.has_done(3, size=3), "three ranks train")
         cluster.cut("h2")
         try:

@@ -74,7 +74,6 @@ def config(cluster: Cluster, hosts_file: Path, settings: dict[str, object]) -> E
             "interface": INTERFACE,
             "ssh_key_file": cluster.key_file,
             "ssh_known_hosts_file": cluster.known_hosts_file,
-            "cooldown_min_s": 1,
             **settings,
         }
     )

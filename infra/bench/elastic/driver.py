@@ -31,7 +31,7 @@ def main(run_path: str) -> None:
             log.write(f"{who} | {line}\n")
 
         spec = ElasticSpec(WORKER_MODULE, run, VARIABLES)
-        driver = ElasticDriver(spec, job.config, on_line)
+        driver = ElasticDriver(spec, job.config, on_line, shortest_rest_s=1)
         try:
             with driver:
                 driver.run(
@@ -40,10 +40,6 @@ def main(run_path: str) -> None:
         except FalajError as exc:
             write_atomically(run / "error.txt", f"{type(exc).__name__}: {exc}")
             raise SystemExit(1) from exc
-    _report(run, driver)
-
-
-def _report(run: Path, driver: ElasticDriver) -> None:
     write_atomically(run / "report.json", driver.report.model_dump_json())
 
 

@@ -19,7 +19,7 @@ from tasks.training.elastic.process import ElasticSpec
 from tasks.training.elastic.report import ElasticReport
 from tasks.training.launch.guard import descendants
 
-LOCAL = ElasticConfig(enabled=True, slots_per_host=3, min_ranks=1, cooldown_min_s=0.5)
+LOCAL = ElasticConfig(enabled=True, slots_per_host=3, min_ranks=1)
 LIMIT_S = 150
 
 
@@ -105,7 +105,7 @@ def run_here(
             log.flush()
 
         spec = ElasticSpec(WORKER_MODULE, run.path, VARIABLES)
-        with ElasticDriver(spec, job.config, on_line) as driver:
+        with ElasticDriver(spec, job.config, on_line, shortest_rest_s=0.5) as driver:
 
             def look() -> None:
                 assert time.monotonic() < deadline, (run.path / "ranks.log").read_text()[-3000:]

@@ -15,13 +15,13 @@ from __future__ import annotations
 import io
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.link import RankLink
 from tasks.training.elastic.messages import Pulse
 from tasks.training.strategies.base import Communicator, State
@@ -36,23 +36,15 @@ class Regroup(BaseException):
     """
 
 
-class CommitPoint(Protocol):
-    """What `run` is handed."""
+CommitPoint = Callable[[float], None]
+"""What `run` is handed, to be called after each step; every rank must call it after the same steps.
 
-    def __call__(self, busy_s: float) -> None:
-        """Say that a step is done; every rank must call it after the same steps.
-
-        Now and then it commits: calls `snapshot` and keeps what it returns. Most calls cost a
-        comparison; one in a second is a small collective.
-
-        Args:
-            busy_s: seconds of this step that the rank worked itself (reading and computing), not
-                those in which it waited for others. A rank that is busy for much longer than the
-                others is named as a straggler.
-
-        Raises:
-            Regroup: a rank is to join or to leave; all is committed.
-        """
+Its argument: seconds of this step that the rank worked itself (reading and computing), not those in
+which it waited for others. A rank that is busy for much longer than the others is named as a
+straggler. Now and then it commits: calls `snapshot` and keeps what it returns. Most calls cost a
+comparison; one in a second is a small collective. Raises `Regroup` where a rank is to join or to
+leave; all is committed.
+"""
 
 
 class ElasticSession(Protocol):
@@ -98,6 +90,8 @@ class ElasticSession(Protocol):
 # A broadcast of more than 2 GB at once is more than some transports take.
 CHUNK_BYTES = 1 << 28
 MAX_STEPS_BETWEEN_CHECKS = 100_000
+COMMIT_INTERVAL_S = 0.5
+"""Seconds of work that a lost rank may cost all."""
 # Commits take at most this share of the time: the interval grows with a large state.
 COMMIT_SHARE = 0.02
 # Ranks find out so often whether one is to join or leave; half a second costs a small collective.
@@ -169,14 +163,12 @@ class CheckedSteps:
         exchange: Communicator,
         session: ElasticSession,
         commits: Commits,
-        config: ElasticConfig,
     ) -> None:
         self._group = group
         self._link = link
         self._exchange = exchange
         self._session = session
         self._commits = commits
-        self._config = config
         self._num_steps = 0
         self._steps_to_check = 1
         self._busy_s = 0.0
@@ -185,7 +177,7 @@ class CheckedSteps:
         self._commit_cost_s = 0.0
 
     def __call__(self, busy_s: float) -> None:
-        """See `session.CommitPoint`."""
+        """See `CommitPoint`."""
         self._num_steps += 1
         self._busy_s += busy_s
         if self._num_steps >= self._steps_to_check:
@@ -203,7 +195,7 @@ class CheckedSteps:
         regroup, leave = bool(summed[0]), bool(summed[1])
         elapsed_s, cost_s = (float(total) / self._exchange.size for total in summed[2:])
         self._uncommitted_s += elapsed_s
-        interval_s = max(self._config.commit_interval_s, cost_s / COMMIT_SHARE)
+        interval_s = max(COMMIT_INTERVAL_S, cost_s / COMMIT_SHARE)
         if regroup or leave or self._uncommitted_s >= interval_s:
             self._commit()
         self._tell()

@@ -10,13 +10,12 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+import msgspec
 
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.training.elastic.config import ElasticConfig
@@ -27,8 +26,10 @@ PROBE_S = 1.0
 SCRIPT_LIMIT_S = 20.0
 API_LIMIT_S = 10.0
 LOOK_EVERY_S = 1.0
+SHORTEST_REST_S = 5.0
 # Bound of the doubling; a place that works for so long without a failure starts again.
 LONGEST_REST_S = 300.0
+MAX_DOUBLINGS = 20
 MAX_PROBES = 32
 API_URL = "https://kubernetes.default.svc"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -39,132 +40,106 @@ Slots = Mapping[str, int]
 """Host to the number of ranks that it takes."""
 
 
-class Discovery(Protocol):
-    """A source of hosts."""
-
-    def find(self) -> Slots:
-        """Hosts that may be used now; may be none.
-
-        Raises:
-            TransientError: the source did not answer.
-            ConfigurationError: what it says cannot be understood.
-        """
+Discovery = Callable[[], Slots]
+"""Hosts that may be used now; may be none. Raises TransientError where the source did not answer,
+ConfigurationError where what it says cannot be understood."""
 
 
-class LocalSlots:
-    """This machine, with a fixed number of ranks."""
+def discovery_of(config: ElasticConfig) -> Discovery:
+    """The source of hosts that the configuration names; it is asked again at each call."""
+    place, slots = config.place, config.slots_per_host
+    match config.discovery:
+        case "local":
+            return lambda: {LOCAL_HOST: slots}
+        case "ssh":
+            return lambda: answering_hosts(hosts_of_file(Path(place), slots), config.ssh_port)
+        case "script":
+            return lambda: hosts_of_program(Path(place), slots)
+        case "kubernetes":
+            return KubernetesPods(place, slots).find
 
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
 
-    def find(self) -> Slots:
-        """See `Discovery`."""
-        return {LOCAL_HOST: self._num_slots}
+def hosts_of_file(path: Path, default_slots: int) -> Slots:
+    """Hosts of a file with one a line: `name`, `name:2` or `name slots=2`; `#` begins a comment.
+
+    Raises:
+        TransientError: it cannot be read.
+        ConfigurationError: a line is no host.
+    """
+    try:
+        text = path.read_text()
+    except OSError as exc:
+        raise TransientError(
+            f"the hosts file {path} cannot be read ({exc.strerror}); the hosts of the last look "
+            "are kept. Put the file back"
+        ) from exc
+    return parse_hosts(text, default_slots, str(path))
 
 
-class HostFile:
-    """A file with a host a line: `name`, `name:2` or `name slots=2`; `#` begins a comment."""
+def answering_hosts(hosts: Slots, port: int) -> Slots:
+    """The hosts without those whose SSH port does not answer within a second."""
 
-    def __init__(self, path: Path, default_slots: int) -> None:
-        self._path = path
-        self._default_slots = default_slots
-
-    def find(self) -> Slots:
-        """See `Discovery`; the file is read anew each time."""
+    def answers(host: str) -> bool:
         try:
-            text = self._path.read_text()
-        except OSError as exc:
-            raise TransientError(
-                f"the hosts file {self._path} cannot be read ({exc.strerror}); the hosts of the "
-                "last look are kept. Put the file back"
-            ) from exc
-        return parse_hosts(text, self._default_slots, str(self._path))
-
-
-class AnsweringHosts:
-    """Hosts of another source, without those whose SSH port does not answer within a second."""
-
-    def __init__(self, source: Discovery, port: int) -> None:
-        self._source = source
-        self._port = port
-
-    def find(self) -> Slots:
-        """See `Discovery`."""
-        hosts = self._source.find()
-        if not hosts:
-            return {}
-        with ThreadPoolExecutor(min(len(hosts), MAX_PROBES)) as pool:
-            answers = list(pool.map(self._answers, hosts))
-        return {
-            host: slots
-            for (host, slots), answers in zip(hosts.items(), answers, strict=True)
-            if answers
-        }
-
-    def _answers(self, host: str) -> bool:
-        try:
-            with socket.create_connection((host, self._port), PROBE_S):
+            with socket.create_connection((host, port), PROBE_S):
                 return True
         except OSError:
             return False
 
-
-class HostProgram:
-    """Any executable that prints hosts as a hosts file has them, such as `discover_hosts.sh`."""
-
-    def __init__(self, path: Path, default_slots: int) -> None:
-        self._path = path
-        self._default_slots = default_slots
-
-    def find(self) -> Slots:
-        """See `Discovery`. The program is run with PATH and HOME alone."""
-        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        try:
-            ended = subprocess.run(
-                [str(self._path)],
-                capture_output=True,
-                text=True,
-                timeout=SCRIPT_LIMIT_S,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as exc:
-            raise TransientError(
-                f"the discovery program {self._path} did not print hosts ({exc}); the hosts of "
-                f"the last look are kept. It must be executable and end within {SCRIPT_LIMIT_S:g} s"
-            ) from exc
-        if ended.returncode:
-            raise TransientError(
-                f"the discovery program {self._path} ended with code {ended.returncode} "
-                f"({ended.stderr.strip()[-300:] or 'it printed no reason'}); the hosts of the last "
-                "look are kept"
-            )
-        return parse_hosts(ended.stdout, self._default_slots, str(self._path))
+    with ThreadPoolExecutor(MAX_PROBES) as pool:
+        found = zip(hosts.items(), pool.map(answers, hosts), strict=True)
+        return {host: slots for (host, slots), is_there in found if is_there}
 
 
-class _Condition(BaseModel):
+def hosts_of_program(path: Path, default_slots: int) -> Slots:
+    """Hosts that an executable prints as a hosts file has them, such as `discover_hosts.sh`.
+
+    It is run with PATH and HOME alone.
+
+    Raises:
+        TransientError: it failed.
+        ConfigurationError: it printed a line that is no host.
+    """
+    try:
+        printed = subprocess.run(
+            [str(path)],
+            capture_output=True,
+            text=True,
+            timeout=SCRIPT_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        reason = getattr(exc, "stderr", None) or "it must be executable"
+        raise TransientError(
+            f"the discovery program {path} did not print hosts: {exc} ({reason.strip()[-300:]}); "
+            "the hosts of the last look are kept"
+        ) from exc
+    return parse_hosts(printed.stdout, default_slots, str(path))
+
+
+class _Condition(msgspec.Struct):
     type: str
     status: str
 
 
-class _PodMetadata(BaseModel):
-    name: str
-    deletion: str | None = Field(default=None, alias="deletionTimestamp")
+class _PodMetadata(msgspec.Struct, rename="camel"):
+    deletion_timestamp: str | None = None
 
 
-class _PodSpec(BaseModel):
+class _PodSpec(msgspec.Struct):
     hostname: str | None = None
     subdomain: str | None = None
 
 
-class _PodStatus(BaseModel):
+class _PodStatus(msgspec.Struct):
     phase: str = ""
-    pod_ip: str | None = Field(default=None, alias="podIP")
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
     conditions: list[_Condition] = []
 
 
-class _Pod(BaseModel):
+class _Pod(msgspec.Struct):
     metadata: _PodMetadata
     spec: _PodSpec
     status: _PodStatus
@@ -172,14 +147,14 @@ class _Pod(BaseModel):
     def address(self) -> str | None:
         """Where the pod is reached; None where it cannot take a rank now."""
         ready = any(c.type == "Ready" and c.status == "True" for c in self.status.conditions)
-        if self.status.phase != "Running" or not ready or self.metadata.deletion:
+        if self.status.phase != "Running" or not ready or self.metadata.deletion_timestamp:
             return None
         if self.spec.hostname and self.spec.subdomain:
             return f"{self.spec.hostname}.{self.spec.subdomain}"
         return self.status.pod_ip
 
 
-class _PodList(BaseModel):
+class _PodList(msgspec.Struct):
     items: list[_Pod]
 
 
@@ -209,8 +184,8 @@ class KubernetesPods:
     def find(self) -> Slots:
         """See `Discovery`."""
         try:
-            pods = _PodList.model_validate_json(self._answer())
-        except (OSError, httpx.HTTPError, ValidationError) as exc:
+            pods = msgspec.json.decode(self._answer(), type=_PodList)
+        except (OSError, httpx.HTTPError, msgspec.DecodeError) as exc:
             raise TransientError(
                 f"the API server at {self._api_url} did not list the pods of {self._namespace} "
                 f"with {self._selector} ({exc}); the hosts of the last look are kept. The service "
@@ -267,22 +242,6 @@ def _parse_words(words: Iterable[str], default_slots: int) -> tuple[str, int]:
     return host, int(slots) if slots.isdecimal() else -1
 
 
-def discovery_of(config: ElasticConfig) -> Discovery:
-    """The source of hosts that the configuration names."""
-    place, slots = config.place, config.slots_per_host
-    match config.discovery:
-        case "local":
-            return LocalSlots(slots)
-        case "file":
-            return HostFile(Path(place), slots)
-        case "ssh":
-            return AnsweringHosts(HostFile(Path(place), slots), config.ssh_port)
-        case "script":
-            return HostProgram(Path(place), slots)
-        case "kubernetes":
-            return KubernetesPods(place, slots)
-
-
 class HostWatch:
     """Looks for hosts again and again in a thread of its own; a failed look changes nothing.
 
@@ -324,7 +283,7 @@ class HostWatch:
     def look(self) -> None:
         """Look once."""
         try:
-            found = self._discovery.find()
+            found = self._discovery()
         except (TransientError, ConfigurationError) as exc:
             if str(exc) != self.trouble:
                 LOGGER.warning("%s. Looking again in %g s", exc, LOOK_EVERY_S)
@@ -369,10 +328,7 @@ class Cooldown:
             self._num_failures.pop(place, None)
         doublings = self._num_failures.get(place, 0)
         self._num_failures[place] = doublings + 1
-        rest_s = self._shortest_s
-        while doublings and rest_s < LONGEST_REST_S:  # no power: it may overflow
-            rest_s, doublings = 2 * rest_s, doublings - 1
-        rest_s = min(rest_s, LONGEST_REST_S)
+        rest_s = min(self._shortest_s * 2.0 ** min(doublings, MAX_DOUBLINGS), LONGEST_REST_S)
         self.rest(place, rest_s, now)
         return rest_s
 

@@ -20,8 +20,10 @@ from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assign
 
 from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.discovery import Cooldown, Discovery, HostWatch, discovery_of
+from tasks.training.elastic.discovery import SHORTEST_REST_S, Cooldown, HostWatch, discovery_of
+from tasks.training.elastic.link import NOTICE_S
 from tasks.training.elastic.messages import (
+    SLOT_FIELDS,
     Broken,
     End,
     Failed,
@@ -37,7 +39,14 @@ from tasks.training.elastic.messages import (
     Running,
     Start,
 )
-from tasks.training.elastic.process import ElasticSpec, Fleet, Member, MemberState, OnLine
+from tasks.training.elastic.process import (
+    SILENCE_LIMIT_S,
+    ElasticSpec,
+    Fleet,
+    Member,
+    MemberState,
+    OnLine,
+)
 from tasks.training.elastic.report import ElasticReport, History
 from tasks.training.elastic.stragglers import StragglerWatch
 from tasks.training.launch.outcome import OUR_KINDS
@@ -49,13 +58,16 @@ STRAGGLER_LOOK_EVERY_S = 2.0
 # Ranks that are still starting are waited for so long before the others begin or regroup.
 GATHER_S = 10.0
 JOIN_GATHER_S = 3.0
+# From starting a rank until it can take part: slow imports on a busy machine are waited for.
+START_TIMEOUT_S = 180.0
+# After a loss, how long a rank may go on computing until it notices; above the longest step.
+REGROUP_TIMEOUT_S = 60.0
 # How long ranks may take to end when all is done.
 SETTLE_S = 5.0
 # Groups in a row that break although no rank is lost, and commit nothing: it will go on so.
 FRUITLESS_LIMIT = 3
 # Losses of ranks in one run before it ends: more is no accident.
 RESET_LIMIT = 100
-SLOT_FIELDS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 # Ranks that end before a first group has run: nothing will come of it.
 FIRST_FAILURES_LIMIT = 3
 
@@ -99,7 +111,7 @@ class ElasticDriver:
         spec: what ranks run.
         config: hosts, limits and manners.
         on_line: takes what ranks print.
-        discovery: source of hosts; none: the one that `config` names.
+        shortest_rest_s: rest of a slot or host after a first failure; each further doubles it.
     """
 
     def __init__(
@@ -107,13 +119,13 @@ class ElasticDriver:
         spec: ElasticSpec,
         config: ElasticConfig,
         on_line: OnLine,
-        discovery: Discovery | None = None,
+        shortest_rest_s: float = SHORTEST_REST_S,
     ) -> None:
         self._config = config
         self._fleet = Fleet(spec, config, on_line)
         self._address = address_of(config.interface)
-        self._hosts = HostWatch(discovery or discovery_of(config))
-        self._cooldown = Cooldown(config.cooldown_min_s)
+        self._hosts = HostWatch(discovery_of(config))
+        self._cooldown = Cooldown(shortest_rest_s)
         self._stragglers = StragglerWatch()
         self._history = History()
         self._rendezvous: Rendezvous | None = None
@@ -243,7 +255,7 @@ class ElasticDriver:
             self._group_ends(now, broken=not (member.left and member.left_in_good_order))
             self._close_rendezvous()
         if member.left_in_good_order:
-            self._cooldown.rest(member.place, self._config.notice_s, now)
+            self._cooldown.rest(member.place, NOTICE_S, now)
             self._reason = f"{member.place} left"
             self._history.note("left", member.place, f"{member.place} left before its host ended")
             return
@@ -284,15 +296,12 @@ class ElasticDriver:
         self._part_with(member, time.monotonic())
 
     def _give_up_silent(self, now: float) -> None:
-        config = self._config
         for member in self._fleet:
             silent_s = now - member.heard_s
             if member.state is MemberState.STARTING:
-                if now - member.started_s > config.start_timeout_s:
-                    self._give_up(
-                        member, f"could not take part within {config.start_timeout_s:g} s"
-                    )
-            elif silent_s > config.silence_limit_s:
+                if now - member.started_s > START_TIMEOUT_S:
+                    self._give_up(member, f"could not take part within {START_TIMEOUT_S:g} s")
+            elif silent_s > SILENCE_LIMIT_S:
                 self._give_up(member, f"has not answered for {silent_s:.0f} s")
 
     # Where ranks run
@@ -332,7 +341,7 @@ class ElasticDriver:
         assert self._broken_since is not None
         finishing = bool(self._fleet.those(MemberState.FINISHED))
         waited_s = now - self._broken_since
-        if finishing or waited_s < self._config.regroup_timeout_s:
+        if finishing or waited_s < REGROUP_TIMEOUT_S:
             return
         for member in in_group:
             self._give_up(member, f"did not come back within {waited_s:.0f} s of its group's end")

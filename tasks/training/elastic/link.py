@@ -104,6 +104,9 @@ def tcp_sockets() -> dict[str, int]:
 # Exit codes of a rank that ends on purpose.
 EXIT_STOPPED = 76
 EXIT_LEFT = 77
+# After SIGTERM a rank commits, writes a checkpoint and is gone within this: less than clouds and
+# Kubernetes give.
+NOTICE_S = 25.0
 # Of the notice, what is left for the end of the process itself.
 NOTICE_SHARE = 0.8
 NOTICE_POLL_S = 0.5
@@ -160,7 +163,7 @@ class RankLink:
             return Left(committed=True)
         return self._orders.get()
 
-    def watch_for_notice(self, notice_s: float, notice_file: Path | None) -> None:
+    def watch_for_notice(self, notice_file: Path | None) -> None:
         """From now on leave in good order after SIGTERM, or when the notice file appears.
 
         To be called in the main thread.
@@ -175,12 +178,12 @@ class RankLink:
         def wait_for_signal() -> None:
             while signal.SIGTERM not in os.read(read_end, 64):
                 pass
-            self._begin_to_leave(notice_s)
+            self._begin_to_leave()
 
         def wait_for_file(path: Path) -> None:
             while not path.exists():
                 time.sleep(NOTICE_POLL_S)
-            self._begin_to_leave(notice_s)
+            self._begin_to_leave()
 
         threading.Thread(target=wait_for_signal, name="notice", daemon=True).start()
         if notice_file is not None:
@@ -193,11 +196,11 @@ class RankLink:
         sys.stderr.flush()
         os._exit(EXIT_LEFT)
 
-    def _begin_to_leave(self, notice_s: float) -> None:
+    def _begin_to_leave(self) -> None:
         if self._leave.is_set():
             return
         self._ask_to_leave()
-        time.sleep(notice_s * NOTICE_SHARE)
+        time.sleep(NOTICE_S * NOTICE_SHARE)
         self.leave_now(committed=False)  # no check came within the notice
 
     def _ask_to_leave(self) -> None:

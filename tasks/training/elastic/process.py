@@ -21,7 +21,7 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.elastic.agent import EXIT_CUT_OFF
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import LOCAL_HOST
-from tasks.training.elastic.link import EXIT_LEFT
+from tasks.training.elastic.link import EXIT_LEFT, NOTICE_S
 from tasks.training.elastic.messages import (
     Failed,
     FromRank,
@@ -34,6 +34,8 @@ from tasks.training.launch import guard
 from tasks.training.launch.processes import INHERITED_VARIABLES, Lines, inherited_environment
 
 NUM_LAST_LINES = 5
+# A rank that answers no ping is given up; a remote rank that gets none ends.
+SILENCE_LIMIT_S = 15.0
 SSH_EXIT_CODE = 255
 MAX_WAITING_BYTES = 1 << 20
 
@@ -81,7 +83,7 @@ class RankProcess:
         if self.is_remote:
             command, environment, self._waiting = _remote(host, spec, config)
         self._guard = subprocess.Popen(
-            guard.guarded(command, max(guard.GRACE_S, config.notice_s)),
+            guard.guarded(command, NOTICE_S),
             cwd=spec.run_path,
             env=environment,
             stdin=subprocess.PIPE,
@@ -151,10 +153,9 @@ def _remote(
     host: str, spec: ElasticSpec, config: ElasticConfig
 ) -> tuple[list[str], dict[str, str], bytes]:
     """SSH command and its environment, and the first line of its stdin: see `agent`."""
-    python = config.remote_python or sys.executable
-    root = config.remote_root or str(PROJECT_ROOT)
+    root = str(PROJECT_ROOT)  # the same path on all hosts, like Python's
     order = {
-        "command": [python, "-P", "-m", spec.module, str(spec.run_path)],
+        "command": guard.python("-m", spec.module, str(spec.run_path)),
         "directory": str(spec.run_path),
         "environment": {
             "PYTHONPATH": root,
@@ -162,11 +163,11 @@ def _remote(
             **spec.environment(host, config),
         },
         "inherit": INHERITED_VARIABLES,
-        "silence_limit_s": config.silence_limit_s,
-        "grace_s": max(guard.GRACE_S, config.notice_s),
+        "silence_limit_s": SILENCE_LIMIT_S,
+        "grace_s": NOTICE_S,
     }
     agent = f"{root}/tasks/training/elastic/agent.py"
-    command = ssh_command(host, [python, "-S", agent], config)
+    command = ssh_command(host, [sys.executable, "-S", agent], config)
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return command, environment, json.dumps(order).encode() + b"\n"
 

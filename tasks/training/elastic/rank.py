@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
 import horovod.torch as hvd
-import psutil
 from horovod.common.exceptions import HorovodInternalError
 
-from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import TransientError
 from tasks.training.elastic.commits import CheckedSteps, Commits, ElasticSession, Regroup
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.link import GroupSockets, RankLink
-from tasks.training.elastic.messages import End, Failed, Finished, Left, Ready, Running, Start
+from tasks.training.elastic.messages import (
+    SLOT_FIELDS,
+    End,
+    Failed,
+    Finished,
+    Left,
+    Ready,
+    Running,
+    Start,
+)
+from tasks.training.launch.rendezvous import address_of
 from tasks.training.strategies.base import Communicator
 
 LOGGER = logging.getLogger(__name__)
@@ -43,29 +51,15 @@ def run_elastic(
     """
     sockets = GroupSockets()
     link = RankLink(sockets)
-    link.watch_for_notice(config.notice_s, config.notice_file)
+    link.watch_for_notice(config.notice_file)
     try:
-        check_interface(config.interface)
-        ElasticRank(link, build(), config, make_exchange, sockets).run()
+        address_of(config.interface)
+        ElasticRank(link, build(), make_exchange, sockets).run()
     except Exception as exc:
         _report(link, exc)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # at once: Horovod's own end may wait for ranks that are gone
-
-
-def check_interface(name: str) -> None:
-    """Raise a sentence where this host has no such network interface.
-
-    Raises:
-        ConfigurationError: it has others.
-    """
-    interfaces = psutil.net_if_addrs()
-    if name not in interfaces:
-        raise ConfigurationError(
-            f"host {socket.gethostname()} has no network interface {name!r}; it has "
-            f"{', '.join(sorted(interfaces))}. Name one that all hosts have in elastic.interface"
-        )
 
 
 class ElasticRank:
@@ -75,13 +69,11 @@ class ElasticRank:
         self,
         link: RankLink,
         session: ElasticSession,
-        config: ElasticConfig,
         make_exchange: Callable[[], Communicator],
         sockets: GroupSockets,
     ) -> None:
         self._link = link
         self._session = session
-        self._config = config
         self._make_exchange = make_exchange
         self._sockets = sockets
         self._commits = Commits()
@@ -137,9 +129,7 @@ class ElasticRank:
         assert self._exchange is not None
         self._link.send(Running(group=start.group))
         self._session.run(
-            CheckedSteps(
-                start.group, self._link, self._exchange, self._session, self._commits, self._config
-            )
+            CheckedSteps(start.group, self._link, self._exchange, self._session, self._commits)
         )
 
     def _leave_group(self) -> None:
@@ -152,13 +142,9 @@ class ElasticRank:
 
 def group_variables(start: Start) -> dict[str, str]:
     """Environment in which Horovod finds the group."""
+    numbers = {f"HOROVOD_{name.upper()}": str(getattr(start, name)) for name in SLOT_FIELDS}
     return {
-        "HOROVOD_RANK": str(start.rank),
-        "HOROVOD_SIZE": str(start.size),
-        "HOROVOD_LOCAL_RANK": str(start.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(start.local_size),
-        "HOROVOD_CROSS_RANK": str(start.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(start.cross_size),
+        **numbers,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(start.port),
     }

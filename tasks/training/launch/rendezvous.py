@@ -77,8 +77,8 @@ def address_of(interface: str) -> str:
         if address.family == socket.AF_INET:
             return str(address.address)
     raise ConfigurationError(
-        f"the driver's machine has no network interface {interface!r} with an IPv4 address; it has "
-        f"{', '.join(sorted(interfaces))}. Name one that all hosts have in elastic.interface"
+        f"{socket.gethostname()} has no network interface {interface!r} with an IPv4 address; it "
+        f"has {', '.join(sorted(interfaces))}. Name one that all hosts have in elastic.interface"
     )
 
 

@@ -5,7 +5,6 @@ import torch
 
 from tasks.training.elastic import commits as module
 from tasks.training.elastic.commits import CheckedSteps, Commits, Regroup, copy_of
-from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.messages import FromRank, Pulse
 from tasks.training.strategies.base import State
 from tests.support.training.thread_ranks import Room, ThreadCommunicator, on_threads
@@ -83,6 +82,7 @@ def test_what_would_have_to_be_unpickled_is_refused() -> None:
 @pytest.fixture(autouse=True)
 def _frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(module, "COMMIT_INTERVAL_S", 0.05)
 
 
 def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
@@ -90,7 +90,7 @@ def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
 
     def program(ranks: ThreadCommunicator) -> tuple[int, int, int]:
         link, session, commits = FakeLink(), FakeSession(), Commits()
-        point = CheckedSteps(1, link, ranks, session, commits, ElasticConfig())  # type: ignore[arg-type]
+        point = CheckedSteps(1, link, ranks, session, commits)  # type: ignore[arg-type]
         try:
             while True:
                 session.step += 1
@@ -121,9 +121,8 @@ def test_a_rank_that_is_to_leave_makes_all_write_a_checkpoint_first() -> None:
 
 def test_commits_of_a_slow_state_are_made_less_often() -> None:
     link, session, commits = FakeLink(), FakeSession(), Commits()
-    config = ElasticConfig(commit_interval_s=0.05)
     ranks = ThreadCommunicator(Room(1), 0)
-    point = CheckedSteps(1, link, ranks, session, commits, config)  # type: ignore[arg-type]
+    point = CheckedSteps(1, link, ranks, session, commits)  # type: ignore[arg-type]
     point._commit_cost_s = 3600.0
     for _ in range(20_000):
         point(0.0)

@@ -16,13 +16,10 @@ from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import (
     LONGEST_REST_S,
-    AnsweringHosts,
     Cooldown,
-    HostFile,
-    HostProgram,
+    Discovery,
     HostWatch,
     KubernetesPods,
-    LocalSlots,
     Slots,
     discovery_of,
     parse_hosts,
@@ -53,16 +50,44 @@ def test_whatever_hosts_are_written_are_read(hosts: dict[str, int]) -> None:
     assert parse_hosts(text, 1, "hosts") == hosts
 
 
-def test_a_changed_hosts_file_is_read_anew_and_a_missing_one_is_transient(tmp_path: Path) -> None:
+def source(kind: str, place: str, **fields: object) -> Discovery:
+    keys = {"ssh_key_file": "/keys/id", "ssh_known_hosts_file": "/keys/known", "interface": "eth0"}
+    return discovery_of(
+        ElasticConfig.model_validate({"discovery": kind, "place": place, **keys, **fields})
+    )
+
+
+def test_this_machine_has_as_many_slots_as_it_is_given() -> None:
+    assert discovery_of(ElasticConfig(slots_per_host=3))() == {"localhost": 3}
+
+
+def test_a_hosts_file_is_read_again_and_hosts_that_do_not_answer_are_left_out(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "hosts"
-    path.write_text("h1\n")
-    discovery = HostFile(path, 2)
-    assert discovery.find() == {"h1": 2}
-    path.write_text("h1\nh2\n")
-    assert discovery.find() == {"h1": 2, "h2": 2}
+    path.write_text("127.0.0.2\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        discovery = source("ssh", str(path), ssh_port=server.getsockname()[1])
+        assert discovery() == {}
+        path.write_text("127.0.0.2\n127.0.0.1\n")
+        assert discovery() == {"127.0.0.1": 2}
     path.unlink()
     with pytest.raises(TransientError, match="cannot be read"):
-        discovery.find()
+        discovery()
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("echo worker-0.job; echo worker-1.job:4", {"worker-0.job": 2, "worker-1.job": 4}),
+        ('echo "host-${FALAJ_PASSWORD:-without}"', {"host-without": 2}),
+    ],
+)
+def test_any_program_may_print_the_hosts_and_sees_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, hosts: Slots
+) -> None:
+    monkeypatch.setenv("FALAJ_PASSWORD", "secret")
+    assert source("script", str(program(tmp_path, text)))() == hosts
 
 
 def program(folder: Path, text: str) -> Path:
@@ -72,23 +97,12 @@ def program(folder: Path, text: str) -> Path:
     return path
 
 
-def test_any_program_may_print_the_hosts(tmp_path: Path) -> None:
-    path = program(tmp_path, "echo worker-0.job; echo worker-1.job:4")
-    assert HostProgram(path, 2).find() == {"worker-0.job": 2, "worker-1.job": 4}
-
-
 def test_a_program_that_fails_is_transient_and_says_what_it_printed(tmp_path: Path) -> None:
     path = program(tmp_path, "echo no such job >&2; exit 3")
-    with pytest.raises(TransientError, match=r"ended with code 3 \(no such job\)"):
-        HostProgram(path, 2).find()
+    with pytest.raises(TransientError, match=r"status 3\. \(no such job\)"):
+        source("script", str(path))()
     with pytest.raises(TransientError, match="did not print hosts"):
-        HostProgram(tmp_path / "none", 2).find()
-
-
-def test_a_program_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FALAJ_PASSWORD", "secret")
-    path = program(tmp_path, 'echo "host-${FALAJ_PASSWORD:-without}"')
-    assert list(HostProgram(path, 1).find()) == ["host-without"]
+        source("script", str(tmp_path / "none"))()
 
 
 class FixedHosts:
@@ -96,17 +110,10 @@ class FixedHosts:
         self.slots = slots
         self.failure: Exception | None = None
 
-    def find(self) -> Slots:
+    def __call__(self) -> Slots:
         if self.failure is not None:
             raise self.failure
         return self.slots
-
-
-def test_hosts_that_do_not_answer_are_left_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        found = AnsweringHosts(FixedHosts({"127.0.0.1": 2, "127.0.0.2": 2}), port).find()
-    assert found == {"127.0.0.1": 2}
 
 
 class PodAnswers(BaseHTTPRequestHandler):
@@ -193,43 +200,9 @@ def test_a_host_is_gone_only_after_several_looks_without_it() -> None:
         assert set(watch.slots) == {"h1", "h2"}
     watch.look()
     assert set(watch.slots) == {"h1"}
-
-
-def test_fewer_slots_of_a_host_count_at_once() -> None:
-    source = FixedHosts({"h1": 4})
-    watch = HostWatch(source)
+    source.slots = {"h1": 3}  # fewer or more slots count at once
     watch.look()
-    source.slots = {"h1": 2}
-    watch.look()
-    assert watch.slots == {"h1": 2}
-
-
-def test_the_configuration_chooses_the_source(tmp_path: Path) -> None:
-    def source(kind: str, place: str) -> object:
-        return discovery_of(
-            ElasticConfig.model_validate(
-                {
-                    "discovery": kind,
-                    "place": place,
-                    "interface": "eth0",
-                    "ssh_key_file": tmp_path / "key",
-                    "ssh_known_hosts_file": tmp_path / "known",
-                }
-            )
-        )
-
-    assert isinstance(source("file", "hosts"), HostFile)
-    assert isinstance(source("ssh", "hosts"), AnsweringHosts)
-    assert isinstance(source("script", "x.sh"), HostProgram)
-    assert isinstance(source("kubernetes", "ml/a=b"), KubernetesPods)
-    local = discovery_of(ElasticConfig(slots_per_host=3))
-    assert isinstance(local, LocalSlots)
-    assert local.find() == {"localhost": 3}
-
-
-def test_each_failure_doubles_the_rest_up_to_the_bound() -> None:
-    cooldown = Cooldown(5)
-    assert [cooldown.punish("h1-0", 0.0) for _ in range(8)] == [5, 10, 20, 40, 80, 160, 300, 300]
+    assert watch.slots == {"h1": 3}
 
 
 def test_a_place_rests_and_comes_back_and_others_do_not_rest() -> None:
@@ -254,8 +227,8 @@ def test_a_clean_leave_is_held_against_nobody() -> None:
     assert cooldown.punish("h1", 26.0) == 5
 
 
-@given(st.integers(1, 3000), st.floats(0.1, 300))
-def test_no_rest_is_shorter_or_longer_than_the_bounds(failures: int, shortest: float) -> None:
-    cooldown = Cooldown(shortest)
-    for _ in range(failures):
-        assert shortest <= cooldown.punish("h1", 0.0) <= LONGEST_REST_S
+def test_each_failure_doubles_the_rest_up_to_the_bound() -> None:
+    cooldown = Cooldown(5)
+    rests = [cooldown.punish("h1-0", 0.0) for _ in range(3000)]
+    assert rests[:8] == [5, 10, 20, 40, 80, 160, 300, 300]
+    assert rests[-1] == LONGEST_REST_S

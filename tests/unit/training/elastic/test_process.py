@@ -13,7 +13,7 @@ from tests.support.host.processes import wait_until
 
 REMOTE = ElasticConfig.model_validate(
     {
-        "discovery": "file",
+        "discovery": "ssh",
         "place": "/shared/hosts",
         "interface": "eth0",
         "ssh_key_file": "/keys/id",
