@@ -1,13 +1,8 @@
-"""What this host has to offer a run: cores that it may really use, GPUs, and cores for each rank.
-
-Facts come from `/sys`, as Linux shows them: memory nodes (NUMA), and cores that share one physical
-core (SMT). Where it says nothing, a host is one node of cores that share nothing.
-"""
+"""What this host has to offer a run: cores that it may use, GPUs, and cores for each rank."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -19,10 +14,16 @@ import pynvml  # type: ignore[import-untyped]
 from pydantic import PositiveInt
 
 from tasks.contracts.base import Contract
+from tasks.kernel.cores import (
+    SYSFS,
+    core_limit,
+    cores_of_node,
+    node_of_pci_device,
+    physical_cores_by_node,
+)
 from tasks.training.config import TrainingConfig
 
 LOGGER = logging.getLogger(__name__)
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,11 @@ class Host:
     def of_this_process(cls) -> Self:
         """Look at this host."""
         allowed = len(os.sched_getaffinity(0))
-        quota = cpu_quota(CGROUP)
+        limit = core_limit().num_cores
         return cls(
-            num_cores=allowed if quota is None else min(allowed, max(1, math.ceil(quota))),
+            num_cores=allowed if limit is None else min(allowed, limit),
             num_gpus=count_gpus(os.environ),
         )
-
-
-def cpu_quota(cgroup: Path) -> float | None:
-    """Cores' worth of time that a container gets; None where there is no limit (cgroup v2)."""
-    try:
-        allowed, period = (cgroup / "cpu.max").read_text().split()
-    except OSError:
-        return None
-    return None if allowed == "max" else int(allowed) / int(period)
 
 
 def count_gpus(environment: Mapping[str, str]) -> int:
@@ -102,9 +94,6 @@ def plan_ranks(config: TrainingConfig, host: Host) -> RankPlan:
     return plan
 
 
-SYSFS = Path("/sys")
-
-
 @dataclass(frozen=True)
 class Cores:
     """Cores that this process may use.
@@ -119,14 +108,7 @@ class Cores:
     @classmethod
     def of_host(cls, allowed: AbstractSet[int], sysfs: Path = SYSFS) -> Cores:
         """The cores among `allowed` (`os.sched_getaffinity(0)`) as `sysfs` describes them."""
-        left = set(allowed)
-        nodes = []
-        for path in sorted(sysfs.glob("devices/system/node/node[0-9]*"), key=_number):
-            listed = left & parse_cpu_list(_text(path / "cpulist"))
-            nodes.append(_physical_cores(listed, sysfs))
-            left -= listed
-        nodes.append(_physical_cores(left, sysfs))
-        return cls(tuple(filter(None, nodes)))
+        return cls(tuple(physical_cores_by_node(allowed, sysfs).values()))
 
     @property
     def num_physical(self) -> int:
@@ -170,54 +152,15 @@ def _shares(free: list[list[int]], local_size: int, threads: int) -> Sequence[fr
     return shares
 
 
-def node_of_gpu(pci_bus_id: str, sysfs: Path = SYSFS) -> int | None:
-    """Memory node that a GPU is attached to; None where the host has only one or does not say.
-
-    Args:
-        pci_bus_id: such as `0000:3B:00.0`, from NVML or PyTorch; a longer domain is shortened.
-        sysfs: where to look.
-    """
-    domain, _, rest = pci_bus_id.lower().partition(":")
-    text = _text(sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node")
-    return int(text) if text.isdecimal() else None
-
-
 def cores_near_gpu(
     pci_bus_id: str, allowed: AbstractSet[int], sysfs: Path = SYSFS
 ) -> frozenset[int] | None:
-    """The allowed cores of the GPU's memory node; None where there is no such node or core."""
-    node = node_of_gpu(pci_bus_id, sysfs)
-    if node is None:
-        return None
-    listed = parse_cpu_list(_text(sysfs / f"devices/system/node/node{node}/cpulist"))
-    return frozenset(listed & allowed) or None
+    """The allowed cores of the GPU's memory node; None where there is no such node or core.
 
-
-def parse_cpu_list(text: str) -> set[int]:
-    """Cores that a list such as `0-3,8,10-11` names."""
-    cores: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        cores.update(range(int(first), int(last or first) + 1))
-    return cores
-
-
-def _physical_cores(cores: AbstractSet[int], sysfs: Path) -> tuple[tuple[int, ...], ...]:
-    """Cores in increasing order, those that share a physical core together."""
-    physical: dict[tuple[int, ...], None] = {}
-    for core in sorted(cores):
-        path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
-        sharing = (parse_cpu_list(_text(path)) | {core}) & cores
-        physical[tuple(sorted(sharing))] = None
-    return tuple(physical)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("node"))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    Args:
+        pci_bus_id: such as `0000:3B:00.0`, from NVML or PyTorch.
+        allowed: cores that may be used.
+        sysfs: where Linux shows hardware.
+    """
+    node = node_of_pci_device(pci_bus_id, sysfs)
+    return None if node is None else frozenset(cores_of_node(node, sysfs) & allowed) or None

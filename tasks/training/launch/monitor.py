@@ -7,29 +7,19 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import TrainingError, TransientError, refused_writes_explained
-from tasks.training.core.run_directory import RankProgress, RunDirectory, TrainingJob
+from tasks.training.core.run_directory import RankProgress, RunDirectory, RunPlan, TrainingJob
 from tasks.training.launch.rank_group import RankGroup
 
 LOGGER = logging.getLogger(__name__)
-WINDOW_S = 60.0
-"""The speed is that of the last minute: a machine that got busy shows within it."""
-MIN_SPAN_S = 2.0
 LINE_EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class Position:
-    """Steps that are done. `epoch` counts from 0, `step` those done in it."""
-
-    epoch: int
-    step: int
+NUM_POINTS = 7
+"""The speed is that of the last minute: a machine that got busy shows within it."""
 
 
 class Eta:
@@ -37,56 +27,41 @@ class Eta:
 
     Args:
         num_epochs: epochs of the run, unless it stops early.
-        steps_per_epoch: the same for all epochs.
-        rows_per_step: rows of the global batch.
+        plan: steps of an epoch, and rows of a step.
     """
 
-    def __init__(self, num_epochs: int, steps_per_epoch: int, rows_per_step: int) -> None:
+    def __init__(self, num_epochs: int, plan: RunPlan) -> None:
         self._num_epochs = num_epochs
-        self._steps_per_epoch = steps_per_epoch
-        self._rows_per_step = rows_per_step
-        self._seen: deque[tuple[float, int]] = deque()
-        self._logged_at: float | None = None
+        self._plan = plan
+        self._seen: deque[tuple[float, int]] = deque(maxlen=NUM_POINTS)
 
-    def line(self, now_s: float, position: Position) -> str | None:
-        """A line about the run, or None where the last one is fresh enough.
+    def line(self, now_s: float, epoch: int, step: int) -> str | None:
+        """A line about the run every ten seconds, once the speed is known.
 
-        There is one every ten seconds, none before the speed is known. After a position that lies
-        before the last (a rank was lost, the run went on from a checkpoint) the speed is measured
-        anew.
+        After a position that lies before the last (a rank was lost, the run went on from a
+        checkpoint) the speed is measured again.
 
         Args:
             now_s: of a clock that never goes back.
-            position: of the rank that is furthest behind, or of any.
+            epoch: of the rank that is furthest behind, from 0.
+            step: steps done of it.
         """
-        done = self._note(now_s, position)
-        steps_per_s = self._steps_per_s()
-        is_due = self._logged_at is None or now_s - self._logged_at >= LINE_EVERY_S
-        if steps_per_s is None or not is_due:
-            return None
-        self._logged_at = now_s
-        left_s = (self._num_epochs * self._steps_per_epoch - done) / steps_per_s
-        return (
-            f"epoch {position.epoch + 1} of {self._num_epochs}, step {position.step} of "
-            f"{self._steps_per_epoch}, {steps_per_s * self._rows_per_step:,.0f} rows/s, about "
-            f"{duration(left_s)} left"
-        )
-
-    def _note(self, now_s: float, position: Position) -> int:
-        """Remember what was seen; returns the steps that are done in all."""
-        done = position.epoch * self._steps_per_epoch + position.step
+        num_steps = self._plan.steps_per_epoch
+        done = epoch * num_steps + step
         if self._seen and done < self._seen[-1][1]:
             self._seen.clear()
-        self._seen.append((now_s, done))
-        while len(self._seen) > 2 and self._seen[1][0] <= now_s - WINDOW_S:
-            self._seen.popleft()
-        return done
-
-    def _steps_per_s(self) -> float | None:
-        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
-        if last_s - first_s < MIN_SPAN_S or last == first:
+        if self._seen and now_s - self._seen[-1][0] < LINE_EVERY_S:
             return None
-        return (last - first) / (last_s - first_s)
+        self._seen.append((now_s, done))
+        first_s, first = self._seen[0]
+        if done == first:
+            return None
+        steps_per_s = (done - first) / (now_s - first_s)
+        left_s = (self._num_epochs * num_steps - done) / steps_per_s
+        return (
+            f"epoch {epoch + 1} of {self._num_epochs}, step {step} of {num_steps}, "
+            f"{steps_per_s * self._plan.rows_per_step:,.0f} rows/s, about {duration(left_s)} left"
+        )
 
 
 def duration(seconds: float) -> str:
@@ -250,19 +225,15 @@ class RunMonitor:
 
     def _log_eta(self) -> None:
         """Log how far the rank is that is furthest behind, once the number of steps is known."""
-        plan = self._run.read_plan()
         positions = [
-            Position(progress.epoch, progress.step)
+            (progress.epoch, progress.step)
             for progress in self._last_progress.values()
             if progress.epoch is not None and progress.step is not None
         ]
-        if plan is None or not positions:
+        if not positions or (plan := self._run.read_plan()) is None:
             return
-        self._eta = self._eta or Eta(
-            self._config.max_epochs, plan.steps_per_epoch, plan.rows_per_step
-        )
-        furthest_behind = min(positions, key=lambda position: (position.epoch, position.step))
-        if line := self._eta.line(time.monotonic(), furthest_behind):
+        self._eta = self._eta or Eta(self._config.max_epochs, plan)
+        if line := self._eta.line(time.monotonic(), *min(positions)):
             LOGGER.info("%s", line)
 
     def _check_for_progress(self, now: float) -> None:

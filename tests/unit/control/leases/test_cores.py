@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.control.leases.devices import core_limit, core_sets, node_of_pci_device, parse_cpu_list
+from tasks.control.leases.devices import core_sets
+from tasks.kernel.cores import core_limit, node_of_pci_device, parse_cpu_list
 
 
 def write(file: Path, text: str) -> None:

@@ -16,9 +16,6 @@ from tasks.training.launch.host import (
     Host,
     cores_near_gpu,
     count_gpus,
-    cpu_quota,
-    node_of_gpu,
-    parse_cpu_list,
     plan_ranks,
 )
 
@@ -26,16 +23,6 @@ from tasks.training.launch.host import (
 def test_this_host_has_a_core() -> None:
     seen = Host.of_this_process()
     assert 1 <= seen.num_cores <= len(os.sched_getaffinity(0))
-
-
-@pytest.mark.parametrize(("text", "quota"), [("max 100000", None), ("150000 100000", 1.5)])
-def test_a_containers_share_of_time_is_read(tmp_path: Path, text: str, quota: float | None) -> None:
-    (tmp_path / "cpu.max").write_text(f"{text}\n")
-    assert cpu_quota(tmp_path) == quota
-
-
-def test_a_host_without_control_groups_has_no_quota(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path) is None
 
 
 class FakeNvml:
@@ -207,20 +194,11 @@ def test_no_core_is_given_twice_and_every_rank_gets_its_number(
 
 
 def test_the_memory_node_of_a_gpu_and_its_cores_are_found(sysfs: Path) -> None:
-    assert node_of_gpu(GPU, sysfs) == 1
-    assert node_of_gpu("00000000:3B:00.0", sysfs) == 1  # as NVML writes it
     assert cores_near_gpu(GPU, {0, 4, 5}, sysfs) == {4, 5}
     assert cores_near_gpu(GPU, {0, 1}, sysfs) is None
 
 
 def test_a_gpu_on_a_host_of_one_node_has_none(sysfs: Path) -> None:
     write(sysfs / f"bus/pci/devices/{GPU}/numa_node", "-1")
-    assert node_of_gpu(GPU, sysfs) is None
+    assert cores_near_gpu(GPU, {0}, sysfs) is None
     assert cores_near_gpu("0000:af:00.0", {0}, sysfs) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"), [("", set()), ("0", {0}), ("0-2,7,9-10", {0, 1, 2, 7, 9, 10})]
-)
-def test_cpu_lists_are_parsed(text: str, cores: set[int]) -> None:
-    assert parse_cpu_list(text) == cores

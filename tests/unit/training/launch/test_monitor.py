@@ -15,11 +15,9 @@ from tasks.training.core.run_directory import RankProgress, RunDirectory, RunPla
 from tasks.training.launch import monitor as module
 from tasks.training.launch.monitor import (
     BURST_LINES,
-    LINE_EVERY_S,
     LINES_PER_S,
     SETTLE_S,
     Eta,
-    Position,
     RankLog,
     RunMonitor,
     duration,
@@ -153,59 +151,34 @@ def test_the_rank_furthest_behind_tells_how_long_it_will_take(
     assert "epoch 1 of 8, step 40 of 100, 1,000 rows/s, about 13 min left" in caplog.text
 
 
-def test_a_line_says_where_how_fast_and_how_long() -> None:
-    eta = Eta(num_epochs=8, steps_per_epoch=78, rows_per_step=2048)
-    assert eta.line(100.0, Position(2, 0)) is None  # no speed yet
-    line = eta.line(101.0, Position(2, 20))
-    assert line is None  # too short to tell
-    assert eta.line(110.0, Position(2, 40)) == (
-        "epoch 3 of 8, step 40 of 78, 8,192 rows/s, about 2 min left"
-    )
+def eta(num_epochs: int, steps_per_epoch: int = 100, rows_per_step: int = 1) -> Eta:
+    return Eta(num_epochs, RunPlan(steps_per_epoch=steps_per_epoch, rows_per_step=rows_per_step))
 
 
-def test_lines_come_every_ten_seconds_however_short_an_epoch_is() -> None:
-    eta = Eta(num_epochs=3, steps_per_epoch=100, rows_per_step=1)
-    lines = [eta.line(float(s), Position(s // 50, 2 * (s % 50))) for s in range(150)]
-    said_at = [s for s, line in enumerate(lines) if line]
-    assert said_at == list(range(2, 150, 10))
-    assert LINE_EVERY_S == 10
+def test_lines_come_every_ten_seconds_and_a_resumed_run_is_not_credited_with_earlier_epochs() -> (
+    None
+):
+    of_run = eta(10, rows_per_step=10)
+    lines = [of_run.line(float(second), 8, second) for second in range(60)]
+    assert [second for second, line in enumerate(lines) if line] == [10, 20, 30, 40, 50]
+    assert lines[20] == "epoch 9 of 10, step 20 of 100, 10 rows/s, about 3 min left"
 
 
-def test_a_resumed_run_is_not_credited_with_earlier_epochs() -> None:
-    eta = Eta(num_epochs=10, steps_per_epoch=100, rows_per_step=10)
-    eta.line(0.0, Position(8, 0))
-    assert eta.line(20.0, Position(8, 20)) == (
-        "epoch 9 of 10, step 20 of 100, 10 rows/s, about 3 min left"
-    )
-
-
-def test_after_a_step_back_the_speed_is_measured_anew() -> None:
-    eta = Eta(num_epochs=2, steps_per_epoch=100, rows_per_step=1)
-    eta.line(0.0, Position(0, 0))
-    assert eta.line(10.0, Position(1, 0)) is not None
-    assert eta.line(20.0, Position(0, 50)) is None
-    line = eta.line(30.0, Position(0, 60))
+def test_after_a_step_back_the_speed_is_measured_again() -> None:
+    of_run = eta(2)
+    of_run.line(0.0, 0, 0)
+    assert of_run.line(20.0, 0, 50) is not None
+    assert of_run.line(30.0, 0, 10) is None
+    line = of_run.line(40.0, 0, 20)
     assert line is not None
     assert "1 rows/s" in line
 
 
 def test_a_machine_that_got_slow_shows_within_a_minute() -> None:
-    eta = Eta(num_epochs=1, steps_per_epoch=10_000, rows_per_step=1)
-    for second in range(100):
-        eta.line(float(second), Position(0, 50 * second))
-    lines = [eta.line(float(second), Position(0, 4950 + second - 99)) for second in range(100, 171)]
+    of_run = eta(1, 10_000)
+    lines = [of_run.line(float(s), 0, 50 * s) for s in range(100)]
+    lines = [of_run.line(float(s), 0, 4950 + s - 99) for s in range(100, 171)]
     assert "1 rows/s" in [line for line in lines if line][-1]
-
-
-def test_a_run_that_stands_still_says_so_with_its_last_speed_falling() -> None:
-    eta = Eta(num_epochs=1, steps_per_epoch=100, rows_per_step=1)
-    eta.line(0.0, Position(0, 0))
-    first = eta.line(10.0, Position(0, 10))
-    second = eta.line(50.0, Position(0, 10))
-    assert first is not None
-    assert second is not None
-    assert "about 2 min left" in first
-    assert "about 8 min left" in second
 
 
 @given(
@@ -214,11 +187,11 @@ def test_a_run_that_stands_still_says_so_with_its_last_speed_falling() -> None:
 def test_any_course_gives_lines_with_a_time_that_is_not_negative(
     course: list[tuple[float, int, int]],
 ) -> None:
-    eta = Eta(num_epochs=6, steps_per_epoch=100, rows_per_step=64)
+    of_run = eta(6, rows_per_step=64)
     now = 0.0
     for waited, number, step in course:
         now += waited
-        line = eta.line(now, Position(number, step))
+        line = of_run.line(now, number, step)
         assert line is None or re.search(r"about \d+ (s|min|h \d+ min) left$", line)
 
 

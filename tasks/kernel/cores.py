@@ -1,0 +1,132 @@
+"""CPU cores of this host: by memory node, as Linux shows them, and how many may be kept busy.
+
+Facts come from `/sys` and `/proc`. Where they show nothing, a host is one memory node of cores that
+share nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SYSFS = Path("/sys")
+PROCFS = Path("/proc")
+
+
+class CoreLimit(BaseModel):
+    """How many cores a control group may keep busy at a time, whichever they are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_cores: int | None = Field(default=None, ge=1, description="Cores; none: no limit.")
+    group: str = Field(default="", description="The control group that is limited.")
+
+
+def physical_cores_by_node(
+    allowed: AbstractSet[int], sysfs: Path = SYSFS
+) -> dict[int, tuple[tuple[int, ...], ...]]:
+    """The cores among `allowed` (`os.sched_getaffinity(0)`), by number of the memory node (NUMA).
+
+    Each physical core is given as the one or more cores that share it (SMT).
+    """
+    left = set(allowed)
+    found: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for path in sorted(sysfs.glob("devices/system/node/node[0-9]*"), key=_number):
+        listed = left & cores_of_node(_number(path), sysfs)
+        left -= listed
+        if listed:
+            found[_number(path)] = _physical_cores(listed, sysfs)
+    if left:
+        found[max(found, default=-1) + 1] = _physical_cores(left, sysfs)
+    return found
+
+
+def cores_of_node(node: int, sysfs: Path = SYSFS) -> set[int]:
+    """All cores of a memory node."""
+    return parse_cpu_list(_text(sysfs / f"devices/system/node/node{node}/cpulist"))
+
+
+def core_limit(procfs: Path = PROCFS, sysfs: Path = SYSFS) -> CoreLimit:
+    """The tightest processor limit of the control groups that this process is in (v1 and v2).
+
+    A share of a core counts as a whole one: time that is left over cannot be leased.
+    """
+    tightest = CoreLimit()
+    for group, quota in _quotas(procfs / "self" / "cgroup", sysfs / "fs" / "cgroup"):
+        cores = max(1, math.ceil(quota))
+        if tightest.num_cores is None or cores < tightest.num_cores:
+            # Two containers may both call their group "/"; the namespace tells them apart.
+            space = _link(procfs / "self" / "ns" / "cgroup")
+            tightest = CoreLimit(num_cores=cores, group=f"{space}{group}")
+    return tightest
+
+
+def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
+    """Control groups of this process, from the innermost outwards, and their cores' worth."""
+    for line in _text(listing).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = mounts / controllers if controllers else mounts
+        inner = Path(path.lstrip("/"))
+        for group in (inner, *inner.parents):
+            quota = _quota_v1(mount / group) if controllers else _quota_v2(mount / group)
+            if quota is not None:
+                yield f"{controllers}:/{group if group != Path() else ''}", quota
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    return int(quota) / int(period) if period and quota.isdecimal() else None
+
+
+def _quota_v2(folder: Path) -> float | None:
+    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    return int(quota) / int(period) if period and quota.isdecimal() else None
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Cores that a list such as `0-3,8,10-11` names."""
+    cores: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def node_of_pci_device(bus_id: str, sysfs: Path = SYSFS) -> int | None:
+    """Memory node that a device such as `00000000:3B:00.0` hangs on; None where nobody knows."""
+    domain, _, rest = bus_id.lower().partition(":")
+    text = _text(sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node")
+    return int(text) if text.isdecimal() else None
+
+
+def _physical_cores(cores: AbstractSet[int], sysfs: Path) -> tuple[tuple[int, ...], ...]:
+    physical: dict[tuple[int, ...], None] = {}
+    for core in sorted(cores):
+        path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+        physical[tuple(sorted((parse_cpu_list(_text(path)) | {core}) & cores))] = None
+    return tuple(physical)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("node"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
