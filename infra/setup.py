@@ -34,11 +34,11 @@ from infra.provision.checkout import (
     claim,
     exclusive,
     is_current,
+    mark_complete,
     read_lock,
     wanted_digest,
     withdraw,
     write_aside,
-    write_stamp,
 )
 from infra.provision.commands import Commands, Progress, SetupError, Step
 from infra.provision.horovod_wheel import horovod_wheel, wheel_key
@@ -120,7 +120,7 @@ def set_up(checkout: Checkout) -> None:
             print(f"set-up: {checkout.venv.name} was made by the other one")
             return
         make_environment(checkout, lock)
-        write_stamp(checkout, wanted)
+        mark_complete(checkout, wanted)
     print(f"set-up: {checkout.venv.name} is ready after {time.monotonic() - started:.0f} s")
 
 

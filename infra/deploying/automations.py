@@ -166,7 +166,7 @@ def decide_on_drift(*, cooldown_s: int = COOLDOWN_S, resume: bool = False) -> Au
     )
 
 
-def tell(notification: Notification, *, resume: bool = False) -> AutomationItem:
+def notify(notification: Notification, *, resume: bool = False) -> AutomationItem:
     """The automation that tells people of something, through every channel that there is."""
 
     async def actions(client: PrefectClient) -> list[ActionTypes]:
@@ -189,8 +189,8 @@ def tell(notification: Notification, *, resume: bool = False) -> AutomationItem:
 
 def automation_items(*, resume: bool = False) -> tuple[AutomationItem, ...]:
     """All automations."""
-    told = (tell(each, resume=resume) for each in notifications())
-    return (decide_on_drift(resume=resume), *told)
+    notices = (notify(each, resume=resume) for each in notifications())
+    return (decide_on_drift(resume=resume), *notices)
 
 
 async def leftover_automations(

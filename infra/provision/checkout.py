@@ -97,7 +97,7 @@ def is_current(checkout: Checkout, wanted: str) -> bool:
         return False  # no stamp, or one that set-up did not write
 
 
-def write_stamp(checkout: Checkout, wanted: str) -> None:
+def mark_complete(checkout: Checkout, wanted: str) -> None:
     """Declare the environment complete."""
     stamp = {"digest": wanted, "distributions": sorted(installed_distributions(checkout.venv))}
     write_aside(checkout.stamp, json.dumps(stamp, indent=1))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.provision.checkout import Checkout, wanted_digest, write_stamp
+from infra.provision.checkout import Checkout, mark_complete, wanted_digest
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ("tensorrt-rtx", "triton", "serving-clients")
@@ -60,7 +60,7 @@ def finish(checkout: Checkout) -> None:
         '[ "$1" = -I ] && exit; echo "called: $*"; echo "PYTHONPATH=$PYTHONPATH"; pwd',
     )
     program(checkout.venv / "bin" / "lint-imports", 'echo "called: lint-imports"')
-    write_stamp(checkout, wanted_digest(checkout))
+    mark_complete(checkout, wanted_digest(checkout))
     for tool in ENVIRONMENTS:
         (checkout.root / f".venv-{tool}").mkdir()
         (checkout.root / f".venv-{tool}" / "complete").touch()

@@ -13,11 +13,11 @@ from infra.provision.checkout import (
     claim,
     exclusive,
     is_current,
+    mark_complete,
     project_metadata,
     read_lock,
     wanted_digest,
     withdraw,
-    write_stamp,
 )
 from infra.provision.commands import SetupError
 
@@ -41,7 +41,7 @@ def checkout(tmp_path: Path) -> Checkout:
     made.python.parent.mkdir()
     made.python.symlink_to(sys.executable)
     made.state.mkdir()
-    write_stamp(made, wanted_digest(made))
+    mark_complete(made, wanted_digest(made))
     return made
 
 
@@ -89,7 +89,7 @@ def test_a_removed_or_changed_package_makes_it_stale_and_an_added_one_does_not(
 def test_weights_that_were_removed_make_it_stale(checkout: Checkout) -> None:
     weights = checkout.weights / "words-1.0.dist-info"
     weights.mkdir(parents=True)
-    write_stamp(checkout, wanted_digest(checkout))
+    mark_complete(checkout, wanted_digest(checkout))
     assert current(checkout)
     weights.rmdir()
     assert not current(checkout)
