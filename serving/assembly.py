@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import json
 import logging
@@ -28,7 +27,7 @@ from serving.protocol.http.listener import (
 from serving.protocol.http.pages import AdminPages, admin_token
 from serving.security.open_guard import OpenGuard
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.files import is_held, locked, private_folder, write_atomically
 
 if TYPE_CHECKING:
     import grpc
@@ -226,15 +225,14 @@ def _spare_what_stays() -> None:
 @contextlib.contextmanager
 def _only_one(home: Path) -> Iterator[None]:
     """Holds the lock of a state folder, which ends with the process, however that ends."""
-    file = home / _LOCK_FILE
-    with file.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise ConfigurationError(
-                f"another process serves from {home}{_described_process(home)}; end it first "
-                "(python -m serving stop), or name another state folder. Nothing was started"
-            ) from exc
+
+    def held() -> ConfigurationError:
+        return ConfigurationError(
+            f"another process serves from {home}{_described_process(home)}; end it first "
+            "(python -m serving stop), or name another state folder. Nothing was started"
+        )
+
+    with locked(home / _LOCK_FILE, wait_s=0, held=held):
         yield
 
 
@@ -254,15 +252,7 @@ def read_addresses(home: Path) -> dict[str, str | int | None] | None:
 
 def is_locked(home: Path) -> bool:
     """Whether a process serves from a state folder, or is about to start or to end."""
-    file = home / _LOCK_FILE
-    if not file.exists():
-        return False
-    with file.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+    return is_held(home / _LOCK_FILE)
 
 
 def _address(host: str, port: int) -> str:

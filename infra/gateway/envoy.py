@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import http.client
 import importlib.util
 import json
@@ -20,6 +19,7 @@ from typing import Any
 
 from infra.gateway.config import ADMIN_SOCKET, GatewayPlan
 from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.files import locked
 
 DRAIN_S = 10
 FLUSH_MS = 1000
@@ -173,12 +173,14 @@ def run_envoy(plan: GatewayPlan) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    with _lock(plan.files.folder / RUNNING) as descriptor:
+    # Two Envoys would share the port unseen. Envoy inherits the lock, so it ends with both.
+    folder = plan.files.folder
+    with locked(folder / RUNNING, wait_s=LOCK_WAIT_S, held=lambda: _runs_already(folder)) as lock:
         (plan.files.folder / ADMIN_SOCKET).unlink(missing_ok=True)
         process = subprocess.Popen(
             command,
             cwd=plan.files.folder,
-            pass_fds=(descriptor,),
+            pass_fds=(lock,),
             umask=0o077,
             start_new_session=True,  # a terminal's Ctrl-C is for this process
             preexec_fn=_die_with_parent,
@@ -204,25 +206,8 @@ def _finish_requests(admin: Admin) -> None:
             time.sleep(PAUSE_S)
 
 
-@contextlib.contextmanager
-def _lock(file: Path) -> Iterator[int]:
-    """Two Envoys would share the port unseen. Envoy inherits the lock, so it ends with both."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as exc:
-                if time.monotonic() > deadline:
-                    raise ConfigurationError(
-                        f"an Envoy runs in {file.parent} already; it takes what `prepare` writes"
-                    ) from exc
-                time.sleep(PAUSE_S)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _runs_already(folder: Path) -> ConfigurationError:
+    return ConfigurationError(f"an Envoy runs in {folder} already; it takes what `prepare` writes")
 
 
 def _die_with_parent() -> None:

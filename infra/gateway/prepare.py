@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -35,7 +34,7 @@ from infra.gateway.routing import (
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
 from tasks.kernel.errors import ConfigurationError, TransientError, refused_writes_explained
-from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.files import locked, private_folder, write_atomically
 
 SHARES_LIMIT_S, PAUSE_S = 10.0, 0.02
 INTERNAL, PUBLIC = "internal", "public-authority"
@@ -71,8 +70,7 @@ def prepared_folder(files: GatewayFiles) -> Iterator[None]:
         private_folder(files.folder)
         previous = os.umask(0o077)
         try:
-            with (files.folder / ".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(files.folder / ".lock"):
                 yield
         finally:
             os.umask(previous)

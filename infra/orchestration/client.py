@@ -6,11 +6,11 @@ Prefect is imported.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import is_held
 from tasks.kernel.settings import PROJECT_ROOT
 
 PLATFORM = "platform"
@@ -28,16 +28,7 @@ def platform_folder(home: Path) -> Path:
 
 def is_running(home: Path) -> bool:
     """True while a supervisor lives: it holds a lock that the kernel frees when it dies."""
-    try:
-        lock = (platform_folder(home) / "lock").open("rb")
-    except FileNotFoundError:
-        return False
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    return is_held(platform_folder(home) / "lock")
 
 
 def platform_environment(home: Path) -> dict[str, str] | None:

@@ -5,7 +5,6 @@ Where `PREFECT_API_URL` is set, that server is used and nothing is started.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import subprocess
@@ -25,7 +24,7 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.files import lack_of_space, make_folder, require_space
+from tasks.kernel.files import lack_of_space, locked, make_folder, require_space
 
 SERVER = "infra.platform.apps:create_prefect"
 START_TIMEOUT_S = 180
@@ -86,22 +85,18 @@ def only_run(home: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: another run holds it.
     """
-    with refused_writes_explained(home):
-        make_folder(home)
-        lock = (home / "run.lock").open("a+")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            lock.seek(0)
-            raise ConfigurationError(
-                f"{home}: process {lock.read().strip() or '?'} is running a flow on this state "
-                "folder; wait until it ends, or set FALAJ_HOME to another folder"
-            ) from exc
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    file = home / "run.lock"
+    with locked(file, wait_s=0, held=lambda: _runs_already(file)) as lock:
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
         yield
+
+
+def _runs_already(lock: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"{lock.parent}: process {lock.read_text().strip() or '?'} is running a flow on this state "
+        "folder; wait until it ends, or set FALAJ_HOME to another folder"
+    )
 
 
 def client_environment(home: Path, port: int) -> dict[str, str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import secrets
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from infra.orchestration.client import platform_folder, read_password
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.files import write_atomically
+from tasks.kernel.files import locked, write_atomically
 
 LOCK_WAIT_S = 2.0
 """A command that tests whether the lock is held takes it for some microseconds."""
@@ -172,22 +170,16 @@ def only_supervisor(files: PlatformFiles) -> Iterator[None]:
     Raises:
         ConfigurationError: another one lives.
     """
-    with files.lock.open("a+") as lock:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as exc:
-                if time.monotonic() > deadline:
-                    raise ConfigurationError(
-                        f"{files.folder}: process {supervisor_pid(files)} supervises this state "
-                        "folder; make status shows it, make down ends it"
-                    ) from exc
-                time.sleep(0.02)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+
+    def held() -> ConfigurationError:
+        return ConfigurationError(
+            f"{files.folder}: process {supervisor_pid(files)} supervises this state folder; make "
+            "status shows it, make down ends it"
+        )
+
+    with locked(files.lock, wait_s=LOCK_WAIT_S, held=held) as lock:
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
         yield
 
 

@@ -6,7 +6,6 @@ then ends the platform; or it ends it at once and lists the runs that this cut o
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -39,9 +38,8 @@ from tasks.kernel.errors import (
     ConfigurationError,
     FalajError,
     TransientError,
-    refused_writes_explained,
 )
-from tasks.kernel.files import make_folder, private_folder, require_space, write_atomically
+from tasks.kernel.files import locked, make_folder, private_folder, require_space, write_atomically
 from tasks.kernel.settings import PROJECT_ROOT
 
 START_LIMIT_S = 600.0
@@ -75,10 +73,7 @@ def bring_up(files: PlatformFiles, config: PlatformConfig, environment: dict[str
     """
     private_folder(files.folder)
     paused = paused_pools(files)
-    with refused_writes_explained(files.folder):
-        lock = files.start_lock.open("a")
-    with lock:  # two that start at once would each make a password, and one would be wrong
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(files.start_lock):  # two at once would each make a password, and one be wrong
         process = None if is_running(files.home) else _begin(files, config, environment)
     if process is None:
         _require_same(files, config)

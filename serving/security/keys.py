@@ -6,7 +6,6 @@ nothing to guess that a slow digest would protect.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import logging
@@ -23,7 +22,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from serving.errors import EndedError, UnauthorizedError
 from serving.security.config import Grant
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.files import file_state, make_folder, write_atomically
+from tasks.kernel.files import file_state, locked, write_atomically
 
 LOGGER = logging.getLogger(__name__)
 
@@ -191,8 +190,5 @@ def _write(file: Path, keys: tuple[ApiKey, ...]) -> None:
 @contextmanager
 def _changing(file: Path) -> Iterator[None]:
     """Hold the lock of a file of keys, so that two commands do not lose each other's keys."""
-    with refused_writes_explained(file):
-        make_folder(file.parent)
-        with (file.parent / f".{file.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    with refused_writes_explained(file), locked(file.parent / f".{file.name}.lock"):
+        yield

@@ -1,18 +1,21 @@
-"""Files: written whole or not at all, appended line by line, flushed, counted, on a full disk."""
+"""Files: written whole or not at all, appended line by line, locked, flushed, on a full disk."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.kernel.errors import StorageError, refused_writes_explained
+from tasks.kernel.errors import StorageError, TransientError, refused_writes_explained
 
 PRIVATE_MODE = 0o700
+LOCK_POLL_S = 0.02
 LEAST_FREE_BYTES = 32_000_000
 """Prefect's database alone begins with some megabytes, and fails in many ways without them."""
 
@@ -111,6 +114,67 @@ def append_lines(path: Path, lines: Sequence[str], *, mode: int = 0o666) -> None
                 raise
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def locked(
+    path: Path,
+    *,
+    shared: bool = False,
+    wait_s: float = float("inf"),
+    held: Callable[[], Exception] | None = None,
+) -> Iterator[int]:
+    """Hold the lock of a file against other processes and threads; the file is made.
+
+    The kernel frees it when this process ends, however it ends. A child that inherits the
+    descriptor which is yielded holds it too.
+
+    Args:
+        path: its folder is made; the file may be anything that is never renamed or removed.
+        shared: others may hold it too, if they share it.
+        wait_s: how long to wait for others; 0: not at all.
+        held: the error where others hold it for longer; default: a TransientError.
+
+    Raises:
+        StorageError: the file cannot be made.
+    """
+    with refused_writes_explained(path):
+        make_folder(path.parent)
+        descriptor = os.open(path, (os.O_RDONLY if shared else os.O_RDWR) | os.O_CREAT, 0o600)
+    try:
+        deadline = time.monotonic() + wait_s
+        while not _take(descriptor, shared=shared, wait=wait_s == float("inf")):
+            if time.monotonic() >= deadline:
+                raise (
+                    held()
+                    if held
+                    else TransientError(f"others held {path} for {wait_s:g} s; try again")
+                )
+            time.sleep(LOCK_POLL_S)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, *, shared: bool, wait: bool) -> bool:
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_held(path: Path) -> bool:
+    """True while a process holds the lock of a file; makes nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _take(descriptor, shared=True, wait=False)
+    finally:
+        os.close(descriptor)
 
 
 def make_folder(folder: Path) -> Path:

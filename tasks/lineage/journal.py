@@ -7,7 +7,6 @@ ids, which OpenLineage's readers take as one.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.files import append_lines, make_folder, write_atomically
+from tasks.kernel.files import append_lines, locked, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,8 @@ class Journal:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the files against other processes that write them."""
-        with refused_writes_explained(self.folder):
-            make_folder(self.folder)
-            with (self.folder / LOCK).open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
+        with refused_writes_explained(self.folder), locked(self.folder / LOCK):
+            yield
 
     def known_runs(self) -> frozenset[str]:
         """Ids of the steps that are wholly written."""

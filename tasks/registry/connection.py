@@ -7,10 +7,8 @@ step of every use, and importing this room has no effects.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,14 +24,13 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.files import flush_to_disk, make_folder
+from tasks.kernel.files import flush_to_disk, locked, make_folder
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 LOCK_WAIT_S = 120.0
-LOCK_POLL_S = 0.05
 SQLITE_SCHEME = "sqlite:///"
 SQLITE_MAGIC = b"SQLite format 3\0"
 _LOCKED = ("database is locked", "database table is locked", "database schema is locked")
@@ -151,30 +148,15 @@ def exclusive(location: RegistryLocation, wait_s: float = LOCK_WAIT_S) -> Iterat
         StorageError: the folder cannot be written.
     """
     path = location.artifacts / ".registry.lock"
-    with refused_writes_explained(path):
-        make_folder(path.parent)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        _wait_for_lock(descriptor, path, wait_s)
+
+    def held() -> TransientError:
+        return TransientError(
+            f"another process held {path} for {wait_s:g} s while changing the model registry; "
+            "expected it to finish sooner. Nothing was changed; try again"
+        )
+
+    with locked(path, wait_s=wait_s, held=held):
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _wait_for_lock(descriptor: int, path: Path, wait_s: float) -> None:
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise TransientError(
-                    f"another process held {path} for {wait_s:g} s while changing the model "
-                    "registry; expected it to finish sooner. Nothing was changed; try again"
-                ) from None
-            time.sleep(LOCK_POLL_S)
-        else:
-            return
 
 
 @contextmanager

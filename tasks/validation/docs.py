@@ -8,7 +8,6 @@ put together aside and swapped in by one link.
 
 from __future__ import annotations
 
-import fcntl
 import html
 import os
 import re
@@ -22,7 +21,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from tasks.kernel.errors import ArtifactError, refused_writes_explained
-from tasks.kernel.files import digest_of
+from tasks.kernel.files import digest_of, locked
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome
 
@@ -193,9 +192,7 @@ def _verdict(outcome: SuiteOutcome) -> str:
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Hold the site until the block, or the process, ends."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(root / "lock"):
         yield
 
 

@@ -14,7 +14,6 @@ never a key or a value of a row.
 
 from __future__ import annotations
 
-import fcntl
 import getpass
 import hashlib
 import json
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.files import append_lines, private_folder, write_atomically
+from tasks.kernel.files import append_lines, locked, private_folder, write_atomically
 
 BEGINNING = "0" * 64
 """What the first line names as the one before it."""
@@ -157,23 +156,16 @@ class AuditTrail:
         """Hold the trail; also finds out that it cannot be written, before anything is done."""
         with refused_writes_explained(self.folder):
             private_folder(self.folder)
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(self.folder / "lock"):
             yield
-        finally:
-            os.close(descriptor)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Keep writers out, where there was one: lines and head belong together."""
-        try:
-            lock = (self.folder / "lock").open("rb")
-        except FileNotFoundError:
+        if not (self.folder / "lock").exists():
             yield
             return
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+        with locked(self.folder / "lock", shared=True):
             yield
 
     def _move_head(self, digest: str) -> None:

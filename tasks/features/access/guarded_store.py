@@ -5,8 +5,6 @@ Everything that opens the feature store opens this one, Feast's servers too.
 
 from __future__ import annotations
 
-import fcntl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,13 +18,12 @@ from feast.repo_config import RepoConfig
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from tasks.features.access.ownership import claim_online_store
-from tasks.kernel.errors import FeatureStoreError, TransientError, refused_writes_explained
-from tasks.kernel.files import make_folder
+from tasks.kernel.errors import FeatureStoreError, TransientError
+from tasks.kernel.files import locked
 
 WRITER_WAIT_S = 900
 """An apply takes seconds; with a file registry a whole materialization is waited for."""
 
-POLL_S = 0.05
 _HELD: ContextVar[frozenset[Path]] = ContextVar("falaj_registry_locks", default=frozenset())
 
 
@@ -130,24 +127,12 @@ def file_lock(file: Path) -> Iterator[None]:
     Raises:
         TransientError: another one holds it for too long.
     """
-    with refused_writes_explained(file):
-        make_folder(file.parent)
-        stream = file.open("a")
-    deadline = time.monotonic() + WRITER_WAIT_S
-    with stream:
-        while not _taken(stream.fileno()):
-            if time.monotonic() > deadline:
-                raise TransientError(
-                    f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, "
-                    "pushing or materializing. Run again when it is done. Nothing was changed"
-                )
-            time.sleep(POLL_S)
+
+    def held() -> TransientError:
+        return TransientError(
+            f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, pushing or "
+            "materializing. Run again when it is done. Nothing was changed"
+        )
+
+    with locked(file, wait_s=WRITER_WAIT_S, held=held):
         yield
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

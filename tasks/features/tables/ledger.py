@@ -5,7 +5,6 @@ Importing Feast takes seconds; a run that finds everything in place never needs 
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +18,7 @@ from tasks.features.access.profile import profile_file
 from tasks.features.config import FeatureConfig
 from tasks.features.online.store_token import read_mark
 from tasks.features.tables.build import read_query
-from tasks.kernel.files import digest_of, make_folder, write_atomically
+from tasks.kernel.files import digest_of, locked, write_atomically
 from tasks.kernel.settings import code_digest, content_key
 
 SNAPSHOTS = "snapshots"
@@ -101,9 +100,7 @@ def write_ledger(
         views=views,
     )
     file = home / "feast" / "materialized.json"
-    make_folder(file.parent)
-    with file.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(file.with_suffix(".lock")):
         known = load_ledger(home)
         if known and known.model_copy(update={"views": views}) == new:
             new = new.model_copy(update={"views": _not_behind(views, known.views)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -23,7 +22,7 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.files import flush_to_disk
+from tasks.kernel.files import flush_to_disk, locked
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -180,17 +179,8 @@ def explained(storage: StudyStorage) -> Iterator[None]:
 
 @contextmanager
 def _file_lock(path: Path, study: str) -> Iterator[None]:
-    with refused_writes_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _is_driven(study) from None
+    with locked(path, wait_s=0, held=lambda: _is_driven(study)):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_driven(study: str) -> TransientError:

@@ -1,0 +1,63 @@
+"""A file's lock is held by one, or shared by readers, and freed by the kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.files import is_held, locked
+
+
+def test_a_lock_passes_to_the_one_who_waits(tmp_path: Path) -> None:
+    file, order = tmp_path / "new" / "lock", list[str]()
+
+    def second() -> None:
+        with locked(file, wait_s=30):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with locked(file):
+        thread.start()
+        thread.join(0.1)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+def test_who_does_not_wait_gets_the_error_that_was_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    assert not is_held(file)
+    assert not file.exists()
+    with locked(file):
+        assert is_held(file)
+        with pytest.raises(TransientError), locked(file, wait_s=0):
+            pass
+        with (
+            pytest.raises(ConfigurationError),
+            locked(file, wait_s=0.05, held=lambda: ConfigurationError("taken")),
+        ):
+            pass
+    assert not is_held(file)
+
+
+def test_readers_share_it_and_keep_a_writer_out(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with locked(file, shared=True), locked(file, shared=True, wait_s=0):
+        with pytest.raises(TransientError), locked(file, wait_s=0):
+            pass
+
+
+def test_a_child_that_inherits_it_holds_it_until_it_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with locked(file) as lock:
+        line = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(line, pass_fds=(lock,))
+    assert is_held(file)
+    child.kill()
+    child.wait()
+    assert not is_held(file)
