@@ -20,7 +20,7 @@ from tasks.contracts.run import RunRecord
 from tasks.kernel.provenance import code_commit, host_facts
 from tasks.kernel.settings import Settings
 from tasks.registry.task import claim_model_name
-from tasks.reporting.task import publish_report, show_pictures
+from tasks.reporting.task import publish_report
 from tasks.validation.task import publish_data_docs
 
 
@@ -82,7 +82,6 @@ def run_loop(config: PipelineConfig) -> RunRecord:
     )
     publish_data_docs()
     publish_report(record)
-    show_pictures(record)
     check_online(config)
     return record
 

@@ -14,7 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.evaluation import CurvePoint
+from tasks.contracts.drift import FeatureDrift
+from tasks.contracts.evaluation import CurvePoint, EvaluationReport, Metric, RegressionMetrics
+from tasks.contracts.measurement import VariantLatency
+from tasks.contracts.release import ModelVariant
 from tasks.reporting.drawing import (
     BAD,
     BASELINE,
@@ -37,6 +40,7 @@ from tasks.reporting.drawing import (
     name_width,
     whole_numbers,
 )
+from tasks.reporting.judgement import sized, with_label_unit
 from tasks.reporting.quantities import (
     count,
     days,
@@ -69,18 +73,14 @@ class Series:
         return [(x, y) for x, y in self.points if is_shown(x) and is_shown(y)]
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A place on the x axis worth a vertical line and words."""
-
-    x: float
-    text: str
-
-
 def line_chart(
-    title: str, series: Sequence[Series], x_title: str, y_title: str, mark: Mark | None = None
+    title: str,
+    series: Sequence[Series],
+    x_title: str,
+    y_title: str,
+    mark: tuple[float, str] | None = None,
 ) -> Markup:
-    """Lines over whole numbers, such as losses by epoch; `mark` points one number out."""
+    """Lines over whole numbers, such as losses by epoch; `mark` names one number."""
     with canvas() as drawing:
         axes, ends = drawing.axes, []
         for one, style in zip(series, LINES, strict=False):
@@ -100,7 +100,7 @@ def line_chart(
         keys = [Line2D([], [], **style) for style in LINES[: len(series)]]
         drawing.legend(keys, [one.name for one in series])
         if mark is not None:
-            drawing.mark(mark.x, mark.text)
+            drawing.mark(*mark)
         return drawing.svg(title, f"{y_title} by {x_title}. {' '.join(ends)}")
 
 
@@ -126,7 +126,7 @@ def curve_chart(
         return drawing.svg(title, words, "square")
 
 
-def calibration_chart(title: str, points: Sequence[CurvePoint]) -> Markup:
+def calibration_chart(points: Sequence[CurvePoint]) -> Markup:
     """Observed rate by mean score with 95 % Wilson intervals, and how many rows each bin holds.
 
     Marks are as large as their rows are many; on the diagonal a score of 30 % comes true in 30 %.
@@ -161,7 +161,7 @@ def calibration_chart(title: str, points: Sequence[CurvePoint]) -> Markup:
         key = Line2D([], [], color=WATER, marker="o", linewidth=2)
         drawing.legend([key, perfect], ["candidate, 95 % interval", "perfect"])
         return drawing.svg(
-            title,
+            "Calibration",
             f"Observed rate by mean score in {len(shown)} bins; the dashed diagonal is perfect. "
             f"Below it the rows of each bin, {count(heaviest)} at most.",
             "square",
@@ -233,139 +233,122 @@ def interval_chart(
         return drawing.svg(title, words.strip())
 
 
-@dataclass(frozen=True)
-class Effect:
-    """How far one feature moved: `low` is the lower bound of `size`, both between 0 and 1."""
-
-    name: str
-    size: float
-    low: float
-    drifted: bool
-    columns: tuple[str, ...]
-    tip: str = ""
-
-
-def effect_chart(
-    title: str, rows: Sequence[Effect], headings: Sequence[str], threshold: float | None = None
-) -> Markup:
-    """Bars from zero: solid to the lower bound, pale to the estimate; columns at the right."""
-    column, top, bottom = 84.0, 46.0, 46.0
+def drift_chart(features: Sequence[FeatureDrift], threshold: float | None) -> Markup:
+    """Bars from zero: solid to the lower bound, pale to the estimate; numbers at the right."""
+    column, top, headings = 84.0, 46.0, ("effect", "PSI", "missing")
     right = column * len(headings) + 8
-    height = top + ROW * max(len(rows), 1) + bottom
-    names = [f"▲ {r.name}" if r.drifted else r.name for r in rows]  # known without colour too
-    with canvas(690, height, (name_width(names) + 14, right, top, bottom)) as drawing:
-        axes = drawing.axes
-        drawing.rows(names, [r.tip or r.name for r in rows], [r.drifted for r in rows])
-        for n, row in enumerate(rows):
-            colour = SAND if row.drifted else STONE
-            for value, opacity in ((row.size, 0.35), (row.low, 1.0 if row.drifted else 0.55)):
-                if is_shown(value) and value > 0:
-                    (bar,) = axes.barh([n], [value], 0.58, color=colour, alpha=opacity)
-                    drawing.tip(bar, row.tip)
-            for place, text in enumerate(row.columns, start=1):
+    height = top + ROW * max(len(features), 1) + 46
+    names = [f"▲ {f.feature}" if f.drifted else f.feature for f in features]  # without colour too
+    tips = [f"{f.feature} ({f.kind}): {f.evidence}" for f in features]
+    with canvas(690, height, (name_width(names) + 14, right, top, 46)) as drawing:
+        drawing.rows(names, tips, [f.drifted for f in features])
+        for n, feature in enumerate(features):
+            _drift_bars(drawing, n, feature, tips[n])
+            missing = feature.missing_reference, feature.missing_current
+            texts = (
+                *(decimal(value, 3) for value in (feature.effect, feature.psi)),
+                " → ".join(percent(share, 0) for share in missing),
+            )
+            for place, text in enumerate(texts, start=1):
                 drawing.beside(n, text, column * place, ha="right")
         for place, heading in enumerate(headings, start=1):
             at = 690 - right + column * place
             drawing.write(at, top - 12, heading, ha="right", color=SOFT)
-        largest = max([r.size for r in rows if is_shown(r.size)] + [threshold or 0.0, 0.01])
-        axes.set_xlim(0, largest * 1.04)
+        largest = max([f.effect for f in features if is_shown(f.effect)] + [threshold or 0.0, 0.01])
+        drawing.axes.set_xlim(0, largest * 1.04)
         text = "" if threshold is None else f"threshold {decimal(threshold, 2)}"
         drawing.reference(threshold, text)
         drawing.titles("effect size, 0 to 1 (solid: at least, pale: estimate)")
-        moved = sum(r.drifted for r in rows)
-        words = f"{len(rows)} features by size of change; {moved} have drifted."
-        return drawing.svg(title, words, "wide")
+        moved = sum(f.drifted for f in features)
+        words = f"{len(features)} features by size of change; {moved} have drifted."
+        return drawing.svg("Drift by feature", words, "wide")
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Median latency of one variant at one batch size; `ratio` is against PyTorch eager."""
-
-    variant: str
-    batch_rows: int
-    p50_ms: float
-    p95_ms: float
-    ratio: float
-    kept: bool
+def _drift_bars(drawing: Canvas, n: int, feature: FeatureDrift, tip: str) -> None:
+    solid = 1.0 if feature.drifted else 0.55
+    for value, opacity in ((feature.effect, 0.35), (feature.effect_low, solid)):
+        if is_shown(value) and value > 0:
+            colour = SAND if feature.drifted else STONE
+            (bar,) = drawing.axes.barh([n], [value], 0.58, color=colour, alpha=opacity)
+            drawing.tip(bar, tip)
 
 
-def latency_chart(title: str, rows: Sequence[Latency]) -> Markup:
+def latency_chart(variants: Sequence[ModelVariant]) -> Markup:
     """Bars on a logarithmic axis, grouped by batch size; dropped variants are outlined."""
-    ordered: list[Latency | int] = []
-    for size in sorted({r.batch_rows for r in rows}):
-        group = [r for r in rows if r.batch_rows == size]
-        ordered += [size, *sorted(group, key=lambda r: r.p50_ms)]
-    names = [row.variant if isinstance(row, Latency) else "" for row in ordered]
-    measured = [r.p50_ms for r in rows if is_shown(r.p50_ms) and r.p50_ms > 1e-12] or [1.0]
-    low = 10.0 ** math.floor(math.log10(min(measured)) - 0.05)
+    measured = [(variant, at) for variant in variants for at in variant.latencies]
+    sizes = sorted({at.batch_rows for _, at in measured})
+    ordered: list[tuple[ModelVariant, VariantLatency] | int] = []
+    for size in sizes:
+        group = [pair for pair in measured if pair[1].batch_rows == size]
+        ordered += [size, *sorted(group, key=lambda pair: pair[1].p50_ms)]
+    names = ["" if isinstance(row, int) else row[0].name for row in ordered]
+    known = [at.p50_ms for _, at in measured if is_shown(at.p50_ms) and at.p50_ms > 1e-12] or [1.0]
+    low = 10.0 ** math.floor(math.log10(min(known)) - 0.05)
     height = 66 + ROW * max(len(ordered), 1)
     with canvas(760, height, (name_width(names), 176, 20, 46)) as drawing:
         axes = drawing.axes
         axes.set_xscale("log")
-        axes.set_xlim(low, max(10 * low, 10.0 ** math.ceil(math.log10(max(measured)) + 0.05)))
+        axes.set_xlim(low, max(10 * low, 10.0 ** math.ceil(math.log10(max(known)) + 0.05)))
         drawing.rows(names)
         for n, row in enumerate(ordered):
-            if isinstance(row, Latency):
-                _latency_bar(drawing, row, n, low)
-            else:
+            if isinstance(row, int):
                 text = f"batch of {row:,} {'row' if row == 1 else 'rows'}"
                 drawing.note(text, (low, n), fontweight="bold")
+            else:
+                _latency_bar(drawing, *row, n, low)
         drawing.titles("median latency in ms, logarithmic (shorter is faster)")
-        variants, sizes = {r.variant for r in rows}, {r.batch_rows for r in rows}
-        words = f"{len(variants)} variants at {len(sizes)} batch sizes, medians."
-        return drawing.svg(title, words, "wide")
+        num_variants = len({variant.name for variant, _ in measured})
+        words = f"{num_variants} variants at {len(sizes)} batch sizes, medians."
+        return drawing.svg("Latency by variant", words, "wide")
 
 
-def _latency_bar(drawing: Canvas, row: Latency, n: int, low: float) -> None:
-    if not is_shown(row.p50_ms) or row.p50_ms <= 0:
+def _latency_bar(
+    drawing: Canvas, variant: ModelVariant, at: VariantLatency, n: int, low: float
+) -> None:
+    if not is_shown(at.p50_ms) or at.p50_ms <= 0:
         drawing.note("not measured", (low, n), color=SOFT)
         return
-    style = {"color": WATER} if row.kept else DROPPED
-    (bar,) = drawing.axes.barh([n], [max(row.p50_ms - low, 0.0)], 0.58, left=low, **style)
+    style = {"color": WATER} if variant.accepted else DROPPED
+    (bar,) = drawing.axes.barh([n], [max(at.p50_ms - low, 0.0)], 0.58, left=low, **style)
     drawing.tip(
         bar,
-        f"{row.variant} ({'kept' if row.kept else 'dropped'}), {row.batch_rows:,} rows: median "
-        f"{milliseconds(row.p50_ms)}, 95 % of requests within {milliseconds(row.p95_ms)}, "
-        f"{factor(row.ratio)} of PyTorch eager",
+        f"{variant.name} ({_fate(variant)}), {at.batch_rows:,} rows: median "
+        f"{milliseconds(at.p50_ms)}, 95 % of requests within {milliseconds(at.p95_ms)}, "
+        f"{factor(at.ratio_to_eager)} of PyTorch eager",
     )
-    words = f"{milliseconds(row.p50_ms)} · {factor(row.ratio)} eager"
-    drawing.note(words, (row.p50_ms, n), (8, 0), color=SOFT)
+    words = f"{milliseconds(at.p50_ms)} · {factor(at.ratio_to_eager)} eager"
+    drawing.note(words, (at.p50_ms, n), (8, 0), color=SOFT)
 
 
-@dataclass(frozen=True)
-class Trade:
-    """One variant: `cost` is positive, the change of the metric has its 95 % interval."""
-
-    name: str
-    cost: float
-    change: float
-    low: float
-    high: float
-    kept: bool
-    chosen: bool
-    tip: str = ""
+def _fate(variant: ModelVariant) -> str:
+    return "kept" if variant.accepted else "dropped"
 
 
-def trade_chart(title: str, points: Sequence[Trade], x_title: str, y_title: str) -> Markup:
+Trade = tuple[ModelVariant, float, Metric]
+"""A variant, what a request or a million rows cost with it, and its change of the metric."""
+
+
+def trade_chart(title: str, points: Sequence[Trade], x_title: str, metric: str) -> Markup:
     """What a request costs against what the variant does to the metric; dropped ones outlined.
 
     A chosen variant's name is strong and marked, so that colour is not needed.
     """
-    margins = (66, name_width([p.name for p in points]) + 18, 40, 48)
+    margins = (66, name_width([v.name for v, _, _ in points]) + 18, 40, 48)
     with canvas(520, 300, margins) as drawing:
         axes = drawing.axes
         axes.set_xscale("log")
-        costs = [p.cost for p in points if is_shown(p.cost) and p.cost > 1e-12] or [1.0]
+        costs = [cost for _, cost, _ in points if is_shown(cost) and cost > 1e-12] or [1.0]
         axes.set_xlim(min(costs) / 2, max(costs) * 2)
-        axes.set_ylim(limits(0.0, *(v for p in points for v in (p.change, p.low, p.high))))
+        bounds = [v for _, _, change in points for v in (change.value, change.low, change.high)]
+        axes.set_ylim(limits(0.0, *bounds))
         axes.axhline(0.0, **BASELINE)
         low, high = axes.get_ylim()
-        ordered = sorted(points, key=lambda p: -p.change)
-        heights = _apart([p.change for p in ordered], low, high, (high - low) * 16 / 212)
+        ordered = sorted(points, key=lambda point: -point[2].value)
+        heights = _apart([p[2].value for p in ordered], low, high, (high - low) * 16 / 212)
         for point, height in zip(ordered, heights, strict=True):
-            _trade(drawing, point, height)
-        drawing.titles(x_title, y_title)
-        chosen = sum(p.chosen for p in points)
+            _trade(drawing, *point, height, metric)
+        drawing.titles(x_title, f"{metric} change")
+        chosen = sum(bool(variant.serves) for variant, _, _ in points)
         return drawing.svg(
             title,
             f"{len(points)} variants; {chosen} of them are chosen for a goal. "
@@ -382,23 +365,30 @@ def _apart(wanted: Sequence[float], low: float, high: float, gap: float) -> list
     return [height + under for height in found]
 
 
-def _trade(drawing: Canvas, point: Trade, height: float) -> None:
-    axes = drawing.axes
-    if is_shown(point.low) and is_shown(point.high):
-        axes.vlines(point.cost, point.low, point.high, colors=WATER, linewidths=2)
-    edge: dict[str, Any] = (
-        {"color": WATER} if point.kept else {"mfc": CARD, "mec": STONE, "color": STONE}
+def _trade(
+    drawing: Canvas, variant: ModelVariant, cost: float, change: Metric, height: float, metric: str
+) -> None:
+    axes, chosen = drawing.axes, bool(variant.serves)
+    if is_shown(change.low) and is_shown(change.high):
+        axes.vlines(cost, change.low, change.high, colors=WATER, linewidths=2)
+    edge: dict[str, Any] = {"color": WATER}
+    if not variant.accepted:
+        edge = {"mfc": CARD, "mec": STONE, "color": STONE}
+    (dot,) = axes.plot([cost], [change.value], "o", ms=10, **edge)
+    goals = f"chosen for {', '.join(variant.serves)}" if chosen else "not chosen"
+    tip = (
+        f"{variant.name} ({_fate(variant)}, {goals}): "
+        f"{significant(cost)}, {metric} {decimal(change.value, 5)}"
     )
-    (dot,) = axes.plot([point.cost], [point.change], "o", ms=10, **edge)
-    drawing.tip(dot, point.tip)
-    name = shortened(point.name, LONGEST_NAME)
+    drawing.tip(dot, tip)
+    name = shortened(variant.name, LONGEST_NAME)
     words = axes.annotate(
-        f"★ {name}" if point.chosen else name, (point.cost, point.change), xytext=(1.04, height),
+        f"★ {name}" if chosen else name, (cost, change.value), xytext=(1.04, height),
         textcoords=axes.get_yaxis_transform(), va="center", annotation_clip=False,
-        fontweight="bold" if point.chosen else "normal", color=INK if point.kept else SOFT,
+        fontweight="bold" if chosen else "normal", color=INK if variant.accepted else SOFT,
         arrowprops={"arrowstyle": "-", "color": GRID, "shrinkA": 0, "shrinkB": 0},
     )  # fmt: skip
-    drawing.tip(words, point.tip)
+    drawing.tip(words, tip)
 
 
 def windows_chart(windows: Sequence[tuple[str, TimeWindow]]) -> Markup:
@@ -462,6 +452,7 @@ def multiples(title: str, description: str, cells: Sequence[Cell], window: TimeW
     width, bottom = columns * (wide + gap), -(-len(cells) // columns) * high
     with canvas(width, bottom + 22, (0, 0, 0, 0)) as drawing:
         drawing.axes.set_axis_off()
+        drawing.axes.set(xlim=(0, width), ylim=(bottom + 22, 0))
         for n, cell in enumerate(cells):
             left, top = (n % columns) * (wide + gap), (n // columns) * high
             name = drawing.write(left, top + 8, shortened(cell.name, 25), fontweight="bold")
@@ -470,60 +461,81 @@ def multiples(title: str, description: str, cells: Sequence[Cell], window: TimeW
             low, high_edge = cell.edges
             for y, text in ((top + 37, high_edge), (top + 124, low)):
                 drawing.write(left + wide, y, text, ha="right", color=SOFT)
-            _small_chart(drawing.add(left, top + 46, wide, 70), cell)
+            _small_chart(drawing.axes, cell, (left, left + wide), (top + 116, top + 46))
         drawing.write(0, bottom + 11, f"{window.start:%Y-%m-%d}", color=SOFT)
         drawing.write(width - gap, bottom + 11, f"{window.end:%Y-%m-%d}", ha="right", color=SOFT)
         return drawing.svg(title, description)
 
 
-def _small_chart(axes: Axes, cell: Cell) -> None:
-    xs = np.arange(len(cell.line))
-    band = np.array(cell.band, dtype=np.float64).reshape(-1, 2)
+def _small_chart(axes: Axes, cell: Cell, across: Point, upright: Point) -> None:
+    """One small chart in pixels of the whole picture: axes of its own would take thrice as long.
+
+    Args:
+        across: its left and right edge.
+        upright: its lower and upper edge.
+    """
+    xs = np.linspace(*across, max(len(cell.line), 2))
+    low, high = cell.bounds
+
+    def heights(values: Any, least: float, most: float) -> Any:
+        span = most - least or 1.0
+        return upright[0] + (np.asarray(values, dtype=np.float64) - least) / span * np.diff(upright)
+
+    band = heights(cell.band, low, high).reshape(-1, 2)
     axes.fill_between(xs[: len(band)], band[:, 0], band[:, 1], color=WATER, alpha=0.35, linewidth=0)
-    axes.set(xticks=[], yticks=[], ylim=cell.bounds)
-    over, style = axes, LINES[0]
+    axes.hlines(upright[0], *across, colors=STONE, linewidth=0.8)
+    line, style = heights(cell.line, low, high), LINES[0]
     if cell.line_top is not None:
-        over, style = axes.twinx(), LINES[1]
-        over.set(ylim=(0, cell.line_top), yticks=[])
-    over.plot(xs, cell.line, clip_on=False, **style)
+        line, style = heights(cell.line, 0, cell.line_top), LINES[1]
+    axes.plot(xs[: len(line)], line, **style)
 
 
-def scatter_square(
-    title: str, description: str, titles: tuple[str, str], bands: Sequence[Any], tips: Sequence[str]
-) -> Markup:
-    """Means with a whisker at each x, around the diagonal: `bands` have x, low, mean and high."""
+def observed_chart(report: EvaluationReport) -> Markup:
+    """Labels by prediction: the mean of each bin, and where the middle four fifths are."""
+    bands = [b for b in report.observed if all(map(is_shown, (b.x, b.low, b.high, b.mean)))]
     with canvas(*SQUARE) as drawing:
         axes = drawing.axes
         bounds = limits(*(v for b in bands for v in (b.x, b.low, b.high)), margin=0.04)
         (perfect,) = axes.plot(bounds, bounds, **BASELINE)
-        for band, tip in zip(bands, tips, strict=True):
+        for band in bands:
             axes.vlines(band.x, band.low, band.high, colors=WATER, linewidths=2)
             (dot,) = axes.plot([band.x], [band.mean], "o", color=WATER, ms=9)
-            drawing.tip(dot, tip)
+            drawing.tip(
+                dot,
+                f"predicted {sized(band.x)}: observed {sized(band.mean)} on average, four in five "
+                f"from {sized(band.low)} to {sized(band.high)}, {count(band.num_rows)} rows",
+            )
         axes.set(xlim=bounds, ylim=bounds)
+        titles = (with_label_unit(word, report) for word in ("predicted", "observed"))
         drawing.titles(*titles)
         key = Line2D([], [], color=WATER, marker="o", linewidth=2)
         drawing.legend([key, perfect], ["mean, middle 80 %", "perfect"])
-        return drawing.svg(title, description, "square")
+        return drawing.svg(
+            "Predicted against observed",
+            f"Mean label by prediction in {len(bands)} bins of equally many rows, with the middle "
+            "four fifths of the labels; the dashed diagonal is perfect.",
+            "square",
+        )
 
 
-def histogram(
-    title: str,
-    description: str,
-    x_title: str,
-    bars: Sequence[CurvePoint],
-    tips: Sequence[str],
-    mark: Mark | None,
-) -> Markup:
-    """Bars of `weight` rows around `x`, `y` wide."""
+def residual_chart(report: EvaluationReport) -> Markup:
+    """How many rows have which error."""
+    bars = [c for c in report.residuals if is_shown(c.x) and is_shown(c.weight)]
+    overall, rmse = report.overall, None
     with canvas(*SQUARE) as drawing:
         axes = drawing.axes
-        for part, tip in zip(bars, tips, strict=True):
+        for part in bars:
             (bar,) = axes.bar([part.x], [part.weight], 0.94 * part.y, color=WATER)
-            drawing.tip(bar, tip)
+            drawing.tip(bar, f"{count(part.weight)} rows with an error about {sized(part.x)}")
         reach = max((abs(b.x) + b.y / 2 for b in bars), default=1.0)
         axes.set(xlim=(-reach, reach), ylim=(0, 1.05 * max([b.weight for b in bars] + [1.0])))
-        drawing.titles(x_title, "rows")
-        if mark is not None:
-            drawing.mark(mark.x, mark.text)
-        return drawing.svg(title, description, "square")
+        drawing.titles(with_label_unit("predicted minus observed", report), "rows")
+        if isinstance(overall, RegressionMetrics):
+            rmse = overall.rmse.value
+            drawing.mark(overall.bias.value, f"mean {sized(overall.bias.value)}")
+        return drawing.svg(
+            "Errors",
+            "Rows by error, prediction minus label. The root of the mean squared error is "
+            f"{significant(rmse)}; the outermost bars hold all that is beyond.",
+            "square",
+        )

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-
-from markupsafe import Markup
 
 from tasks.contracts.measurement import OperatorProfile
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
-from tasks.reporting.charts import Trade, trade_chart
-from tasks.reporting.quantities import decimal, is_shown, milliseconds, percent, significant
+from tasks.reporting.quantities import is_shown, milliseconds, percent, significant
 
 NOBODY = "no variant"
 
@@ -117,63 +112,3 @@ def priced(record: RunRecord) -> str:
         f"{price.per_core_hour:g} {price.currency} an hour, as conversion."
         "price_per_core_hour says; machines that wait cost too, and are not counted."
     )
-
-
-def trades(record: RunRecord) -> list[tuple[str, Markup]]:
-    """Latency, and price, against the change of the metric: a caption and a picture each."""
-    name = record.evaluation.overall.primary_name
-    sizes = sorted({at.batch_rows for v in record.variants for at in v.latencies})
-    drawn = [
-        _trade(
-            f"Latency of {'one row' if size == 1 else f'{size:,} rows'} against {name}",
-            "median latency in ms, logarithmic",
-            record.variants,
-            partial(_latency_of, batch_rows=size),
-            name,
-        )
-        for size in sizes
-    ]
-    unit = next((v.price.currency for v in record.variants if v.price), "")
-    drawn.append(
-        _trade(
-            f"Price against {name}",
-            f"{unit} per million rows, logarithmic",
-            record.variants,
-            lambda v: v.price.per_million if v.price else None,
-            name,
-        )
-    )
-    return [one for one in drawn if one is not None]
-
-
-def _latency_of(variant: ModelVariant, batch_rows: int) -> float | None:
-    return next((at.p50_ms for at in variant.latencies if at.batch_rows == batch_rows), None)
-
-
-def _trade(
-    title: str,
-    x_title: str,
-    variants: Sequence[ModelVariant],
-    cost_of: Callable[[ModelVariant], float | None],
-    metric: str,
-) -> tuple[str, Markup] | None:
-    points = []
-    for variant in variants:
-        cost, change = cost_of(variant), variant.quality_change
-        if not is_shown(cost) or cost <= 0 or change is None or not is_shown(change.value):
-            continue
-        fate = f"chosen for {', '.join(variant.serves)}" if variant.serves else "not chosen"
-        tip = (
-            f"{variant.name} ({'kept' if variant.accepted else 'dropped'}, {fate}): "
-            f"{significant(cost)}, {metric} {decimal(change.value, 5)}"
-        )
-        points.append(
-            Trade(
-                variant.name, cost, change.value, change.low, change.high, variant.accepted,
-                bool(variant.serves), tip,
-            )
-        )  # fmt: skip
-    if not points:
-        return None
-    caption = f"{title} change: left is cheaper, up is better"
-    return caption, trade_chart(title, points, x_title, f"{metric} change")

@@ -22,6 +22,7 @@ from tasks.kernel.files import write_atomically
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.facts import drift_verdict, key_figures, promotion_verdict
+from tasks.reporting.figures import Pictures
 from tasks.reporting.page import StoredArtifact, render_page, stored_artifacts
 from tasks.reporting.quantities import printable
 
@@ -42,7 +43,9 @@ class ReportFiles:
     latest_path: Path
 
 
-def write_report(record: RunRecord, store: ArtifactStore, folder: Path) -> ReportFiles:
+def write_report(
+    record: RunRecord, store: ArtifactStore, folder: Path, pictures: Pictures | None = None
+) -> ReportFiles:
     """Write `<folder>/<run id>/report.html` and `report.json`, and let `latest` lead to the newest.
 
     The same record gives the same files, so it can be repeated. The page is written after its
@@ -52,6 +55,7 @@ def write_report(record: RunRecord, store: ArtifactStore, folder: Path) -> Repor
         record: what the run did.
         store: holds the artifacts that the record names; each is read to check its digest.
         folder: folder of all reports.
+        pictures: of the run; they are drawn here where none are given.
 
     Raises:
         ConfigurationError: the run id cannot be the name of a folder.
@@ -62,7 +66,7 @@ def write_report(record: RunRecord, store: ArtifactStore, folder: Path) -> Repor
     target = folder / record.run_id
     write_atomically(target / FACTS, facts_as_json(record, stored))
     docs = os.path.relpath(store.root.parent / DATA_DOCS, target)
-    write_atomically(target / PAGE, render_page(record, stored, docs))
+    write_atomically(target / PAGE, render_page(record, stored, docs, pictures))
     _lead_to(target, folder / LATEST, record.started)
     return ReportFiles(target / PAGE, target / FACTS, folder / LATEST / PAGE)
 

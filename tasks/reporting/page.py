@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,8 @@ from tasks.reporting.drawing import STYLE_SHEET
 from tasks.reporting.quantities import count, decimal, percent
 
 FOLDER = Path(__file__).parent
+Drawings = Mapping[str, Markup]
+"""Pictures of a page by key."""
 _UNBROKEN = re.compile(
     rf"\d{{4}}-\d\d-\d\d|(?:[-+{quantities.MINUS}]?[\d.,]+ )?\[[^][<>]{{1,40}}\]"
 )
@@ -49,13 +51,19 @@ FILTERS = (
 )
 
 
-def render_page(record: RunRecord, stored: Sequence[StoredArtifact], docs: str) -> str:
+def render_page(
+    record: RunRecord,
+    stored: Sequence[StoredArtifact],
+    docs: str,
+    pictures: figures.Pictures | None = None,
+) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load.
 
     Args:
         record: what the run did.
         stored: every artifact that the record names, and whether it is whole.
         docs: where the data docs lie, from the page's folder.
+        pictures: of the run; they are drawn here where none are given.
     """
     found: list[Check] = checks(record, stored)
     return (
@@ -67,6 +75,7 @@ def render_page(record: RunRecord, stored: Sequence[StoredArtifact], docs: str) 
             conversion=conversion,
             judgement=judgement,
             figures=figures,
+            pictures=pictures or figures.Pictures(record),
             training_cost=training_cost,
             stored=stored,
             docs=docs,

@@ -32,7 +32,7 @@ from tasks.reporting.drawing import (
     name_width,
     whole_numbers,
 )
-from tasks.reporting.page import page_environment
+from tasks.reporting.page import Drawings, page_environment
 from tasks.reporting.quantities import decimal, is_shown, percent, shortened, significant
 
 PAGE, FACTS = "search.html", "search.json"
@@ -49,7 +49,7 @@ MARKERS: dict[str, dict[str, Any]] = {
 """A state has a shape too, not a colour alone."""
 
 
-def render_search_page(record: StudyRecord) -> str:
+def render_search_page(record: StudyRecord, pictures: Drawings | None = None) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load."""
     states: list[str] = [trial.state for trial in record.trials]
     template = page_environment().get_template("search.html.j2")
@@ -62,13 +62,13 @@ def render_search_page(record: StudyRecord) -> str:
         ranked=sorted(
             record.trials, key=lambda t: (t.state != "complete", -(t.quality or 0), t.number)
         )[:MOST_ROWS],
-        pictures=gallery(record),
+        pictures=pictures or gallery(record),
         slices=[(field.name, slice_chart(record, field)) for field in record.fields],
         readable=readable,
     )
 
 
-def write_search_page(record: StudyRecord, folder: Path) -> Path:
+def write_search_page(record: StudyRecord, folder: Path, pictures: Drawings | None = None) -> Path:
     """Write `<folder>/<study>/search.html` and, before it, the same facts as `search.json`.
 
     The same record gives the same files, so it can be repeated.
@@ -78,7 +78,7 @@ def write_search_page(record: StudyRecord, folder: Path) -> Path:
     """
     target = folder / record.study
     write_atomically(target / FACTS, record.model_dump_json(indent=1) + "\n")
-    write_atomically(target / PAGE, render_search_page(record))
+    write_atomically(target / PAGE, render_search_page(record, pictures))
     return target / PAGE
 
 

@@ -11,7 +11,7 @@ from tasks.contracts.evaluation import Comparison, Metric, Quality
 from tasks.contracts.release import ShrinkingResult
 from tasks.kernel.files import write_atomically
 from tasks.reporting.charts import Estimate, interval_chart
-from tasks.reporting.page import page_environment
+from tasks.reporting.page import Drawings, page_environment
 from tasks.reporting.quantities import difference, estimate
 
 PAGE, FACTS = "shrinking.html", "shrinking.json"
@@ -66,7 +66,9 @@ def differences(result: ShrinkingResult) -> Iterator[tuple[str, Comparison]]:
         yield "taught minus untaught", judged.teaching
 
 
-def render_shrinking_page(result: ShrinkingResult, use_case: str) -> str:
+def render_shrinking_page(
+    result: ShrinkingResult, use_case: str, pictures: Drawings | None = None
+) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load."""
     template = page_environment().get_template("shrinking.html.j2")
     return template.render(
@@ -74,12 +76,17 @@ def render_shrinking_page(result: ShrinkingResult, use_case: str) -> str:
         use_case=use_case,
         networks=networks(result),
         differences=list(differences(result)),
-        pictures=gallery(result),
+        pictures=pictures or gallery(result),
         closed=[g for g in result.promotion.gates if not g.passed] if result.promotion else [],
     )
 
 
-def write_shrinking_page(result: ShrinkingResult, use_case: str, folder: Path) -> Path:
+def write_shrinking_page(
+    result: ShrinkingResult,
+    use_case: str,
+    folder: Path,
+    pictures: Drawings | None = None,
+) -> Path:
     """Write the page into the folder of its name and, before it, the same facts as JSON.
 
     The same result gives the same files, so it can be repeated.
@@ -89,7 +96,7 @@ def write_shrinking_page(result: ShrinkingResult, use_case: str, folder: Path) -
     """
     page = place_of(result, folder)
     write_atomically(page.with_name(FACTS), result.model_dump_json(indent=1) + "\n")
-    write_atomically(page, render_shrinking_page(result, use_case))
+    write_atomically(page, render_shrinking_page(result, use_case, pictures))
     return page
 
 

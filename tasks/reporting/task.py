@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
@@ -15,31 +16,32 @@ from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings, platform_address
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from tasks.reporting.files import ReportFiles
 
 # Never cached: a report that someone removed is written again, and it takes a moment only.
 
 
-@task(
-    name="publish-report",
-    task_run_name="report-{record.run_id}",
-    **RETRIED,
-    timeout_seconds=600,
-    cache_policy=NO_CACHE,
-)
-def publish_report(record: RunRecord) -> ReportFiles:
-    """Write `report.html` and `report.json` of a run and let `latest` lead to them.
+_POLICY: dict[str, Any] = {**RETRIED, "timeout_seconds": 600, "cache_policy": NO_CACHE}
 
-    Safe to retry: the same record gives the same files, each renamed into place when whole.
+
+@task(name="publish-report", task_run_name="report-{record.run_id}", **_POLICY)
+def publish_report(record: RunRecord) -> ReportFiles:
+    """Write `report.html` and `report.json` of a run, let `latest` lead to them, show its pictures.
+
+    Safe to retry: the same record gives the same files, each renamed into place when whole; a
+    picture shown twice is a new version of the same artifact.
 
     Raises:
         ConfigurationError: the run id cannot name a folder. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
+    from tasks.reporting.figures import Pictures
     from tasks.reporting.files import announcement, write_report
 
-    settings = Settings.from_environment()
-    files = write_report(record, settings.store, settings.reports)
+    settings, pictures = Settings.from_environment(), Pictures(record)
+    files = write_report(record, settings.store, settings.reports, pictures)
     mlflow = platform_address(settings.home, "mlflow_url")  # reports are beside it
     folder = settings.reports.relative_to(settings.home).as_posix()
     create_markdown_artifact(
@@ -47,37 +49,11 @@ def publish_report(record: RunRecord) -> ReportFiles:
         key="run-report",
         description=f"Report of {record.run_id}",
     )
+    _show(pictures.gallery(), "picture", record.run_id)
     return files
 
 
-@task(
-    name="show-pictures",
-    task_run_name="pictures-{record.run_id}",
-    **RETRIED,
-    timeout_seconds=300,
-    cache_policy=NO_CACHE,
-)
-def show_pictures(record: RunRecord) -> None:
-    """Show the run's main pictures in the Prefect UI, as images that need no file server.
-
-    Safe to retry: a picture shown twice is a new version of the same artifact.
-    """
-    from tasks.reporting.drawing import as_data_url
-    from tasks.reporting.figures import gallery
-
-    for key, drawing in gallery(record).items():
-        create_image_artifact(
-            as_data_url(drawing), key=f"picture-{key}", description=f"{key} of {record.run_id}"
-        )
-
-
-@task(
-    name="publish-search",
-    task_run_name="page-{record.study}",
-    **RETRIED,
-    timeout_seconds=600,
-    cache_policy=NO_CACHE,
-)
+@task(name="publish-search", task_run_name="page-{record.study}", **_POLICY)
 def publish_search(record: StudyRecord) -> str:
     """Write the page of a search, show its pictures in the Prefect UI; returns the page's place.
 
@@ -87,15 +63,12 @@ def publish_search(record: StudyRecord) -> str:
     Raises:
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.drawing import as_data_url
     from tasks.reporting.search import gallery, write_search_page
 
     settings = Settings.from_environment()
-    page = write_search_page(record, settings.reports)
-    for key, drawing in gallery(record).items():
-        create_image_artifact(
-            as_data_url(drawing), key=f"search-{key}", description=f"{key} of {record.study}"
-        )
+    pictures = gallery(record)
+    page = write_search_page(record, settings.reports, pictures)
+    _show(pictures, "search", record.study)
     create_markdown_artifact(
         f"{len(record.trials)} trials of `{record.study}`; the page is `{page}`.",
         key="search-page",
@@ -107,9 +80,7 @@ def publish_search(record: StudyRecord) -> str:
 @task(
     name="publish-shrinking",
     task_run_name="page-{result.shrinking.method}-of-v{result.shrinking.parent.version}",
-    **RETRIED,
-    timeout_seconds=600,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def publish_shrinking(result: ShrinkingResult, use_case: str) -> str:
     """Write the page of a shrinking, show its pictures in the Prefect UI; returns the page's place.
@@ -119,18 +90,15 @@ def publish_shrinking(result: ShrinkingResult, use_case: str) -> str:
     Raises:
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.drawing import as_data_url
     from tasks.reporting.shrinking_page import announcement, gallery, write_shrinking_page
 
     settings = Settings.from_environment()
-    page = write_shrinking_page(result, use_case, settings.reports)
-    place, made = str(page.relative_to(settings.home)), result.shrinking
-    for key, drawing in gallery(result).items():
-        create_image_artifact(
-            as_data_url(drawing),
-            key=f"shrinking-{key}",
-            description=f"{made.method} of {made.parent.name} version {made.parent.version}",
-        )
+    pictures, made = gallery(result), result.shrinking
+    page = write_shrinking_page(result, use_case, settings.reports, pictures)
+    place = str(page.relative_to(settings.home))
+    _show(
+        pictures, "shrinking", f"{made.method} of {made.parent.name} version {made.parent.version}"
+    )
     create_markdown_artifact(
         announcement(result, place),
         key="shrinking",
@@ -138,3 +106,13 @@ def publish_shrinking(result: ShrinkingResult, use_case: str) -> str:
         f"{'refused' if result.judged.refusal else 'registered'}",
     )
     return place
+
+
+def _show(pictures: Mapping[str, Markup], key: str, subject: str) -> None:
+    """Show pictures in the Prefect UI, as images that need no file server."""
+    from tasks.reporting.drawing import as_data_url
+
+    for name, drawing in pictures.items():
+        create_image_artifact(
+            as_data_url(drawing), key=f"{key}-{name}", description=f"{name} of {subject}"
+        )

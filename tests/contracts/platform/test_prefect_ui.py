@@ -32,7 +32,7 @@ from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, ArtifactStore
 from tasks.registry.announcement import announcement
 from tasks.registry.pictures import draw_pictures
-from tasks.reporting.task import show_pictures
+from tasks.reporting.task import publish_report
 from tests.support.reporting.run_records import run_record
 from tests.support.services.browser import Page, browser, needs_browser
 from tests.support.services.prefect_platform import PrefectApi
@@ -145,7 +145,7 @@ def test_the_form_of_a_deployment_shows_names_descriptions_and_choices(
 @flow(name="artifacts-under-test", flow_run_name="loop-delays-20130101")
 def showing(record: RunRecord, folder: str) -> str:
     show(record, folder)
-    show_pictures(record)
+    publish_report(record)
     return str(flow_run.id)
 
 

@@ -22,7 +22,7 @@ from prefect.testing.utilities import prefect_test_harness
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.reporting.files import write_report
-from tasks.reporting.task import publish_report, show_pictures
+from tasks.reporting.task import publish_report
 from tests.support.reporting.run_records import hostile_record, run_record
 
 pytestmark = pytest.mark.slow
@@ -171,7 +171,6 @@ def prefect_api() -> Iterator[None]:
 @flow(name="report-under-test")
 def report_flow(record: RunRecord) -> None:
     publish_report(record)
-    show_pictures(record)
 
 
 @pytest.mark.usefixtures("prefect_api")

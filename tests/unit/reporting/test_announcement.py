@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.figures import gallery
+from tasks.reporting.figures import Pictures
 from tasks.reporting.files import announcement, write_report
 from tests.support.reporting.run_records import hostile_record, run_record
 
@@ -38,11 +38,11 @@ def test_names_out_of_the_data_are_neither_markdown_nor_html(tmp_path: Path) -> 
 
 def test_the_gallery_leaves_out_what_was_not_measured(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "artifacts")
-    assert set(gallery(run_record(store))) == {
+    assert set(Pictures(run_record(store)).gallery()) == {
         "calibration", "roc", "learning-curve", "drift", "latency", "lineage",
         "trade-1", "trade-2", "trade-3", "trade-4",
     }  # fmt: skip
-    assert "latency" not in gallery(hostile_record(store))
+    assert "latency" not in Pictures(hostile_record(store)).gallery()
 
 
 @pytest.mark.slow

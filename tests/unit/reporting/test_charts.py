@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,18 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.contracts.evaluation import CurvePoint
+from tasks.contracts.drift import FeatureDrift
+from tasks.contracts.evaluation import CurvePoint, Metric
+from tasks.contracts.measurement import VariantLatency
+from tasks.contracts.release import ModelVariant
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.charts import (
-    Effect,
     Estimate,
-    Latency,
-    Mark,
     Series,
-    Trade,
     calibration_chart,
     curve_chart,
-    effect_chart,
+    drift_chart,
     interval_chart,
     latency_chart,
     line_chart,
@@ -34,12 +34,28 @@ from tasks.reporting.charts import (
 from tasks.reporting.drawing import as_data_url, canvas, limits
 from tasks.reporting.lineage import MOST_BOXES, Column, Place, columns, lineage_chart
 from tests.support.data.builders import month
-from tests.support.reporting.pages import SVG, parsed, place, texts, tipped, tips, width
+from tests.support.reporting.pages import (
+    SVG,
+    parsed,
+    place,
+    texts,
+    tipped,
+    tips,
+    variant,
+    width,
+)
 from tests.support.reporting.run_records import run_record
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 NAMES = st.text(max_size=60)
 EVIL = '<script>alert("1")</script>&\x00'
+
+
+def feature(name: str, *, drifted: bool) -> FeatureDrift:
+    return FeatureDrift(
+        feature=name, kind="numeric", psi=0.1, psi_noise=0.1, effect=0.5, effect_low=0.4,
+        missing_reference=0, missing_current=0, drifted=drifted, evidence="",
+    )  # fmt: skip
 
 
 def test_names_from_the_data_are_text_wherever_they_are_written() -> None:
@@ -66,14 +82,14 @@ def test_a_picture_follows_the_page_and_is_the_same_for_the_same_values() -> Non
 @settings(max_examples=12)
 @given(st.lists(st.tuples(ANY, ANY), max_size=12), ANY)
 def test_a_line_chart_takes_any_numbers(points: list[tuple[float, float]], best: float) -> None:
-    mark = Mark(best, "kept") if math.isfinite(best) else None
+    mark = (best, "kept") if math.isfinite(best) else None
     parsed(line_chart("t", [Series("a", points), Series("b", points[:1])], "x", "y", mark=mark))
 
 
 @settings(max_examples=12)
 @given(st.lists(st.builds(CurvePoint, x=ANY, y=ANY, weight=ANY), max_size=8))
 def test_a_calibration_chart_takes_any_numbers(points: list[CurvePoint]) -> None:
-    parsed(calibration_chart("t", points))
+    parsed(calibration_chart(points))
 
 
 @settings(max_examples=12)
@@ -87,26 +103,30 @@ def test_an_interval_chart_takes_any_rows(
 
 
 @settings(max_examples=12)
-@given(st.lists(st.builds(Effect, name=NAMES, size=ANY, low=ANY, drifted=st.booleans(),
-                          columns=st.just(("1", "2")), tip=NAMES), max_size=6),
+@given(st.lists(st.builds(FeatureDrift, feature=NAMES, kind=st.just("numeric"), psi=ANY,
+                          psi_noise=ANY, effect=ANY, effect_low=ANY, missing_reference=ANY,
+                          missing_current=ANY, drifted=st.booleans(), evidence=NAMES), max_size=6),
        st.one_of(st.none(), st.floats(0, 1)))  # fmt: skip
-def test_an_effect_chart_takes_any_rows(rows: list[Effect], threshold: float | None) -> None:
-    parsed(effect_chart("t", rows, ("a", "b"), threshold=threshold))
+def test_a_drift_chart_takes_any_rows(rows: list[FeatureDrift], threshold: float | None) -> None:
+    parsed(drift_chart(rows, threshold))
+
+
+LATENCIES = st.lists(st.builds(VariantLatency, batch_rows=st.integers(1, 10**6), p50_ms=ANY,
+                               p95_ms=ANY, ratio_to_eager=ANY), max_size=3)  # fmt: skip
 
 
 @settings(max_examples=12)
-@given(st.lists(st.builds(Latency, variant=NAMES, batch_rows=st.integers(1, 10**6), p50_ms=ANY,
-                          p95_ms=ANY, ratio=ANY, kept=st.booleans()), max_size=6))  # fmt: skip
-def test_a_latency_chart_takes_any_rows(rows: list[Latency]) -> None:
-    parsed(latency_chart("t", rows))
+@given(st.lists(st.builds(variant, NAMES, LATENCIES.map(tuple), st.booleans()), max_size=3))
+def test_a_latency_chart_takes_any_rows(variants: list[ModelVariant]) -> None:
+    parsed(latency_chart(variants))
 
 
 @settings(max_examples=12)
-@given(st.lists(st.builds(Trade, name=NAMES, cost=st.floats(1e-9, 1e9), change=ANY, low=ANY,
-                          high=ANY, kept=st.booleans(), chosen=st.booleans()),
+@given(st.lists(st.tuples(st.builds(variant, NAMES, st.just(()), st.booleans()),
+                          st.floats(1e-9, 1e9), st.builds(Metric, value=ANY, low=ANY, high=ANY)),
                 max_size=6))  # fmt: skip
-def test_a_trade_takes_any_points(points: list[Trade]) -> None:
-    parsed(trade_chart("t", [p for p in points if math.isfinite(p.change)], "x", "y"))
+def test_a_trade_takes_any_points(points: list[tuple[ModelVariant, float, Metric]]) -> None:
+    parsed(trade_chart("t", [p for p in points if math.isfinite(p[2].value)], "x", "AUC"))
 
 
 PLACES = st.lists(st.builds(Place, name=NAMES, digest=NAMES, tip=NAMES, dropped=st.booleans()),
@@ -155,20 +175,43 @@ def test_a_curve_starts_and_ends_with_the_line_of_guessing() -> None:
 
 
 def test_a_drifted_feature_is_known_without_colour() -> None:
-    rows = [Effect("temp", 0.6, 0.5, True, ()), Effect("seats", 0.05, 0.04, False, ())]
-    root = parsed(effect_chart("drift", rows, (), threshold=0.1))
+    rows = [feature("temp", drifted=True), feature("seats", drifted=False)]
+    root = parsed(drift_chart(rows, 0.1))
     assert [words for words in texts(root) if "▲" in words] == ["▲ temp"]
 
 
 def test_dropped_variants_are_outlined_and_ratios_are_written() -> None:
-    rows = [Latency(n, 1, p, p, 0.5, k) for n, p, k in (("a", 0.1, True), ("b", 1, True),
-                                                         ("c", 10, False))]  # fmt: skip
-    root = parsed(latency_chart("latency", rows))
+    variants = [
+        variant(name, (VariantLatency(batch_rows=1, p50_ms=ms, p95_ms=ms, ratio_to_eager=0.5),), k)
+        for name, ms, k in (("a", 0.1, True), ("b", 1, True), ("c", 10, False))
+    ]
+    root = parsed(latency_chart(variants))
     bars = [g for g in tipped(root) if "median" in (g.findtext(f"{SVG}title") or "")]
     widths = [width(bar) for bar in bars]
     assert widths[2] - widths[1] == pytest.approx(widths[1] - widths[0], abs=0.1), "logarithmic"
     assert ["stroke-dasharray" in ElementTree.tostring(b, "unicode") for b in bars] == [0, 0, 1]
     assert any("0.50" in text and "eager" in text for text in texts(root))
+
+
+def test_a_chosen_variant_is_marked_without_colour() -> None:
+    points = [
+        (variant("one", goals=("bulk",)), 0.1, Metric(value=0.0, low=-0.001, high=0.001)),
+        (variant("other", accepted=False), 1.0, Metric(value=-0.01, low=-0.02, high=0.0)),
+    ]
+    assert {"★ one", "other"} <= set(texts(parsed(trade_chart("trade", points, "ms", "AUC"))))
+
+
+def test_names_of_equal_variants_do_not_lie_on_each_other() -> None:
+    nothing = Metric(value=0.0, low=0.0, high=0.0)
+    points = [(variant(f"variant-{n}"), 1.0, nothing) for n in range(12)]
+    root = parsed(trade_chart("trade", points, "ms", "AUC"))
+    heights = sorted(
+        float(element.get("y", "0"))
+        for element in root.iter(f"{SVG}text")
+        if "variant-" in "".join(element.itertext())
+    )
+    assert len(heights) == 12
+    assert min(b - a for a, b in pairwise(heights)) >= 15
 
 
 @pytest.mark.parametrize("months", [1, 2, 3, 7, 12, 40, 400])

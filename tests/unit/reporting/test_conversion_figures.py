@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
 
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting import conversion
-from tasks.reporting.charts import Trade, trade_chart
+from tasks.reporting.figures import Pictures
 from tasks.reporting.quantities import MISSING
-from tests.support.reporting.pages import parsed, rendered, texts
+from tests.support.reporting.pages import parsed, rendered
 from tests.support.reporting.run_records import hostile_record, run_record
 
 
@@ -57,40 +56,12 @@ def test_the_page_shows_goals_costs_and_operators(store: ArtifactStore) -> None:
 
 
 def test_there_is_a_picture_for_each_batch_size_and_for_the_price(store: ArtifactStore) -> None:
-    captions = [caption for caption, _ in conversion.trades(run_record(store))]
+    captions = [caption for caption, _ in Pictures(run_record(store)).trades]
     assert captions == [
         "Latency of one row against AUC change: left is cheaper, up is better",
         "Latency of 32 rows against AUC change: left is cheaper, up is better",
         "Latency of 1,024 rows against AUC change: left is cheaper, up is better",
         "Price against AUC change: left is cheaper, up is better",
     ]
-    assert all(
-        parsed(drawing) is not None for _, drawing in conversion.trades(hostile_record(store))
-    )
-
-
-def test_a_chosen_variant_is_marked_without_colour() -> None:
-    root = parsed(
-        trade_chart(
-            "trade",
-            [
-                Trade("one", 0.1, 0.0, -0.001, 0.001, kept=True, chosen=True),
-                Trade("other", 1.0, -0.01, -0.02, 0.0, kept=False, chosen=False),
-            ],
-            "ms",
-            "AUC change",
-        )
-    )
-    assert {"★ one", "other"} <= set(texts(root))
-
-
-def test_names_of_equal_variants_do_not_lie_on_each_other() -> None:
-    points = [Trade(f"variant-{n}", 1.0, 0.0, 0.0, 0.0, True, False) for n in range(12)]
-    root = parsed(trade_chart("trade", points, "ms", "AUC change"))
-    heights = sorted(
-        float(element.get("y", "0"))
-        for element in root.iter()
-        if "variant-" in "".join(element.itertext()) and element.tag.endswith("text")
-    )
-    assert len(heights) == 12
-    assert min(b - a for a, b in itertools.pairwise(heights)) >= 15
+    for _, drawing in Pictures(hostile_record(store)).trades:
+        parsed(drawing)

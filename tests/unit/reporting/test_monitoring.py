@@ -12,7 +12,7 @@ from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredP
 from tasks.contracts.run import RunRecord
 from tasks.evaluation.monitoring.alerts import MOST_GROUPS, alert, grouped
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.figures import feature_values, view_health
+from tasks.reporting.figures import Pictures
 from tests.support.reporting.pages import parsed, rendered, texts, tips
 from tests.support.reporting.run_records import EVIL, run_record, window
 
@@ -131,9 +131,9 @@ def test_each_feature_and_each_view_has_a_chart_and_what_is_not_known_draws_none
     seen = monitoring().model_copy(update={"features": (first, empty)})
     record = with_monitoring(run_record(store), seen)
 
-    assert len(tips(parsed(feature_values(record)))) == 2
-    assert [words for words in texts(parsed(feature_values(record))) if "no PSI" in words]
-    assert len(tips(parsed(view_health(record)))) == 6
+    assert len(tips(parsed(Pictures(record).feature_values))) == 2
+    assert [words for words in texts(parsed(Pictures(record).feature_values)) if "no PSI" in words]
+    assert len(tips(parsed(Pictures(record).view_health))) == 6
 
 
 def test_a_record_of_a_release_without_monitoring_still_parses(store: ArtifactStore) -> None:
@@ -161,4 +161,4 @@ def test_an_age_is_written_in_a_unit_that_leaves_a_number_to_read(
     aged = view.model_copy(update={"ages_hours": (hours,) * 52})
     record = with_monitoring(run_record(store), seen.model_copy(update={"views": (aged,)}))
 
-    assert told in texts(parsed(view_health(record)))
+    assert told in texts(parsed(Pictures(record).view_health))

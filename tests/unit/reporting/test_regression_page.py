@@ -17,7 +17,9 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting import facts, figures
+from tasks.reporting import facts
+from tasks.reporting.charts import observed_chart, residual_chart
+from tasks.reporting.figures import Pictures
 from tasks.reporting.search import render_search_page
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import run_record
@@ -150,8 +152,8 @@ def test_slices_of_a_regression_are_in_order_of_their_error(store: ArtifactStore
 
 
 def test_a_gallery_holds_the_pictures_of_the_task(store: ArtifactStore) -> None:
-    assert {"observed", "residuals"} <= figures.gallery(regression_record(store)).keys()
-    assert {"calibration", "roc"} <= figures.gallery(run_record(store)).keys()
+    assert {"observed", "residuals"} <= Pictures(regression_record(store)).gallery().keys()
+    assert {"calibration", "roc"} <= Pictures(run_record(store)).gallery().keys()
 
 
 def test_pictures_are_drawn_whatever_came_out(store: ArtifactStore) -> None:
@@ -165,7 +167,7 @@ def test_pictures_are_drawn_whatever_came_out(store: ArtifactStore) -> None:
         }
     )
     for one in (empty, odd):
-        for drawing in (figures.observed_chart(one), figures.residual_chart(one)):
+        for drawing in (observed_chart(one), residual_chart(one)):
             assert drawing.startswith("<svg")
             assert "nan" not in drawing.lower()
 
