@@ -36,7 +36,7 @@ from tasks.release.task import (
     look_at_release,
     show_release,
 )
-from tasks.release.traffic import Edge, EdgedTraffic, ServerTraffic, Traffic, has_server
+from tasks.release.traffic import Edge, ServerTraffic, Traffic, has_server
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,11 +107,10 @@ def release_config(config: PipelineConfig) -> ReleaseConfig:
 
 def traffic_of(settings: Settings) -> Traffic:
     """Server and edge of an installation; without an edge nothing splits requests."""
-    server = ServerTraffic(settings.home)
-    if not (settings.home / "edge" / "edge.yaml").exists():
-        return server
-    edge: Edge = import_module("infra.gateway.prepare").GatewayTraffic(settings.home)
-    return EdgedTraffic(server, edge)
+    edge: Edge | None = None
+    if (settings.home / "edge" / "edge.yaml").exists():
+        edge = import_module("infra.gateway.prepare").GatewayTraffic(settings.home)
+    return ServerTraffic(settings.home, edge)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from tasks.kernel.errors import DataContractError, RegistryError
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import ROLLED_BACK, Action, ByHand, Release, Verdict, Wanted
-from tasks.release.steps import wanted_traffic
 from tasks.release.traffic import Traffic, set_traffic, share_as
 
 logger = logging.getLogger(__name__)
@@ -88,14 +87,19 @@ class Releasing:
 
         One that was rolled back does not begin again: a person may start it.
         """
-        if not config.enabled or self.ledger.open_release(model) is not None:
+        moved = self._moved_alias(model) if config.enabled else None
+        if moved is None:
             return False
+        last = self.ledger.last_of_candidate(model, moved[1])
+        return last is None or last.state != ROLLED_BACK
+
+    def _moved_alias(self, model: str) -> tuple[str, str] | None:
+        """The version that serves and the champion; None if they are one or a release is open."""
+        if self.ledger.open_release(model) is not None:
+            return None
         champion = self.champions.champion(model)
         stable = self.traffic.slots(model).get("stable")
-        if champion is None or stable is None or champion == stable:
-            return False
-        last = self.ledger.last_of_candidate(model, champion)
-        return last is None or last.state != ROLLED_BACK
+        return None if champion is None or stable in (None, champion) else (str(stable), champion)
 
     def follow_roll_back(self, model: str) -> str | None:
         """Where the alias was taken back after a release, all traffic goes there at once.
@@ -106,12 +110,10 @@ class Releasing:
         Returns:
             The version that traffic went to; None where nothing was to be done.
         """
-        if self.ledger.open_release(model) is not None or not self.champions.was_restored(model):
+        moved = self._moved_alias(model) if self.champions.was_restored(model) else None
+        if moved is None:
             return None
-        champion = self.champions.champion(model)
-        stable = self.traffic.slots(model).get("stable")
-        if champion is None or stable is None or champion == stable:
-            return None
+        stable, champion = moved
         set_traffic(self.traffic, model, Wanted(stable=champion))
         last = self.ledger.last_release(model)
         if last is not None:
@@ -158,10 +160,10 @@ class Releasing:
 
         A server that was restarted begins with the champion in its slot `stable`.
         """
-        return set_traffic(self.traffic, release.model, wanted_traffic(release))
+        return set_traffic(self.traffic, release.model, release.wanted)
 
     def _move(self, release: Release) -> None:
-        wanted = wanted_traffic(release)
+        wanted = release.wanted
         if release.state == ROLLED_BACK:
             # Requests leave the candidate before anything that could fail is asked for.
             if self.traffic.can_split:

@@ -11,24 +11,35 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from tasks.release import losses
-from tasks.release.config import ReleaseConfig
+from tasks.release.config import ALPHA, ReleaseConfig
 from tasks.release.counts import (
     Stratum,
+    distance_bounds,
     log_ratio_evidence,
     log_split_evidence,
     ratio_bounds,
     views,
 )
-from tasks.release.distributions import distance, distance_bounds
 from tasks.release.evidence import CANDIDATE, KEY, SHADOW, STABLE, Observed
 from tasks.release.records import Evidence, Finding, MetricName, Period, Release, Tally
 from tasks.stats.sequential import final_log_wealth, mean_bounds
 
 NUM_BASE = 1000
 """Requests of the stable version that say what is slow; they are not compared."""
-SLOW_QUANTILE = 0.95
+SLOW_QUANTILE, SLOW_FACTOR = 0.95, 1.2
+"""Slow is what takes longer than so many times this quantile of them."""
 HALF = 0.5
+MAX_ERRORS_ALONE = 0.05
+"""Share of failed requests that a candidate may have which answers everything."""
+SPLIT_ALPHA = 0.001
+"""Chance to hold a release because the split looks wrong, and is not."""
+FAULT_MINUTES = 15
+"""A fault common to both versions is looked for in so many last minutes."""
 MIN_FAULT_REQUESTS = 50
+MAX_COMMON_ERRORS = 0.1
+"""Share of the stable version's requests that fail, beyond which what both depend on is broken."""
+MAX_STABLE_SHIFT = 0.2
+"""Gap between the stable version's scores at first and now, beyond which the inputs changed."""
 LATENCY_EDGES_MS = np.geomspace(0.1, 10_000, 26)
 SCORE_BINS = 20
 
@@ -59,37 +70,25 @@ def compare(observed: Observed, release: Release) -> Evidence:
             len(_asked(observed.requests(who, number))) for who in (CANDIDATE, SHADOW)
         ),
         num_labels=sum(len(observed.labelled(who)) for who in (CANDIDATE, SHADOW)),
-        faults=_common_faults(observed, config),
+        faults=_common_faults(observed),
         split_fault=split_fault,
     )
 
 
 def _errors(observed: Observed, release: Release, *, is_split_right: bool) -> Finding:
-    config = release.config
-    alone = _alone(observed, release, "failed_surely", config.max_errors_alone)
+    alone = _alone(observed, release)
     strata = _strata(observed, release, "failed", is_split_right=is_split_right)
-    return _of_counts(
-        "errors",
-        strata,
-        alone,
-        config.tolerated_error_ratio,
-        config.alpha.errors,
-        "failed requests",
-    )
+    tolerated = release.config.tolerated_error_ratio
+    return _of_counts("errors", strata, alone, tolerated, ALPHA.errors, "failed requests")
 
 
 def _latency(observed: Observed, release: Release) -> Finding | None:
-    marked = _with_slow(observed, release.config)
+    marked = _with_slow(observed)
     if marked is None:
         return None
-    return _of_counts(
-        "latency",
-        _strata(marked, release, "slow", is_split_right=True),
-        [],
-        release.config.tolerated_slow_ratio,
-        release.config.alpha.latency,
-        "slow requests",
-    )
+    strata = _strata(marked, release, "slow", is_split_right=True)
+    tolerated = release.config.tolerated_slow_ratio
+    return _of_counts("latency", strata, [], tolerated, ALPHA.latency, "slow requests")
 
 
 def _of_counts(
@@ -245,17 +244,18 @@ def _units(requests: pd.DataFrame, sticking: Set[str], counted: Set[str] = froze
     return len(set(names[sticks]) - counted) + int((~sticks).sum())
 
 
-def _alone(observed: Observed, release: Release, event: str, bound: float) -> list[Stratum]:
+def _alone(observed: Observed, release: Release) -> list[Stratum]:
     """Requests that the candidate answered with nothing to compare with, against a fixed bound."""
     found = []
     for number, period in enumerate(release.periods):
         if not period.split or period.shares.candidate == 100:
             requests = observed.requests(CANDIDATE, number)
-            found.append(Stratum(int(requests[event].sum()), len(requests), bound))
+            failed = int(requests["failed_surely"].sum())
+            found.append(Stratum(failed, len(requests), MAX_ERRORS_ALONE))
     return [stratum for stratum in found if stratum.total]
 
 
-def _with_slow(observed: Observed, config: ReleaseConfig) -> Observed | None:
+def _with_slow(observed: Observed) -> Observed | None:
     """The rows after the first thousand of the stable version, with columns `slow`.
 
     Split requests are judged by their whole time. A copy arrives when its original has been queued
@@ -267,7 +267,7 @@ def _with_slow(observed: Observed, config: ReleaseConfig) -> Observed | None:
         return None
     rows = observed.rows[observed.rows["event_timestamp"] > base["event_timestamp"].iloc[-1]]
     bounds = {
-        name: base[name].quantile(SLOW_QUANTILE) * config.slow_factor
+        name: base[name].quantile(SLOW_QUANTILE) * SLOW_FACTOR
         for name in ("latency_us", "compute_us")
     }
     marked = rows.assign(
@@ -279,27 +279,26 @@ def _with_slow(observed: Observed, config: ReleaseConfig) -> Observed | None:
 
 def _scores(observed: Observed, release: Release) -> Finding | None:
     """Distance of the score distributions in the current period alone: others had other inputs."""
-    config, number = release.config, len(release.periods) - 1
-    alpha = config.alpha.scores / (2 * len(release.steps))
+    tolerated, number = release.config.max_score_shift, len(release.periods) - 1
+    alpha = ALPHA.scores / (2 * len(release.steps))
     mine = _score_values(observed, SHADOW, number), _score_values(observed, CANDIDATE, number)
     theirs = _score_values(observed, STABLE, number)
     candidates = max(mine, key=len)
     if not len(candidates) or not len(theirs):
         return None
-    low, high = distance_bounds(theirs, candidates, alpha)
-    seen = distance(theirs, candidates)
+    low, seen, high = distance_bounds(theirs, candidates, alpha)
     return Finding(
         metric="scores",
-        log_evidence=float(np.log(1 / alpha)) if low > config.max_score_shift else 0.0,
+        log_evidence=float(np.log(1 / alpha)) if low > tolerated else 0.0,
         alpha=alpha,
         estimate=seen,
         low=low,
         high=high,
         num=len(candidates),
         unit="largest gap of the distributions",
-        is_harm=low > config.max_score_shift,
+        is_harm=low > tolerated,
         sentence=f"scores of {len(candidates):,} and {len(theirs):,} rows lie {seen:.3f} apart, at "
-        f"least {low:.3f}; {config.max_score_shift:g} is tolerated",
+        f"least {low:.3f}; {tolerated:g} is tolerated",
     )
 
 
@@ -317,7 +316,7 @@ def _task(observed: Observed, release: Release) -> list[Finding | None]:
     is_auc = config.ranks
     paired = (losses.paired_auc_losses if is_auc else losses.paired_error_losses)(*arrays)
     return [
-        _of_losses("task_paired", paired, len(pairs), config.alpha.task_paired, config),
+        _of_losses("task_paired", paired, len(pairs), ALPHA.task_paired, config),
         _task_split(observed, release),
     ]
 
@@ -339,9 +338,7 @@ def _task_split(observed: Observed, release: Release) -> Finding | None:
         )
         values.append(losses_of(stable, candidate, period.shares.candidate / 100))
         num_rows += len(candidate)
-    return _of_losses(
-        "task_split", np.concatenate(values), num_rows, config.alpha.task_split, config
-    )
+    return _of_losses("task_split", np.concatenate(values), num_rows, ALPHA.task_split, config)
 
 
 def _of_losses(
@@ -353,8 +350,7 @@ def _of_losses(
 ) -> Finding | None:
     if not len(values):
         return None
-    tolerated = config.tolerated_task_loss
-    evidence = final_log_wealth(values, tolerated)
+    evidence = final_log_wealth(values)
     low, high = mean_bounds(values, alpha)
     what = "AUC" if config.ranks else "absolute error, in six medians"
     loss = float(values.mean())
@@ -369,13 +365,12 @@ def _of_losses(
         unit=f"loss of {what}",
         is_harm=bool(evidence >= np.log(1 / alpha)),
         sentence=f"on {num_rows:,} labelled rows the candidate loses {loss:+.4f} {what}, between "
-        f"{low:+.4f} and {high:+.4f} at every look; {tolerated:g} is tolerated",
+        f"{low:+.4f} and {high:+.4f} at every look",
     )
 
 
 def _split_fault(observed: Observed, release: Release) -> str:
     """A sentence where requests are not split as asked."""
-    config = release.config
     for number, period in enumerate(release.periods):
         if not period.split or not 0 < period.shares.candidate < 100:
             continue
@@ -383,7 +378,7 @@ def _split_fault(observed: Observed, release: Release) -> str:
         sticking = _sticking(requests) if period.shares.sticky else set()
         counts = [_units(rows, sticking) for rows in requests]
         share, total = period.shares.candidate / 100, sum(counts)
-        alpha = config.split_alpha / len(release.steps)
+        alpha = SPLIT_ALPHA / len(release.steps)
         if total and log_split_evidence(counts[0], total, share) >= np.log(1 / alpha):
             return (
                 f"the candidate got {counts[0]:,} of {total:,} in step "
@@ -393,26 +388,26 @@ def _split_fault(observed: Observed, release: Release) -> str:
     return ""
 
 
-def _common_faults(observed: Observed, config: ReleaseConfig) -> tuple[str, ...]:
+def _common_faults(observed: Observed) -> tuple[str, ...]:
     """Sentences on what is wrong with the stable version too, in the last minutes."""
-    since = pd.Timestamp(observed.seen_until - timedelta(minutes=config.fault_minutes))
+    since = pd.Timestamp(observed.seen_until - timedelta(minutes=FAULT_MINUTES))
     rows = observed.of(STABLE)
     late = rows[rows["event_timestamp"] >= since]
     requests = late.drop_duplicates("request")
     found = []
     failed = requests["failed_surely"].mean() if len(requests) >= MIN_FAULT_REQUESTS else 0.0
-    if failed > config.max_common_errors:
+    if failed > MAX_COMMON_ERRORS:
         found.append(
             f"{failed:.1%} of the stable version's requests failed in the last "
-            f"{config.fault_minutes:g} minutes; something that both versions depend on is broken"
+            f"{FAULT_MINUTES} minutes; something that both versions depend on is broken"
         )
     scores = rows["score"].dropna()
     before, now = (
         scores[scores.index.isin(part.index)] for part in (rows.head(10 * NUM_BASE), late)
     )
     before = before[~before.index.isin(now.index)]
-    low, _ = distance_bounds(before.to_numpy(float), now.to_numpy(float), config.alpha.scores)
-    if len(before) and len(now) and low > config.max_stable_shift:
+    low, _, _ = distance_bounds(before.to_numpy(float), now.to_numpy(float), ALPHA.scores)
+    if len(before) and len(now) and low > MAX_STABLE_SHIFT:
         found.append(
             f"the stable version's own scores lie at least {low:.2f} from those of before; the "
             "inputs have changed for both versions"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -79,25 +79,19 @@ STEPS = (
 )
 
 
-class ErrorRates(BaseModel):
-    """How the chance to roll back a version that is no worse is spent; the sum bounds it."""
+class Alpha(NamedTuple):
+    """How the chance to roll back a version that is no worse is spent; the sum, 5 %, bounds it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+    task_paired: float = 0.02
+    """Task metric, both versions on the same requests."""
+    task_split: float = 0.005
+    """Task metric, each version on its own requests."""
+    errors: float = 0.01
+    latency: float = 0.01
+    scores: float = 0.005
 
-    task_paired: float = Field(
-        default=0.02, gt=0, lt=0.5, description="Task metric, both versions on the same requests."
-    )
-    task_split: float = Field(
-        default=0.005, gt=0, lt=0.5, description="Task metric, each version on its own requests."
-    )
-    errors: float = Field(default=0.01, gt=0, lt=0.5, description="Failed requests.")
-    latency: float = Field(default=0.01, gt=0, lt=0.5, description="Slow requests.")
-    scores: float = Field(default=0.005, gt=0, lt=0.5, description="Distribution of scores.")
 
-    @property
-    def total(self) -> float:
-        """Chance, at most, that a version which is no worse is ever rolled back."""
-        return self.task_paired + self.task_split + self.errors + self.latency + self.scores
+ALPHA = Alpha()
 
 
 class ReleaseConfig(BaseModel):
@@ -122,7 +116,6 @@ class ReleaseConfig(BaseModel):
         description="What labels are compared by: `auc` of a classification, `absolute_error` of a "
         "regression. Empty: by the kind of the use case's label.",
     )
-    alpha: ErrorRates = Field(default=ErrorRates(), description="Chances of a wrong roll back.")
     max_task_loss: float | None = Field(
         default=None,
         gt=0,
@@ -131,24 +124,11 @@ class ReleaseConfig(BaseModel):
         "task metric is lost (AUC; for errors a share of six medians). Empty: harm must be shown, "
         "not its absence.",
     )
-    tolerated_task_loss: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Loss of the task metric that counts as none; 0 finds any, in time.",
-    )
     tolerated_error_ratio: float = Field(
         default=1.1, ge=1, le=100, description="The candidate may fail so many times as often."
     )
     tolerated_slow_ratio: float = Field(
         default=1.25, ge=1, le=100, description="It may be slow so many times as often."
-    )
-    slow_factor: float = Field(
-        default=1.2,
-        ge=1,
-        le=100,
-        description="Slow is what takes longer than this times the 95th percentile of the stable "
-        "version's first thousand requests.",
     )
     max_score_shift: float = Field(
         default=0.25,
@@ -157,41 +137,8 @@ class ReleaseConfig(BaseModel):
         description="Largest gap between the two distributions of scores (Kolmogorov and Smirnov); "
         "a better model has other scores too, so only a large one is harm.",
     )
-    max_common_errors: float = Field(
-        default=0.1,
-        gt=0,
-        le=1,
-        description="Share of the stable version's requests that fail, beyond which something "
-        "that both depend on is broken: nothing but failures is held against the candidate then.",
-    )
-    max_stable_shift: float = Field(
-        default=0.2,
-        gt=0,
-        le=1,
-        description="Gap between the stable version's scores at first and now, beyond which the "
-        "inputs have changed for both.",
-    )
-    max_errors_alone: float = Field(
-        default=0.05,
-        gt=0,
-        lt=1,
-        description="Share of failed requests that a candidate may have which answers everything, "
-        "so that nothing is there to compare with.",
-    )
-    split_alpha: float = Field(
-        default=0.001,
-        gt=0,
-        lt=0.5,
-        description="Chance to hold a release because the split looks wrong, and is not.",
-    )
     on_timeout: Literal["hold", "roll_back"] = Field(
         default="hold", description="What becomes of a step that takes too long."
-    )
-    load_minutes: float = Field(
-        default=10,
-        gt=0,
-        le=60 * 24,
-        description="Minutes after which a candidate that the server cannot load is rolled back.",
     )
     settle_s: float = Field(
         default=30,
@@ -199,12 +146,6 @@ class ReleaseConfig(BaseModel):
         le=3600,
         description="Seconds after a change of traffic that are not counted, and for which the "
         "log is waited for.",
-    )
-    fault_minutes: float = Field(
-        default=15,
-        gt=0,
-        le=60 * 24,
-        description="A fault common to both versions is looked for in so many last minutes.",
     )
 
     @property
@@ -228,13 +169,4 @@ class ReleaseConfig(BaseModel):
         names = [step.name for step in self.steps]
         if len(set(names)) < len(names):
             raise ValueError("release.steps: two steps have the same name; each needs its own")
-        return self
-
-    @model_validator(mode="after")
-    def _chances_are_small(self) -> Self:
-        if self.alpha.total > 0.2:
-            raise ValueError(
-                f"release.alpha allows a wrong roll back in {self.alpha.total:.0%} of releases; "
-                "expected at most 20 %"
-            )
         return self

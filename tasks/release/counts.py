@@ -1,4 +1,6 @@
-"""Tests of counts: whose requests fail or are slow, given that one is; and is the split as asked.
+"""Sequential tests of counts and of score distributions, right at every look.
+
+Whose requests fail or are slow, given that one is; and is the split as asked?
 
 Where a request is the candidate's with known probability `p`, whatever happened before, and both
 versions fail alike, then an event (a failed request, a slow one) is the candidate's with
@@ -142,3 +144,36 @@ def log_split_evidence(candidate: Any, total: Any, share: float, weight: float =
     x, n = np.asarray(candidate, dtype=float), np.asarray(total, dtype=float)
     found = betaln(a + x, b + n - x) - betaln(a, b) - x * np.log(share) - (n - x) * np.log1p(-share)
     return float(found) if found.ndim == 0 else found
+
+
+def radius(num_rows: int, alpha: float) -> float:
+    """Half width of the band around an empirical distribution; at most 1.
+
+    Howard and Ramdas, "Sequential estimation of quantiles with applications to A/B testing and
+    best-arm identification", Bernoulli 28 (2022), corollary 2: for independent draws,
+
+        P(there is a t >= 1 with sup_x |F_t(x) - F(x)|
+          > 0.85 sqrt((log log(e t) + 0.8 log(1612 / alpha)) / t)) <= alpha.
+    """
+    if num_rows < 1:
+        return 1.0
+    width = np.log(np.log(np.e * num_rows)) + 0.8 * np.log(1612 / alpha)
+    return float(min(1.0, 0.85 * np.sqrt(width / num_rows)))
+
+
+def distance_bounds(
+    first: FloatArray, second: FloatArray, alpha: float
+) -> tuple[float, float, float]:
+    """Largest gap of two distributions (Kolmogorov and Smirnov), with bounds right at all times.
+
+    Returns:
+        Lower bound, gap of the drawn values, upper bound; each bound holds with probability
+        `1 - alpha`. 0, 0 and 1 where nothing was drawn.
+    """
+    if not len(first) or not len(second):
+        return 0.0, 0.0, 1.0
+    reach = radius(len(first), alpha / 2) + radius(len(second), alpha / 2)
+    points = np.concatenate([first, second])
+    below = [np.searchsorted(np.sort(v), points, side="right") / len(v) for v in (first, second)]
+    seen = float(np.abs(below[0] - below[1]).max())
+    return max(0.0, seen - reach), seen, min(1.0, seen + reach)

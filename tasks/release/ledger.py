@@ -10,6 +10,7 @@ decision is what stays.
 
 from __future__ import annotations
 
+import json
 import secrets
 from datetime import datetime
 from typing import Any
@@ -35,7 +36,6 @@ from tasks.release.records import (
     Shares,
     Verdict,
 )
-from tasks.release.steps import wanted_traffic
 
 _CLOSES = {Action.ROLL_BACK: ROLLED_BACK, Action.SUPERSEDE: SUPERSEDED}
 
@@ -250,7 +250,7 @@ def _begin_period(connection: Connection, release: Release, now: datetime) -> No
     if not release.is_open:
         return
     # Where nothing splits requests the candidate answers all of them in the slot `stable`.
-    shares = wanted_traffic(release).shares if release.can_split else Shares(candidate=100)
+    shares = release.wanted.shares if release.can_split else Shares(candidate=100)
     connection.execute(
         insert(table).values(
             release_id=release.release_id,
@@ -326,9 +326,9 @@ def _read(connection: Connection, release_id: str, *, lock: bool = False) -> Rel
         .order_by(tables.periods.c.number)
     )
     periods = tuple(_period(one) for one in found.mappings())
-    known = {name: row[name] for name in row if name != "config"}
-    config = ReleaseConfig.model_validate_json(row["config"])
-    return Release(**known, config=config, periods=periods)
+    told = json.loads(row["config"])  # of an earlier version it has fields that are gone
+    config = {name: told[name] for name in ReleaseConfig.model_fields if name in told}
+    return Release.model_validate({**row, "config": config, "periods": periods})
 
 
 def _period(row: RowMapping) -> Period:
@@ -373,5 +373,5 @@ def slots_at_start(url: str, model: str, champion: str) -> dict[str, str | None]
     refused = release.state == ROLLED_BACK and champion == release.candidate
     if not (release.is_open or refused or not release.is_moved):
         return None
-    wanted = wanted_traffic(release)
+    wanted = release.wanted
     return {"stable": wanted.stable, "candidate": wanted.candidate, "shadow": wanted.shadow}

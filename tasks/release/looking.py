@@ -17,6 +17,8 @@ from tasks.release.records import BY_ITSELF, Action, Evidence, Release, Verdict
 from tasks.release.traffic import SlotsRefusedError
 
 NOT_LOADED = "not_loaded"
+LOAD_MINUTES = 10
+"""After which a candidate that the server cannot load is rolled back."""
 
 
 class Look(BaseModel):
@@ -105,7 +107,7 @@ def _not_loaded(
     if newest.rule != NOT_LOADED:
         releasing.ledger.note(release, NOT_LOADED, str(exc))
         raise exc
-    if now - newest.at < timedelta(minutes=release.config.load_minutes):
+    if now - newest.at < timedelta(minutes=LOAD_MINUTES):
         raise exc
     reason = f"the candidate cannot be loaded: {exc}"
     verdict = Verdict(action=Action.ROLL_BACK, rule=NOT_LOADED, reason=reason)

@@ -9,6 +9,8 @@ from pathlib import Path
 from markupsafe import Markup
 
 from tasks.kernel.files import write_atomically
+from tasks.release.comparison import SPLIT_ALPHA
+from tasks.release.config import ALPHA
 from tasks.release.records import Entry, Evidence, Finding, MetricName, Release, Tally
 from tasks.reporting.drawing import (
     BASELINE,
@@ -67,6 +69,8 @@ def render_page(release: Release, entries: Sequence[Entry]) -> str:
             evidence=evidence,
             names=NAMES,
             answered=_answered(evidence),
+            chance=sum(ALPHA),
+            split_alpha=SPLIT_ALPHA,
             strip=steps_strip(release, entries),
             charts=charts(release, entries),
             bars=_bars(evidence),

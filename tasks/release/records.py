@@ -192,6 +192,29 @@ class Release(BaseModel):
         return self.steps[self.step]
 
     @property
+    def wanted(self) -> Wanted:
+        """What servers and edge are to do for the release as it stands.
+
+        The candidate stays loaded in its slot from the first step on, so that a step is a change at
+        the edge alone. Where nothing splits requests, it takes the slot `stable`.
+        """
+        if self.state == RELEASED or (self.is_open and not self.can_split):
+            return Wanted(stable=self.candidate)
+        if not self.is_open:
+            return Wanted(stable=self.stable)
+        step = self.current
+        return Wanted(
+            stable=self.stable,
+            candidate=self.candidate,
+            shadow=self.candidate if step.mirror_percent else None,
+            shares=Shares(
+                candidate=step.candidate_percent,
+                mirror=step.mirror_percent,
+                sticky=self.config.sticky,
+            ),
+        )
+
+    @property
     def title(self) -> str:
         """Release, for sentences."""
         return f"release of {self.model} version {self.candidate} (before: {self.stable})"

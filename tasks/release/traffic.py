@@ -1,7 +1,7 @@
 """Moving traffic: slots of the serving process, and shares at the edge.
 
-`ServerTraffic` is a server without an edge. Nothing there splits requests or copies them, so a new
-version takes over all at once and is watched alone. `EdgedTraffic` has an edge before the server.
+Without an edge before the server nothing splits requests or copies them, so a new version takes
+over all at once and is watched alone.
 """
 
 from __future__ import annotations
@@ -79,18 +79,20 @@ class Edge(Protocol):
 
 @dataclass(frozen=True)
 class ServerTraffic:
-    """One serving process without an edge.
+    """One serving process, alone or behind an edge that splits and copies requests.
 
     Attributes:
         home: the state folder; the server writes there where it listens.
+        edge: None where there is none.
     """
 
     home: Path
+    edge: Edge | None = None
 
     @property
     def can_split(self) -> bool:
         """See `Traffic`."""
-        return False
+        return self.edge is not None
 
     def slots(self, model: str) -> Mapping[str, str | None]:
         """See `Traffic`."""
@@ -105,11 +107,21 @@ class ServerTraffic:
 
     def shares(self, model: str) -> Shares:
         """See `Traffic`; without an edge all requests go to the slot `stable`."""
-        return Shares()
+        if self.edge is None:
+            return Shares()
+        told = self.edge.shares(model)
+        return Shares(
+            candidate=round(told.candidate * 100, 4),
+            mirror=round(told.mirror * 100, 4),
+            sticky=told.sticky,
+        )
 
     def set_shares(self, model: str, candidate: float, mirror: float, sticky: bool) -> None:
         """See `Traffic`."""
-        if candidate or mirror:
+        if self.edge is not None:
+            shares = candidate / 100, mirror / 100
+            self.edge.set_shares(model, candidate=shares[0], mirror=shares[1], sticky=sticky)
+        elif candidate or mirror:
             raise ConfigurationError(
                 f"{model}: {candidate:g} % of the requests and copies of {mirror:g} % were to go "
                 "to the candidate, and there is no edge that could split requests. Set one up "
@@ -135,40 +147,6 @@ class ServerTraffic:
                 "is as it was. It is tried again"
             ) from exc
         return _checked(answer, model, where)
-
-
-@dataclass(frozen=True)
-class EdgedTraffic:
-    """A serving process behind an edge that splits and copies requests."""
-
-    server: ServerTraffic
-    edge: Edge
-
-    @property
-    def can_split(self) -> bool:
-        """See `Traffic`."""
-        return True
-
-    def slots(self, model: str) -> Mapping[str, str | None]:
-        """See `Traffic`."""
-        return self.server.slots(model)
-
-    def set_slots(self, model: str, slots: Mapping[str, str | None]) -> None:
-        """See `Traffic`."""
-        self.server.set_slots(model, slots)
-
-    def shares(self, model: str) -> Shares:
-        """See `Traffic`."""
-        told = self.edge.shares(model)
-        return Shares(
-            candidate=round(told.candidate * 100, 4),
-            mirror=round(told.mirror * 100, 4),
-            sticky=told.sticky,
-        )
-
-    def set_shares(self, model: str, candidate: float, mirror: float, sticky: bool) -> None:
-        """See `Traffic`."""
-        self.edge.set_shares(model, candidate=candidate / 100, mirror=mirror / 100, sticky=sticky)
 
 
 def set_traffic(traffic: Traffic, model: str, wanted: Wanted) -> bool:

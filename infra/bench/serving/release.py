@@ -1,10 +1,9 @@
 """How often a release is rolled back: of alike versions, and of worse ones before 20,000 labels.
 
-Every simulated release is looked at after each labelled unit
-and after each thousand requests, with the tests of `tasks.release` and the chances that
-`ReleaseConfig` gives them. Scores are binormal with an AUC of 0.75 (0.7275 where worse), one
-request in five is positive; "correlated 0.8" is the correlation of two versions' scores within a
-class, as two trainings of one model have it.
+Every simulated release is looked at after each labelled unit and after each thousand requests, with
+the tests of `tasks.release` and their chances. Scores are binormal with an AUC of 0.75 (0.7275
+where worse), one request in five is positive; "correlated 0.8" is the correlation of two versions'
+scores within a class, as two trainings of one model have it.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from scipy.stats import norm
 
 from infra.bench.figures import Measured, at_least, at_most, reported
 from infra.bench.parts import Bench
-from tasks.release.config import ReleaseConfig
-from tasks.release.counts import Stratum, log_ratio_evidence
-from tasks.release.distributions import radius
+from tasks.release.config import ALPHA, ReleaseConfig
+from tasks.release.counts import Stratum, log_ratio_evidence, radius
 from tasks.release.losses import unit_aucs, unit_ends
 from tasks.stats.sequential import log_wealth
 
@@ -69,8 +67,8 @@ def _alike(num_alike: int) -> Measured:
         sample = draw(rng, NUM_AT_ONCE, AUC, correlation=float(rng.choice(CORRELATIONS)))
         reasons[0, part] = _paired_acts(sample).any(axis=-1)
         reasons[1, part] = _scores_act(sample)
-    reasons[2] = _events_act(rng, ERROR_RATE, CONFIG.alpha.errors, num_alike)
-    reasons[3] = _events_act(rng, SLOW_RATE, CONFIG.alpha.latency, num_alike)
+    reasons[2] = _events_act(rng, ERROR_RATE, ALPHA.errors, num_alike)
+    reasons[3] = _events_act(rng, SLOW_RATE, ALPHA.latency, num_alike)
     shares = reasons.mean(axis=1)
     told = ", ".join(
         f"{name} {share:.2%}"
@@ -120,7 +118,7 @@ def _share_acted(rng: np.random.Generator, correlation: float, num_worse: int) -
 
 def _share_acted_split(rng: np.random.Generator, num_worse: int) -> float:
     """Each version on half of the rows."""
-    alpha = CONFIG.alpha.task_split
+    alpha = ALPHA.task_split
     acted = []
     for _ in range(num_worse // NUM_AT_ONCE):
         samples = [
@@ -154,14 +152,14 @@ def draw(
 def _paired_acts(sample: Sample) -> NDArray[np.bool_]:
     """Whether the paired test of the task metric acts at or before each unit."""
     losses = unit_aucs(sample.labels, sample.stable) - unit_aucs(sample.labels, sample.candidate)
-    acts: NDArray[np.bool_] = log_wealth(losses) >= np.log(1 / CONFIG.alpha.task_paired)
+    acts: NDArray[np.bool_] = log_wealth(losses) >= np.log(1 / ALPHA.task_paired)
     return acts
 
 
 def _scores_act(sample: Sample) -> NDArray[np.bool_]:
     """Whether the scores are ever found too far apart; on a grid, for sorting them takes long."""
     edges = np.linspace(-4, 6, SCORE_BINS)
-    alpha = CONFIG.alpha.scores / (2 * len(CONFIG.steps))
+    alpha = ALPHA.scores / (2 * len(CONFIG.steps))
     acts = np.zeros(len(sample.stable), dtype=bool)
     for end in np.linspace(NUM_LABELS // 4, NUM_LABELS, 4, dtype=int):
         below = [

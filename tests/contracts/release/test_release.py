@@ -33,7 +33,7 @@ from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.looking import Look
 from tasks.release.records import Action, Release, Verdict
-from tasks.release.traffic import EdgedTraffic, ServerTraffic, Traffic
+from tasks.release.traffic import ServerTraffic, Traffic
 from tests.support.data import builders as data
 from tests.support.registry import builders
 from tests.support.registry.builders import World, comparison
@@ -88,7 +88,7 @@ class Town:
         return found.number
 
     def traffic(self, settings: Settings) -> Traffic:
-        return EdgedTraffic(ServerTraffic(settings.home), self.edge)
+        return ServerTraffic(settings.home, self.edge)
 
     def serve(self, number: int, error: float = 0.0, name: str = "part-0") -> None:
         """Requests of the step that is under way, of both versions."""

@@ -14,16 +14,36 @@ from tasks.release.config import ReleaseConfig
 from tasks.release.counts import Stratum, log_ratio_evidence
 from tasks.release.evidence import check_labels, no_labels, observe
 from tasks.release.policy import decide
-from tasks.release.records import Action, Evidence, Period, Release, Shares
+from tasks.release.records import Action, Evidence, Finding, MetricName, Period, Release, Shares
 from tests.support.release.builders import CONFIG, MODEL, START, Rows, release
 
 NOW = START + timedelta(hours=2)
 SPLIT = release(step=1)
+STICKY = release(CONFIG.model_copy(update={"sticky": True}), step=1)
 
 
 def seen(home: Path, known: Release, labels: pd.DataFrame | None = None) -> Evidence:
     table = no_labels() if labels is None else labels
     return compare(observe(home, known, table, NOW), known)
+
+
+COPIES: dict[str, Any] = {"slot": "shadow", "version": "2"}
+SPLIT_OFF: dict[str, Any] = {"slot": "candidate", "version": "2", "ids": "c"}
+
+
+def logged(home: Path, known: Release, *parts: dict[str, Any]) -> Evidence:
+    """What is seen after these requests, the number of each among its options."""
+    rows = Rows()
+    for part in parts:
+        rows.add(**part)
+    rows.write(home)
+    return seen(home, known)
+
+
+def metric(found: Evidence, name: MetricName) -> Finding:
+    known = found.finding(name)
+    assert known is not None
+    return known
 
 
 def test_nothing_logged_is_no_evidence(tmp_path: Path) -> None:
@@ -61,100 +81,97 @@ def test_a_part_that_is_being_written_is_not_read(tmp_path: Path) -> None:
 
 
 def test_failures_of_copies_are_held_against_the_candidate(tmp_path: Path) -> None:
-    Rows().add(3000, error=0.001).add(3000, slot="shadow", version="2", error=0.02).write(tmp_path)
-    found = seen(tmp_path, release())
+    failing = {"number": 3000, "error": 0.02, **COPIES}
+    found = logged(tmp_path, release(), {"number": 3000, "error": 0.001}, failing)
     assert decide(release(), found, NOW).rule == "errors"
-    errors = found.finding("errors")
-    assert errors is not None
-    assert errors.low is not None
-    assert errors.low > 1.1
+    assert metric(found, "errors").low > 1.1  # type: ignore[operator]
 
 
-def test_refusals_before_a_version_was_asked_are_nobodys(tmp_path: Path) -> None:
-    rows = Rows().add(2000).add(2000, slot="shadow", version="2", error=0.3, word="rate_limited")
-    rows.write(tmp_path)
-    found = seen(tmp_path, release())
-    assert found.shadow.num_failed == 0
-    assert not found.harms
-
-
-@pytest.mark.parametrize("word", ["not_computed", "bad_request", "features_refused"])
-def test_what_the_version_before_answers_is_not_the_clients_fault(
-    tmp_path: Path, word: str
+@pytest.mark.parametrize(
+    ("word", "share", "counts"),
+    [
+        ("not_computed", 0.05, True),
+        ("bad_request", 0.05, True),
+        ("features_refused", 0.05, True),
+        ("rate_limited", 0.3, False),
+        ("overloaded", 0.3, False),
+        ("deadline", 0.3, False),
+    ],
+)
+def test_what_the_version_before_answers_is_a_failure_unless_none_was_asked_or_a_copy_dropped(
+    tmp_path: Path, word: str, share: float, counts: bool
 ) -> None:
-    rows = Rows().add(2000).add(2000, slot="shadow", version="2", error=0.05, word=word)
-    rows.write(tmp_path)
-    assert decide(release(), seen(tmp_path, release()), NOW).rule == "errors"
+    refused = {"number": 2000, "error": share, "word": word, **COPIES}
+    found = logged(tmp_path, release(), {"number": 2000}, refused)
+    assert (decide(release(), found, NOW).rule == "errors") == counts
+    assert (found.shadow.num_failed > 0) == counts
+    assert bool(found.harms) == counts
 
 
 def test_requests_that_both_versions_refuse_are_held_against_none(tmp_path: Path) -> None:
-    rows = Rows().add(9000, error=0.3, word="bad_request")
-    rows.add(3000, slot="candidate", version="2", error=0.3, word="bad_request", ids="c")
-    rows.write(tmp_path)
-    found = seen(tmp_path, SPLIT)
+    bad: dict[str, Any] = {"error": 0.3, "word": "bad_request"}
+    found = logged(tmp_path, SPLIT, {"number": 9000, **bad}, {"number": 3000, **SPLIT_OFF, **bad})
     assert not found.harms
     assert not found.faults
 
 
-def test_a_candidate_alone_is_not_blamed_for_requests_that_nothing_answers(tmp_path: Path) -> None:
-    known = release(can_split=False)
-    Rows().add(2000, version="2", error=0.3, word="bad_request").write(tmp_path)
-    assert not seen(tmp_path, known).harms
+@pytest.mark.parametrize(
+    ("requests", "rule"),
+    [
+        ({"number": 2000, "error": 0.3, "word": "bad_request"}, "passed"),  # nothing answers them
+        ({"number": 500, "error": 0.2}, "errors"),
+        ({"number": 500, "error": 0.01}, "passed"),
+    ],
+)
+def test_alone_a_candidate_is_judged_by_a_fixed_bound(
+    tmp_path: Path, requests: dict[str, Any], rule: str
+) -> None:
+    alone = release(can_split=False)
+    found = logged(tmp_path, alone, {"version": "2", **requests})
+    assert decide(alone, found, NOW).rule == rule
 
 
 def test_an_answer_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
     def sometimes(rng: np.random.Generator, number: int) -> Any:
         return np.where(rng.random(number) < 0.1, np.inf, rng.random(number))
 
-    Rows().add(2000).add(2000, slot="shadow", version="2", score=sometimes).write(tmp_path)
-    found = seen(tmp_path, release())
+    copies = {"number": 2000, "score": sometimes, **COPIES}
+    found = logged(tmp_path, release(), {"number": 2000}, copies)
     assert found.shadow.num_failed > 100
     assert decide(release(), found, NOW).rule == "errors"
 
 
-@pytest.mark.parametrize("word", ["overloaded", "deadline"])
-def test_copies_that_a_busy_server_drops_are_not_held_against_the_candidate(
-    tmp_path: Path, word: str
-) -> None:
-    rows = Rows().add(2000).add(2000, slot="shadow", version="2", error=0.3, word=word)
-    rows.write(tmp_path)
-    assert not seen(tmp_path, release()).harms
-
-
 def test_copies_that_were_dropped_are_none_that_the_candidate_answered(tmp_path: Path) -> None:
-    rows = Rows().add(600, error=0.1)
-    rows.add(600, slot="shadow", version="2", error=1, word="overloaded").write(tmp_path)
-    found = seen(tmp_path, release())
+    dropped = {"number": 600, "error": 1, "word": "overloaded", **COPIES}
+    found = logged(tmp_path, release(), {"number": 600, "error": 0.1}, dropped)
     assert found.step_requests == 0
-    errors = found.finding("errors")
-    assert errors is not None
-    assert errors.num == 0  # a copy that was not computed says nothing of its original's failure
+    # a copy that was not computed says nothing of its original's failure
+    assert metric(found, "errors").num == 0
 
 
 def test_a_feed_that_breaks_both_is_not_the_candidates_fault(tmp_path: Path) -> None:
-    rows = Rows().add(9000, error=0.4)
-    rows.add(3000, slot="candidate", version="2", error=0.4, ids="c").write(tmp_path)
+    logged(
+        tmp_path, SPLIT, {"number": 9000, "error": 0.4}, {"number": 3000, "error": 0.4, **SPLIT_OFF}
+    )
     late = NOW - timedelta(minutes=95)
     found = compare(observe(tmp_path, SPLIT, no_labels(), late), SPLIT)
     assert not found.harms
-    assert "depend on is broken" in found.faults[0]
+    assert found.faults
     assert decide(SPLIT, found, late).rule == "common_fault"
 
 
 def test_a_candidate_that_fails_more_is_found_in_split_traffic(tmp_path: Path) -> None:
-    rows = Rows().add(9000, error=0.005)
-    rows.add(3000, slot="candidate", version="2", error=0.03, ids="c").write(tmp_path)
-    assert decide(SPLIT, seen(tmp_path, SPLIT), NOW).action is Action.ROLL_BACK
+    failing = {"number": 3000, "error": 0.03, **SPLIT_OFF}
+    found = logged(tmp_path, SPLIT, {"number": 9000, "error": 0.005}, failing)
+    assert decide(SPLIT, found, NOW).action is Action.ROLL_BACK
 
 
 def test_one_client_that_fails_all_the_time_counts_once_where_clients_stick(
     tmp_path: Path,
 ) -> None:
-    rows = Rows().add(9000, subjects=900)
-    rows.add(2900, slot="candidate", version="2", ids="c", subjects=300)
-    rows.add(300, slot="candidate", version="2", ids="bad", error=1.0, subjects=1).write(tmp_path)
-    sticky = release(CONFIG.model_copy(update={"sticky": True}), step=1)
-    assert not seen(tmp_path, sticky).harms
+    bad = {**SPLIT_OFF, "number": 300, "ids": "bad", "error": 1.0, "subjects": 1}
+    requests = {"number": 9000, "subjects": 900}, {"number": 2900, "subjects": 300, **SPLIT_OFF}
+    assert not logged(tmp_path, STICKY, *requests, bad).harms
     assert seen(tmp_path, SPLIT).harms
 
 
@@ -173,62 +190,53 @@ def test_a_client_that_stuck_to_the_candidate_counts_in_its_first_step_alone(
             Period(step=2, since=turn, shares=shares),
         ),
     )
-    rows = Rows()
-    for number, start in enumerate((START, turn)):
-        rows.add(
-            40,
-            slot="candidate",
-            version="2",
-            ids=f"bad{number}",
-            error=1.0,
-            subjects=1,
-            start=start + timedelta(minutes=1),
-        )
-    rows.add(40, ids="s", start=turn + timedelta(minutes=1))
-    rows.write(tmp_path)
-    found = seen(tmp_path, known).finding("errors")
-    assert found is not None
-    assert found.num == 1
+    bad: dict[str, Any] = {**SPLIT_OFF, "number": 40, "error": 1.0, "subjects": 1}
+    after = timedelta(minutes=1)
+    found = logged(
+        tmp_path,
+        known,
+        {**bad, "ids": "bad0", "start": START + after},
+        {**bad, "ids": "bad1", "start": turn + after},
+        {"number": 40, "ids": "s", "start": turn + after},
+    )
+    assert metric(found, "errors").num == 1
 
 
 def test_clients_that_meet_both_versions_count_by_their_requests(tmp_path: Path) -> None:
-    rows = Rows().add(3000, subjects=3, error=0.02, names="c")
-    rows.add(1000, slot="candidate", version="2", ids="c", subjects=3, error=0.02, names="c").write(
-        tmp_path
+    mixed: dict[str, Any] = {"subjects": 3, "error": 0.02, "names": "c"}
+    found = logged(
+        tmp_path, STICKY, {"number": 3000, **mixed}, {"number": 1000, **SPLIT_OFF, **mixed}
     )
-    sticky = release(CONFIG.model_copy(update={"sticky": True}), step=1)
-    evidence = seen(tmp_path, sticky)
-    found = evidence.finding("errors")
-    assert found is not None
-    assert found.num > 50
-    assert not evidence.harms
-    assert not evidence.split_fault
+    assert metric(found, "errors").num > 50
+    assert not found.harms
+    assert not found.split_fault
 
 
 def test_requests_that_are_not_split_as_asked_are_noticed(tmp_path: Path) -> None:
-    rows = Rows().add(6000).add(6000, slot="candidate", version="2", ids="c")
-    rows.write(tmp_path)
-    found = seen(tmp_path, SPLIT)
+    found = logged(tmp_path, SPLIT, {"number": 6000}, {"number": 6000, **SPLIT_OFF})
     assert "50.0% where 25.0% was asked" in found.split_fault
     assert decide(SPLIT, found, NOW).rule == "split"
 
 
-def test_a_slow_candidate_is_found(tmp_path: Path) -> None:
-    rows = Rows().add(9000).add(3000, slot="candidate", version="2", ids="c", latency_us=5000)
-    rows.write(tmp_path)
-    found = seen(tmp_path, SPLIT)
-    assert [f.metric for f in found.harms] == ["latency"]
-    alike = Rows().add(9000).add(3000, slot="candidate", version="2", ids="c")
-    alike.write(tmp_path, "part-0")
-    assert not seen(tmp_path, SPLIT).harms
-
-
-def test_copies_that_come_in_larger_batches_are_not_slow_for_that(tmp_path: Path) -> None:
-    copied = {"slot": "shadow", "version": "2"}
-    Rows().add(4000).add(4000, **copied, batch_rows=4).write(tmp_path)  # type: ignore[arg-type]
-    assert not seen(tmp_path, release()).harms
-    Rows().add(4000).add(4000, **copied, latency_us=6000).write(tmp_path)  # type: ignore[arg-type]
-    assert [f.metric for f in seen(tmp_path, release()).harms] == ["latency"]
+@pytest.mark.parametrize(
+    ("known", "stable", "candidate", "harms"),
+    [
+        (SPLIT, 9000, {"number": 3000, **SPLIT_OFF, "latency_us": 5000}, ["latency"]),
+        (SPLIT, 9000, {"number": 3000, **SPLIT_OFF}, []),
+        (release(), 4000, {"number": 4000, **COPIES, "latency_us": 6000}, ["latency"]),
+        # copies come in larger batches, which take longer
+        (release(), 4000, {"number": 4000, **COPIES, "batch_rows": 4}, []),
+        (release(), 4000, {"number": 4000, **COPIES, "score": lambda r, n: r.random(n) * 0.4},
+         ["scores"]),
+        (release(), 4000, {"number": 4000, **COPIES, "score": lambda r, n: r.random(n) * 0.9}, []),
+    ],
+    ids=["slow", "alike", "slow-copies", "larger-batches", "other-scores", "near-scores"],
+)  # fmt: skip
+def test_slowness_and_other_scores_are_found_and_alike_versions_are_not_blamed(
+    tmp_path: Path, known: Release, stable: int, candidate: dict[str, Any], harms: list[str]
+) -> None:
+    found = logged(tmp_path, known, {"number": stable}, candidate)
+    assert [f.metric for f in found.harms] == harms
 
 
 def in_batches(rows: Rows, slot: str, size: int, slow: range = range(0)) -> None:
@@ -250,8 +258,7 @@ def test_one_slow_batch_of_copies_is_one_slow_event(tmp_path: Path) -> None:
         in_batches(rows, "stable", 40)
         in_batches(rows, "shadow", 40, slow)
         rows.write(tmp_path)
-        latency = seen(tmp_path, release()).finding("latency")
-        assert latency is not None
+        latency = metric(seen(tmp_path, release()), "latency")
         counted.append((latency.num, latency.is_harm))
     (alike, _), (once, is_harm), (always, is_found) = counted
     assert (once - alike, is_harm) == (1, False)  # the machine was elsewhere for a moment
@@ -264,8 +271,7 @@ def test_where_requests_are_split_and_copied_no_failure_is_bet_on_twice(tmp_path
     both = release(step=1, periods=(Period(step=1, since=START, shares=shares),))
     rows = Rows().add(900, error=0.2).add(900, slot="shadow", version="2", error=0.2)
     rows.add(300, slot="candidate", version="2", error=0.2, ids="c").write(tmp_path)
-    errors = seen(tmp_path, both).finding("errors")
-    assert errors is not None
+    errors = metric(seen(tmp_path, both), "errors")
     frame = pd.DataFrame(rows.rows)
     stable, copy, mine = (
         frame[frame["slot"] == slot]["error"].notna().to_numpy()
@@ -277,18 +283,7 @@ def test_where_requests_are_split_and_copied_no_failure_is_bet_on_twice(tmp_path
     assert errors.num == split.total + paired.total
 
 
-def test_scores_that_are_elsewhere_are_found_and_other_scores_tolerated(tmp_path: Path) -> None:
-    rows = Rows().add(4000)
-    rows.add(4000, slot="shadow", version="2", score=lambda rng, n: rng.random(n) * 0.4)
-    rows.write(tmp_path)
-    assert [f.metric for f in seen(tmp_path, release()).harms] == ["scores"]
-    near = Rows().add(4000)
-    near.add(4000, slot="shadow", version="2", score=lambda rng, n: rng.random(n) * 0.9)
-    near.write(tmp_path)
-    assert not seen(tmp_path, release()).harms
-
-
-def labelled(quality: float, *, copies: bool = True) -> tuple[Rows, pd.DataFrame]:
+def labelled(quality: float) -> tuple[Rows, pd.DataFrame]:
     """Pairs of scores of 8,000 requests, the candidate's of some quality, and their labels."""
     rng = np.random.default_rng(11)
     truth = (rng.random(8000) < 0.25).astype(float)
@@ -297,8 +292,7 @@ def labelled(quality: float, *, copies: bool = True) -> tuple[Rows, pd.DataFrame
     stable = 1 / (1 + np.exp(-(common + truth)))
     candidate = 1 / (1 + np.exp(-(mine + quality * truth)))
     rows = Rows().add(8000, score=lambda _, n: stable, latency_us=900)
-    if copies:
-        rows.add(8000, slot="shadow", version="2", score=lambda _, n: candidate, latency_us=900)
+    rows.add(8000, **COPIES, score=lambda _, n: candidate, latency_us=900)
     labels = pd.DataFrame({"request_id": [f"r{i}" for i in range(8000)], "label": truth})
     return rows, labels
 
@@ -309,7 +303,6 @@ def test_a_worse_ranking_of_the_same_requests_rolls_back(tmp_path: Path) -> None
     found = seen(tmp_path, release(), labels)
     assert [f.metric for f in found.harms] == ["task_paired"]
     assert found.num_labels == 8000
-    assert found.stable.task_metric is not None
     assert found.stable.task_metric == pytest.approx(0.76, abs=0.02)
     rows, labels = labelled(1.0)
     rows.write(tmp_path)
@@ -332,10 +325,8 @@ def test_a_regression_is_compared_by_its_errors(tmp_path: Path) -> None:
     rows.write(tmp_path)
     config = ReleaseConfig(steps=CONFIG.steps, task="absolute_error", sticky=False)
     found = seen(tmp_path, release(config), labels)
-    finding = found.finding("task_paired")
-    assert finding is not None
-    assert "absolute error" in finding.unit
-    assert finding.num == 8000
+    assert "absolute error" in metric(found, "task_paired").unit
+    assert metric(found, "task_paired").num == 8000
 
 
 def test_each_version_on_its_own_rows_is_compared_too(tmp_path: Path) -> None:
@@ -350,14 +341,6 @@ def test_each_version_on_its_own_rows_is_compared_too(tmp_path: Path) -> None:
     ids = [*(f"r{i}" for i in range(9000)), *(f"c{i}" for i in range(3000))]
     labels = pd.DataFrame({"request_id": ids, "label": truth})
     assert "task_split" in [f.metric for f in seen(tmp_path, SPLIT, labels).harms]
-
-
-def test_alone_a_candidate_is_judged_by_a_fixed_bound(tmp_path: Path) -> None:
-    alone = release(can_split=False)
-    Rows().add(500, version="2", error=0.2).write(tmp_path)
-    assert decide(alone, seen(tmp_path, alone), NOW).rule == "errors"
-    Rows().add(500, version="2", error=0.01).write(tmp_path)
-    assert decide(alone, seen(tmp_path, alone), NOW).rule == "passed"
 
 
 def test_each_period_counts_for_its_own_split(tmp_path: Path) -> None:

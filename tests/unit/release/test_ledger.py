@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from sqlalchemy import update
 
 from tasks.kernel.errors import DataContractError, TransientError
+from tasks.metadata import tables
+from tasks.metadata.database import transaction
 from tasks.release.acting import Releasing, act_by_hand
 from tasks.release.ledger import ReleaseLedger, slots_at_start
 from tasks.release.looking import look
@@ -446,6 +450,19 @@ def test_an_alias_that_was_taken_back_after_a_release_takes_all_traffic_along(
     assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.follow_roll_back(MODEL) is None
     assert not releasing.due(MODEL, IDLE)
+
+
+def test_a_release_that_an_earlier_version_stored_is_read_without_what_is_gone(
+    releasing: Releasing,
+) -> None:
+    release = begun(releasing)
+    old = json.loads(release.config.model_dump_json()) | {
+        "alpha": {"errors": 0.01},
+        "slow_factor": 2,
+    }
+    with transaction(releasing.ledger.engine) as connection:
+        connection.execute(update(tables.releases).values(config=json.dumps(old)))
+    assert releasing.ledger.release(release.release_id) == release
 
 
 def test_nothing_is_due_without_a_new_champion(releasing: Releasing) -> None:

@@ -5,10 +5,9 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 
-from tasks.release.config import ErrorRates, ReleaseConfig, StepConfig
+from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.policy import decide
 from tasks.release.records import Action, Evidence, Release
-from tasks.release.steps import wanted_traffic
 from tests.support.release.builders import CONFIG, START, STEPS, evidence, finding, release
 
 LATER = START + timedelta(minutes=5)
@@ -113,15 +112,13 @@ def test_steps_lead_to_all_traffic(steps: tuple[StepConfig, ...], sentence: str)
         ReleaseConfig(steps=steps)
 
 
-def test_impossible_steps_and_chances_are_refused_with_a_sentence() -> None:
+def test_impossible_steps_are_refused_with_a_sentence() -> None:
     with pytest.raises(ValidationError, match="neither requests nor copies"):
         StepConfig(name="idle", candidate_percent=0)
     with pytest.raises(ValidationError, match="never end well"):
         StepConfig(name="long", candidate_percent=5, min_minutes=9, max_minutes=9)
     with pytest.raises(ValidationError, match="make no sense"):
         StepConfig(name="all", candidate_percent=100, mirror_percent=5)
-    with pytest.raises(ValidationError, match="at most 20 %"):
-        ReleaseConfig(alpha=ErrorRates(errors=0.3))
 
 
 def test_labels_are_compared_by_their_kind_where_nothing_else_is_said() -> None:
@@ -130,18 +127,14 @@ def test_labels_are_compared_by_their_kind_where_nothing_else_is_said() -> None:
     assert ReleaseConfig(task="auc").of_label("regression").ranks
 
 
-def test_the_default_spends_a_chance_of_one_in_twenty() -> None:
-    assert ReleaseConfig().alpha.total == pytest.approx(0.05)
-
-
 def test_traffic_follows_the_state() -> None:
-    shadow = wanted_traffic(release())
+    shadow = release().wanted
     assert (shadow.stable, shadow.candidate, shadow.shadow) == ("1", "2", "2")
     assert (shadow.shares.candidate, shadow.shares.mirror) == (0, 100)
-    assert wanted_traffic(release(step=1)).shares.candidate == 25
-    done = wanted_traffic(release(state="released"))
+    assert release(step=1).wanted.shares.candidate == 25
+    done = release(state="released").wanted
     assert (done.stable, done.candidate, done.shares.candidate) == ("2", None, 0)
     for state in ("rolled_back", "superseded"):
-        back = wanted_traffic(release(state=state))
+        back = release(state=state).wanted
         assert (back.stable, back.candidate, back.shares.candidate) == ("1", None, 0)
-    assert wanted_traffic(release(can_split=False)).stable == "2"
+    assert release(can_split=False).wanted.stable == "2"

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from tasks.release.counts import Stratum, log_ratio_evidence, log_split_evidence, ratio_bounds
-from tasks.release.distributions import distance, distance_bounds, radius
+from tasks.release.config import ALPHA
+from tasks.release.counts import (
+    Stratum,
+    distance_bounds,
+    log_ratio_evidence,
+    log_split_evidence,
+    radius,
+    ratio_bounds,
+)
 from tasks.release.losses import (
     NUM_OF_EACH,
     Labelled,
@@ -196,9 +203,10 @@ def test_evidence_on_the_split_has_mean_one_and_finds_a_wrong_one(share: float) 
 def test_distance_is_the_largest_gap(first: list[int], second: list[int]) -> None:
     a, b = np.array(first, dtype=float), np.array(second, dtype=float)
     expected = max(abs((a <= x).mean() - (b <= x).mean()) for x in range(7))
-    assert distance(a, b) == pytest.approx(expected)
-    low, high = distance_bounds(a, b, 0.05)
-    assert 0 <= low <= expected <= high <= 1
+    low, seen, high = distance_bounds(a, b, 0.05)
+    assert seen == pytest.approx(expected)
+    assert 0 <= low <= seen <= high <= 1
+    assert distance_bounds(a, b[:0], 0.05) == (0.0, 0.0, 1.0)
 
 
 def test_the_band_shrinks_and_holds_at_all_times() -> None:
@@ -241,3 +249,7 @@ def test_alike_versions_are_rarely_called_worse_and_a_worse_one_is() -> None:
     bar = np.log(1 / 0.05)
     assert (log_wealth(alike).max(axis=1) >= bar).mean() <= 0.05
     assert (log_wealth(worse).max(axis=1) >= bar).mean() >= 0.8
+
+
+def test_all_tests_together_spend_a_chance_of_one_in_twenty() -> None:
+    assert sum(ALPHA) == pytest.approx(0.05)

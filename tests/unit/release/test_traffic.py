@@ -12,7 +12,6 @@ from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Shares, Wanted
 from tasks.release.traffic import (
-    EdgedTraffic,
     NotServedError,
     ServerTraffic,
     has_server,
@@ -56,7 +55,7 @@ def test_no_release_is_due_while_the_server_serves_no_version_of_the_model(
 
 def test_a_version_is_loaded_before_requests_go_to_it(server: AdminServer, tmp_path: Path) -> None:
     edge = FakeEdge()
-    traffic = EdgedTraffic(ServerTraffic(tmp_path), edge)
+    traffic = ServerTraffic(tmp_path, edge)
     shared = Shares(candidate=5, mirror=100, sticky=True)
     step = Wanted(stable="1", candidate="2", shadow="2", shares=shared)
     assert set_traffic(traffic, MODEL, step)
