@@ -6,7 +6,7 @@ JSON has no words for NaN and infinity: both are `null` there. Binary tensors ho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,14 +15,13 @@ import numpy as np
 
 from serving.calls import SERVED_HEADERS, Answer, Served
 from serving.errors import ServingError
-from serving.protocol.messages import DATATYPE_OF
 from serving.protocol.plans import Wanted
+from serving.protocol.tensors import DATATYPE_OF
 
 _ENCODER = msgspec.json.Encoder()
 MOST_MESSAGE = 4000
 """Characters of a refusal. gRPC has it in its trailers, and clients take no long ones there."""
 
-Headers = Iterable[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
 SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
@@ -54,29 +53,24 @@ class InferAnswer(msgspec.Struct, omit_defaults=True):
 
 def encode_answer(
     answer: Answer,
-    wanted: Sequence[Wanted],
+    wanted: Wanted,
     request_id: str = "",
     parameters: Mapping[str, Any] | None = None,
 ) -> tuple[bytes, int | None]:
-    """The body of an answer, and the bytes of its JSON where binary tensors follow, else None."""
-    parts: list[bytes] = []
-    outputs: list[OutputTensor] = []
-    for one in wanted:
-        array = answer.outputs[one.name]
-        tensor = OutputTensor(one.name, DATATYPE_OF[array.dtype], array.shape)
-        if one.binary:
-            parts.append(np.ascontiguousarray(array).tobytes())
-            tensor.parameters = {"binary_data_size": len(parts[-1])}
-        else:
-            tensor.data = (array if array.ndim == 1 else array.ravel()).tolist()
-        outputs.append(tensor)
+    """The body of an answer, and the bytes of its JSON where a binary tensor follows, else None."""
+    array = answer.outputs[wanted.name]
+    tensor = OutputTensor(wanted.name, DATATYPE_OF[array.dtype], array.shape)
+    binary = None
+    if wanted.binary:
+        binary = np.ascontiguousarray(array).tobytes()
+        tensor.parameters = {"binary_data_size": len(binary)}
+    else:
+        tensor.data = (array if array.ndim == 1 else array.ravel()).tolist()
     served = answer.served
     body = _ENCODER.encode(
-        InferAnswer(served.model, served.version, request_id, parameters, outputs)
+        InferAnswer(served.model, served.version, request_id, parameters, [tensor])
     )
-    if not parts:
-        return body, None
-    return b"".join([body, *parts]), len(body)
+    return (body, None) if binary is None else (body + binary, len(body))
 
 
 def encode_json(value: Any) -> bytes:

@@ -6,8 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -15,9 +14,9 @@ from serving.calls import SLOTS, Answer, Call, Slot, num_rows_of
 from serving.config import ServingConfig
 from serving.errors import BadRequestError, DeadlineError, ServingError, UnsupportedBodyError
 from serving.interfaces import Engine, EntityReader, Guard, Observer
-from serving.protocol.keys import read_columns
-from serving.protocol.messages import InferRequest, parse_request
+from serving.protocol.messages import InferRequest, parse_request, sent_inputs
 from serving.protocol.plans import ModelPlan, Wanted
+from serving.protocol.tensors import Sent, read_columns
 from tasks.contracts.conversion import Signature
 
 _INFER = re.compile(r"/v2/models/([^/]{1,300})(?:/versions/([^/]{1,300}))?/infer")
@@ -31,20 +30,6 @@ class Target(NamedTuple):
 
     model: str
     version: str | None
-
-
-@dataclass(slots=True)
-class Asked:
-    """A call, and how its answer is to be written.
-
-    Attributes:
-        wanted: outputs to send.
-        client_id: `id` of the request, sent back; empty where it had none.
-    """
-
-    call: Call
-    wanted: Sequence[Wanted]
-    client_id: str = ""
 
 
 class RequestIds:
@@ -102,14 +87,14 @@ class Front:
         self._targets[url] = target
         return target
 
-    def plan(self, model: str, version: str | None, slot: Slot) -> ModelPlan:
-        """How requests to a model are read now.
+    def plan(self, call: Call) -> ModelPlan:
+        """How requests to the model of a call are read now.
 
         Raises:
             UnknownModelError, NotReadyError: as `Engine.signature`.
         """
-        signature = self.engine.signature(model, version, slot)
-        key = (model, version, slot)
+        key = (call.model, call.version, call.slot)
+        signature = self.engine.signature(*key)
         plan = self._plans.get(key)
         if plan is None or plan.signature is not signature:
             if len(self._plans) >= _MOST_KNOWN:
@@ -117,55 +102,53 @@ class Front:
             plan = self._plans[key] = ModelPlan(signature)
         return plan
 
-    def read(
-        self,
-        target: Target,
-        headers: Mapping[bytes, bytes],
-        body: bytes,
-        subject: str,
-        request_id: str,
-        arrived: float,
-    ) -> Asked:
-        """The call that an infer request asks for; `Call.entities` is set where it names keys.
+    def read(self, call: Call, headers: Mapping[bytes, bytes], body: bytes) -> tuple[Wanted, str]:
+        """Fill a call with what an infer request asks for; `entities` where it names keys.
+
+        Returns:
+            how its output is sent, and the client's own name of the request.
 
         Raises:
             ServingError: it is not one that the model takes.
         """
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedBodyError("the body is compressed; send it as it is")
-        slot = self._slot(headers.get(b"x-falaj-slot"))
-        self.refuse_early(target.model, target.version, slot)
+        call.slot = self._slot(headers.get(b"x-falaj-slot"))
+        self.refuse_early(call)
         request, binary = parse_request(body, headers.get(b"inference-header-content-length"))
-        deadline = self._deadline(headers.get(b"x-falaj-timeout-ms"), request, arrived)
-        plan = self.plan(target.model, target.version, slot)
-        call = Call(
-            target.model, {}, 0, request_id, target.version, slot, subject, deadline, False, arrived
-        )
+        call.deadline = call.arrived + self._time_of(headers.get(b"x-falaj-timeout-ms"), request)
         trace = headers.get(b"traceparent")
         if trace is not None:
             call.trace = sane_trace(trace.decode("latin-1"))
-        self._fill(call, plan, request, binary)
-        return Asked(call, plan.wanted(request), request.id)
+        plan = self.plan(call)
+        names = [tensor.name for tensor in request.inputs]
+        self.fill(call, plan, names, sent_inputs(request, binary))
+        return plan.wanted(request), request.id
 
-    def refuse_early(self, model: str, version: str | None, slot: Slot) -> None:
+    def refuse_early(self, call: Call) -> None:
         """Refuse what would wait too long, before anything of it is read: that costs the least.
 
         Raises:
             ServingError: as `Engine.refusal` says.
         """
-        refusal = self.engine.refusal(model, version, slot)
+        refusal = self.engine.refusal(call.model, call.version, call.slot)
         if refusal is not None:
             raise refusal
 
-    def _fill(
-        self, call: Call, plan: ModelPlan, request: InferRequest, binary: memoryview | None
+    def fill(
+        self, call: Call, plan: ModelPlan, names: Sequence[str], inputs: Iterable[Sent]
     ) -> None:
-        if self.names_entities(call.model, plan, [tensor.name for tensor in request.inputs]):
-            call.entities = read_columns(request, binary)
-            return
-        call.inputs, call.num_rows = plan.arrays(request, binary)
+        """Read a request's inputs into its call, or its columns of keys.
 
-    def names_entities(self, model: str, plan: ModelPlan, names: Sequence[str]) -> bool:
+        Raises:
+            BadRequestError: they are not what the model takes.
+        """
+        if self._names_entities(call.model, plan, names):
+            call.entities = read_columns(inputs)
+        else:
+            call.inputs, call.num_rows = plan.arrays(inputs)
+
+    def _names_entities(self, model: str, plan: ModelPlan, names: Sequence[str]) -> bool:
         """Whether inputs of these names are key columns, and what else a request by keys gives.
 
         The reader is asked only where a name is no input of the model: its troubles are not
@@ -241,18 +224,16 @@ class Front:
             return "stable"
         return slot_named(sent.decode("latin-1"))
 
-    def _deadline(self, header: bytes | None, request: InferRequest, arrived: float) -> float:
+    def _time_of(self, header: bytes | None, request: InferRequest) -> float:
+        """Seconds that a request gets."""
         most = self.config.timeout_s
-        if header is not None:
-            if not header.isdigit() or not 1 <= len(header) <= 12:
-                raise BadRequestError(
-                    f"x-falaj-timeout-ms is {header.decode('latin-1')[:40]!r}; expected whole "
-                    "milliseconds"
-                )
-            return arrived + capped(int(header) / 1e3, most)
-        if request.parameters is not None:
-            return arrived + capped(request.timeout_s, most)
-        return arrived + most
+        if header is None:
+            return capped(request.timeout_s, most)
+        if not header.isdigit() or len(header) > 12:
+            raise BadRequestError(
+                f"x-falaj-timeout-ms is {header[:40].decode('latin-1')!r}; expected milliseconds"
+            )
+        return capped(int(header) / 1e3, most)
 
 
 def capped(asked_s: float | None, most_s: float) -> float:

@@ -2,92 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
-from serving.calls import Array
 from serving.errors import BadRequestError
-
-BYTES = "BYTES"
-NUMPY_OF: dict[str, np.dtype[np.generic]] = {
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype("<u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("<i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
-"""Datatypes of numbers, as they lie in binary tensors."""
-DATATYPE_OF = {dtype: name for name, dtype in NUMPY_OF.items()}
-KNOWN = ", ".join(NUMPY_OF)
-
-
-def datatype_of(array: Array) -> str:
-    """The protocol's name of an array's type."""
-    return DATATYPE_OF[array.dtype]
-
-
-def refuse_infinite(name: str, array: Array) -> None:
-    """NaN stands for a missing value; infinity stands for nothing.
-
-    Raises:
-        BadRequestError: a number is infinite.
-    """
-    if array.dtype.kind == "f" and np.isinf(array).any():
-        at = int(np.flatnonzero(np.isinf(array))[0])
-        raise BadRequestError(
-            f"input {name!r}: value {at} is infinite; expected a finite number, or null (NaN in "
-            "binary data) for a missing one"
-        )
-
-
-def exact(name: str, array: Array, wanted: np.dtype[np.generic]) -> Array:
-    """The same numbers in another type.
-
-    Raises:
-        BadRequestError: a number has no equal in that type, or one of the two is BOOL.
-    """
-    if array.dtype == wanted:
-        return array
-    sent, taken = DATATYPE_OF[array.dtype], DATATYPE_OF[wanted]
-    if "b" in (array.dtype.kind, wanted.kind):
-        raise BadRequestError(f"input {name!r} is sent as {sent}; expected {taken}")
-    with np.errstate(all="ignore"):
-        converted = array.astype(wanted)
-        lost = converted.astype(array.dtype) != array
-        # What a cast makes of a number beyond the range depends on the processor.
-        lost |= (converted < 0) != (array < 0)
-        if wanted.kind in "iu" and array.dtype.kind == "f":
-            lost |= array >= 2.0 ** (8 * wanted.itemsize - (wanted.kind == "i"))
-        elif wanted.kind == "f" and array.dtype.kind in "iu":
-            lost |= converted >= 2.0**63
-    if array.dtype.kind == "f" and wanted.kind == "f":
-        lost &= ~np.isnan(array)
-    if lost.any():
-        at = int(np.flatnonzero(lost)[0])
-        raise BadRequestError(
-            f"input {name!r}: value {at} is {array.ravel()[at]} in {sent}, which {taken} cannot "
-            f"hold exactly; send it as {taken}"
-        )
-    return converted
-
+from serving.protocol.tensors import Sent, refused
 
 SEQUENCE_REFUSED = (
     "the request has the parameter sequence_id; models here keep no state between requests"
 )
 NO_DATA = msgspec.Raw(b"")
-MOST_AXES = 8
 Size = Annotated[int, msgspec.Meta(ge=0)]
 Microseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Shape = Annotated[list[int], msgspec.Meta(max_length=MOST_AXES)]
+Shape = Annotated[list[int], msgspec.Meta(max_length=8)]
 
 
 class InputParameters(msgspec.Struct):
@@ -161,8 +90,12 @@ def parse_request(body: bytes, json_bytes: bytes | None) -> tuple[InferRequest, 
     """
     binary = None
     if json_bytes is not None:
-        size = _header_length(json_bytes, len(body))
-        body, binary = body[:size], memoryview(body)[size:]
+        if not json_bytes.isdigit() or len(json_bytes) > 18 or int(json_bytes) > len(body):
+            raise BadRequestError(
+                f"Inference-Header-Content-Length is {json_bytes.decode('latin-1')[:40]!r}; "
+                f"expected how many of the body's {len(body)} bytes are JSON"
+            )
+        body, binary = body[: int(json_bytes)], memoryview(body)[int(json_bytes) :]
     try:
         request = _REQUEST.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -174,10 +107,30 @@ def parse_request(body: bytes, json_bytes: bytes | None) -> tuple[InferRequest, 
     return request, binary
 
 
-def _header_length(text: bytes, num_bytes: int) -> int:
-    if not text.isdigit() or len(text) > 18 or int(text) > num_bytes:
-        raise BadRequestError(
-            f"Inference-Header-Content-Length is {text.decode('latin-1')[:40]!r}; expected the "
-            f"number of JSON bytes that the body of {num_bytes} bytes starts with"
-        )
-    return int(text)
+def sent_inputs(request: InferRequest, binary: memoryview | None) -> Iterator[Sent]:
+    """Inputs of a request, with their data.
+
+    Raises:
+        BadRequestError: one has no data, or some that is not to be read, or binary data is left.
+    """
+    at = 0
+    for tensor in request.inputs:
+        told = tensor.parameters
+        size = None if told is None else told.binary_data_size
+        if told is not None and told.shared_memory_region is not None:
+            raise refused(tensor.name, "lies in shared memory, which this server does not read")
+        if (size is None) == (tensor.data is NO_DATA):
+            raise refused(tensor.name, "needs either `data` or the parameter binary_data_size")
+        if size is None:
+            yield Sent(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+            continue
+        if binary is None:
+            raise refused(tensor.name, "is binary, but Inference-Header-Content-Length is absent")
+        if at + size > len(binary):
+            raise refused(
+                tensor.name, f"has {size} bytes of binary data; {len(binary) - at} are left"
+            )
+        yield Sent(tensor.name, tensor.datatype, tensor.shape, None, binary[at : at + size])
+        at += size
+    if binary is not None and at != len(binary):
+        raise BadRequestError(f"{len(binary) - at} bytes of binary data belong to no input")

@@ -11,7 +11,7 @@ import numpy as np
 from serving.calls import SLOTS
 from serving.errors import UnknownModelError
 from serving.interfaces import Engine, VersionState
-from serving.protocol.messages import DATATYPE_OF
+from serving.protocol.tensors import DATATYPE_OF
 from tasks.contracts.conversion import TensorSpec
 
 SERVER_NAME = "falaj"

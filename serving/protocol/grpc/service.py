@@ -12,7 +12,7 @@ import grpc.aio
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceServicer
 
-from serving.calls import GRPC_MODEL_HEADER, Call, num_rows_of
+from serving.calls import GRPC_MODEL_HEADER, Call
 from serving.config import MAX_HEADER_BYTES
 from serving.errors import BadRequestError, ServingError
 from serving.interfaces import Action
@@ -20,8 +20,13 @@ from serving.protocol.answers import encode_json, served_headers
 from serving.protocol.front import Front, capped, now, sane_trace, slot_named
 from serving.protocol.grpc import about
 from serving.protocol.grpc.arriving import Arriving, abort, metadata_of
-from serving.protocol.grpc.messages import SERVICE, repository_messages
-from serving.protocol.grpc.tensors import fill_answer, read_arrays, read_key_columns, wanted_outputs
+from serving.protocol.grpc.messages import (
+    SERVICE,
+    fill_answer,
+    repository_messages,
+    sent_inputs,
+    wanted_output,
+)
 from serving.protocol.messages import SEQUENCE_REFUSED
 from serving.protocol.metadata import (
     model_metadata,
@@ -29,20 +34,12 @@ from serving.protocol.metadata import (
     repository_index,
     server_metadata,
 )
+from serving.protocol.plans import Wanted
 from tasks.kernel.errors import ConfigurationError
 
-_METHODS = (
-    "ServerLive",
-    "ServerReady",
-    "ModelReady",
-    "ServerMetadata",
-    "ModelMetadata",
-    "ModelInfer",
-)
 INFER = f"/{SERVICE}/ModelInfer"
 OPEN_METHODS = frozenset({about.CHECK, f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"})
 """Health, for which nobody is asked who they are."""
-_REPOSITORY_METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 _LONGEST_S = 86_400.0
 _MOST_PENDING = 10_000
 """Calls that wait for the event loop. Of more than 1,000 gRPC ends some unseen, as CANCELLED, which
@@ -61,15 +58,15 @@ class InferenceService(GRPCInferenceServiceServicer):
 
     def handlers(self) -> dict[str, Any]:
         """Handlers of all methods, those of the model repository extension too."""
-        of_protocol = {name: vars(protocol) for name in _METHODS}
-        of_repository = {name: self._repository for name in _REPOSITORY_METHODS}
+        messages = {**vars(protocol), **self._repository}
         return {
             name: grpc.unary_unary_rpc_method_handler(
                 _guarded(getattr(self, name)),
                 request_deserializer=messages[f"{name}Request"].FromString,
                 response_serializer=messages[f"{name}Response"].SerializeToString,
             )
-            for name, messages in {**of_protocol, **of_repository}.items()
+            for name in vars(InferenceService)
+            if f"{name}Request" in messages
         }
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -83,65 +80,42 @@ class InferenceService(GRPCInferenceServiceServicer):
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether a model, or a version, answers."""
-
-        async def answer() -> Any:
-            name, version = request.name, request.version or None
-            self._admit(context, "read", name)
-            refuse_unknown(self._engine, name, version)
-            ready = not self._front.stopping and self._engine.is_ready(name, version)
-            return protocol.ModelReadyResponse(ready=ready)
-
-        return await _told(answer, context)
+        name, version = request.name, request.version or None
+        self._admit(context, "read", name)
+        refuse_unknown(self._engine, name, version)
+        ready = not self._front.stopping and self._engine.is_ready(name, version)
+        return protocol.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Name, version and extensions of the server."""
-
-        async def answer() -> Any:
-            self._admit(context, "read", None)
-            return protocol.ServerMetadataResponse(**server_metadata())
-
-        return await _told(answer, context)
+        self._admit(context, "read", None)
+        return protocol.ServerMetadataResponse(**server_metadata())
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Tensors and versions of a model."""
-
-        async def answer() -> Any:
-            self._admit(context, "read", request.name)
-            told = model_metadata(self._engine, request.name, request.version or None)
-            return protocol.ModelMetadataResponse(**told)
-
-        return await _told(answer, context)
+        self._admit(context, "read", request.name)
+        metadata = model_metadata(self._engine, request.name, request.version or None)
+        return protocol.ModelMetadataResponse(**metadata)
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
         """All versions of all models."""
-
-        async def answer() -> Any:
-            self._admit(context, "admin", None)
-            models = repository_index(self._engine, request.ready)
-            return self._repository["RepositoryIndexResponse"](models=models)
-
-        return await _told(answer, context)
+        self._admit(context, "admin", None)
+        models = repository_index(self._engine, request.ready)
+        return self._repository["RepositoryIndexResponse"](models=models)
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Load what the registry names, or the version of the parameter `version`."""
-
-        async def answer() -> Any:
-            self._admit(context, "admin", request.model_name)
-            await self._engine.load(request.model_name, _version_of(request))
-            return self._repository["RepositoryModelLoadResponse"]()
-
-        return await _told(answer, context)
+        self._admit(context, "admin", request.model_name)
+        await self._engine.load(request.model_name, _version_of(request))
+        return self._repository["RepositoryModelLoadResponse"]()
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Take a model, or a version, out of service."""
-
-        async def answer() -> Any:
-            self._admit(context, "admin", request.model_name)
-            refuse_unknown(self._engine, request.model_name, _version_of(request))
-            await self._engine.unload(request.model_name, _version_of(request))
-            return self._repository["RepositoryModelUnloadResponse"]()
-
-        return await _told(answer, context)
+        """Take a model, or the version of the parameter `version`, out of service."""
+        name, version = request.model_name, _version_of(request)
+        self._admit(context, "admin", name)
+        refuse_unknown(self._engine, name, version)
+        await self._engine.unload(name, version)
+        return self._repository["RepositoryModelUnloadResponse"]()
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Answers of a model."""
@@ -149,51 +123,47 @@ class InferenceService(GRPCInferenceServiceServicer):
         request_id = self._request_id(metadata)
         call = Call(request.model_name, {}, 0, request_id, request.model_version or None)
         try:
-            if "sequence_id" in request.parameters:
-                raise BadRequestError(SEQUENCE_REFUSED)
-            return await self._infer(request, context, call, metadata)
+            wanted = await self._read(request, context, call, metadata)
+            answer = await self._front.computed(call)
         except asyncio.CancelledError:
             call.is_gone = True
             raise
         except ServingError as error:
             await abort(context, error, request_id)
+        response = protocol.ModelInferResponse(
+            model_name=answer.served.model, model_version=answer.served.version, id=request.id
+        )
+        fill_answer(response, answer, wanted)
+        parameters = self._front.parameters_of(call)
+        if parameters is not None:
+            features = encode_json(parameters["features"]).decode()
+            response.parameters["features"].string_param = features
+        trailing = [*served_headers(answer.served), (b"x-request-id", request_id.encode())]
+        context.set_trailing_metadata(metadata_of(trailing))
+        return response
 
-    async def _infer(self, request: Any, context: Any, call: Call, metadata: Any) -> Any:
+    async def _read(self, request: Any, context: Any, call: Call, metadata: Any) -> Wanted:
+        """Fill a call with what is asked for; what is not taken is reported to observers."""
         front = self._front
         try:
             call.subject = self._admit(context, "infer", call.model)
             if "x-falaj-slot" in metadata and front.config.http.slot_header:
                 call.slot = slot_named(metadata["x-falaj-slot"])
             call.trace = sane_trace(str(metadata.get("traceparent", "")))
-            front.refuse_early(call.model, call.version, call.slot)
+            front.refuse_early(call)
+            if "sequence_id" in request.parameters:
+                raise BadRequestError(SEQUENCE_REFUSED)
             call.deadline = now() + self._time_of(request, context)
-            plan = front.plan(call.model, call.version, call.slot)
-            wanted = wanted_outputs(request, plan)
+            plan = front.plan(call)
+            wanted = wanted_output(request, plan)
             names = [tensor.name for tensor in request.inputs]
-            if front.names_entities(call.model, plan, names):
-                call.entities = read_key_columns(request)
+            front.fill(call, plan, names, sent_inputs(request))
+            if call.entities is not None:
                 await front.resolve(call)
-            else:
-                call.inputs = read_arrays(request, plan)
-                call.num_rows = num_rows_of(call.inputs)
         except ServingError as error:
             front.report_refused(call, error)
             raise
-        answer = await front.computed(call)
-        response = protocol.ModelInferResponse(
-            model_name=answer.served.model, model_version=answer.served.version, id=request.id
-        )
-        fill_answer(response, answer, wanted)
-        parameters = front.parameters_of(call)
-        if parameters is not None:
-            features = encode_json(parameters["features"]).decode()
-            response.parameters["features"].string_param = features
-        context.set_trailing_metadata(
-            metadata_of(
-                [*served_headers(answer.served), (b"x-request-id", call.request_id.encode())]
-            )
-        )
-        return response
+        return wanted
 
     async def recognise(self, context: Any, method: str) -> None:
         """End the call of a client whom this server does not know."""
@@ -283,25 +253,20 @@ def grpc_server(
 
 
 def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """A method that keeps to itself how it failed."""
+    """A method whose refusals end the call, and which keeps to itself how else it failed."""
 
     async def guarded(request: Any, context: Any) -> Any:
         try:
             return await method(request, context)
         except grpc.aio.AbortError:
             raise
+        except ServingError as error:
+            await abort(context, error, "")
         except Exception:
             _log.exception("a gRPC call could not be answered")
             await abort(context, ServingError("this server has failed on the request"), "")
 
     return guarded
-
-
-async def _told(answer: Callable[[], Awaitable[Any]], context: Any) -> Any:
-    try:
-        return await answer()
-    except ServingError as error:
-        await abort(context, error, "")
 
 
 def _headers(context: Any) -> list[tuple[bytes, bytes]]:

@@ -29,8 +29,9 @@ from serving.protocol.answers import (
     refusal_headers,
     served_headers,
 )
-from serving.protocol.front import Asked, Target, now
+from serving.protocol.front import now
 from serving.protocol.http.framing import ChunkedBody, Head, SizedBody, split_head, too_large
+from serving.protocol.plans import Wanted
 
 if TYPE_CHECKING:
     from serving.protocol.http.listener import Listener
@@ -53,18 +54,18 @@ class Request:
     """One request, from its head on.
 
     Attributes:
-        target: what of a model is asked; None for a page.
-        call: for the engine, or what is known of it yet; None for a page.
-        asked: how its answer is written, once it is read.
+        call: of what is asked of a model; None for a page.
+        wanted: how its output is sent.
+        client_id: of the request's body, sent back.
         error: why it is refused, known before its body was there.
     """
 
     head: Head
     request_id: str
     body: SizedBody | ChunkedBody
-    target: Target | None = None
     call: Call | None = None
-    asked: Asked | None = None
+    wanted: Wanted | None = None
+    client_id: str = ""
     error: ServingError | None = None
 
 
@@ -178,20 +179,13 @@ class Connection(asyncio.Protocol):
         if split is None:
             return False
         head, self._rest = split
-        target, most = None, MOST_PAGE_BODY
-        if head.method == b"POST" and self._listener.answers_models:
-            target = self._front.target_of(head.target)
-        if target is not None:
-            most = self._limits.max_body_bytes
-        request = self._request = Request(
-            head,
-            self._front.ids.accepted(head.found.get(b"x-request-id")),
-            ChunkedBody(most) if head.length is None else SizedBody(head.length),
-            target,
-        )
+        request = self._request = self._request_of(head)
+        most = MOST_PAGE_BODY if request.call is None else self._limits.max_body_bytes
+        if head.length is None:
+            request.body = ChunkedBody(most)
         try:
-            if target is not None:
-                self._admit(request, target)
+            if request.call is not None:
+                self._admit(request.call, head)
             if head.length is not None and head.length > most:
                 raise too_large(head.length, most)
         except ServingError as error:
@@ -199,11 +193,18 @@ class Connection(asyncio.Protocol):
         self._expect(request)
         return True
 
-    def _admit(self, request: Request, target: Target) -> None:
-        headers, found = request.head.headers, request.head.found
-        call = request.call = Call(target.model, {}, 0, request.request_id, target.version)
-        call.slot = self._front.slot_meant(found)
-        principal = self._front.guard.admit(headers, self._address, "infer", target.model)
+    def _request_of(self, head: Head) -> Request:
+        request_id = self._front.ids.accepted(head.found.get(b"x-request-id"))
+        request = Request(head, request_id, SizedBody(head.length or 0))
+        if head.method == b"POST" and self._listener.answers_models:
+            target = self._front.target_of(head.target)
+            if target is not None:
+                request.call = Call(target.model, {}, 0, request_id, target.version)
+        return request
+
+    def _admit(self, call: Call, head: Head) -> None:
+        call.slot = self._front.slot_meant(head.found)
+        principal = self._front.guard.admit(head.headers, self._address, "infer", call.model)
         call.subject = principal.subject
 
     def _expect(self, request: Request) -> None:
@@ -252,15 +253,11 @@ class Connection(asyncio.Protocol):
 
     # Answers
 
-    def _infer(self, request: Request, early: Call, body: bytes) -> None:
+    def _infer(self, request: Request, call: Call, body: bytes) -> None:
         """Ask the engine, or read the features of entities first."""
-        found, subject, arrived = request.head.found, early.subject, early.arrived
-        assert request.target is not None
         try:
-            request.asked = self._front.read(
-                request.target, found, body, subject, request.request_id, arrived
-            )
-            call = request.call = request.asked.call
+            found = request.head.found
+            request.wanted, request.client_id = self._front.read(call, found, body)
             if call.entities is None:
                 self._front.engine.submit(call, self._computed)
             else:
@@ -284,15 +281,14 @@ class Connection(asyncio.Protocol):
 
     def _computed(self, call: Call, outcome: Answer | ServingError) -> None:
         request = self._request
-        if request is None or request.asked is None:  # the client has gone
+        if request is None or request.wanted is None:  # the client has gone
             return
         if isinstance(outcome, ServingError):
             self._answer_error(request, outcome)
             return
         try:
             parameters = self._front.parameters_of(call)
-            wanted, client_id = request.asked.wanted, request.asked.client_id
-            body, json_bytes = encode_answer(outcome, wanted, client_id, parameters)
+            body, json_bytes = encode_answer(outcome, request.wanted, request.client_id, parameters)
         except Exception as error:  # must not reach the engine: it has other calls in its hands
             self._answer_error(request, _as_known(error))
             return

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -50,10 +50,10 @@ def stub(channel: grpc.Channel) -> Stub:
     return GRPCInferenceServiceStub(channel)
 
 
-def typed(rows: int = 1, **other: Any) -> Any:
-    request = protocol.ModelInferRequest(model_name="sums", id="mine", **other)
-    codes = request.inputs.add(name="categorical", datatype="INT32", shape=[rows, 2])
-    codes.contents.int_contents.extend([1, 2] * rows)
+def typed(rows: int = 1, codes: int = 1) -> Any:
+    request = protocol.ModelInferRequest(model_name="sums", id="mine")
+    categorical = request.inputs.add(name="categorical", datatype="INT32", shape=[rows, 2])
+    categorical.contents.int_contents.extend([codes, 2] * rows)
     numbers = request.inputs.add(name="numeric", datatype="FP32", shape=[rows, 3])
     numbers.contents.fp32_contents.extend([1.5, float("nan"), 3] * rows)
     return request
@@ -78,79 +78,44 @@ def test_typed_contents_are_answered_typed_and_raw_ones_raw(stub: Stub) -> None:
     assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == [7.5]
 
 
-def _wrong(change: Any, request: Any) -> Any:
-    change(request)
-    return request
+WRONG: dict[str, tuple[Callable[[Any], object], Any]] = {
+    "no numeric": (lambda r: r.inputs.pop(), typed()),
+    "an unknown datatype": (lambda r: setattr(r.inputs[0], "datatype", "BF16"), typed()),
+    "another's field": (lambda r: setattr(r.inputs[0], "datatype", "INT64"), typed()),
+    "too many values": (lambda r: r.inputs[0].contents.int_contents.append(3), typed()),
+    "a number beyond": (lambda r: setattr(r.inputs[0], "datatype", "INT8"), typed(codes=300)),
+    "a negative length": (lambda r: r.inputs[0].shape.append(-(2**60)), typed()),
+    "negative lengths": (lambda r: r.inputs[0].shape.__setitem__(slice(None), [-1, -1]), typed(0)),
+    "many axes": (lambda r: r.inputs[0].shape.__setitem__(slice(None), [0] * 65), typed(0)),
+    "a sequence": (lambda r: setattr(r.parameters["sequence_id"], "int64_param", 1), typed()),
+    "too few raw": (lambda r: r.raw_input_contents.pop(), raw()),
+    "raw and typed": (lambda r: r.inputs[0].contents.int_contents.append(3), raw()),
+    "an unknown output": (lambda r: r.outputs.add(name="x"), typed()),
+}
+UNKNOWN = [("model_name", "x"), ("model_name", "é" * 5000), ("model_version", "9")]
 
 
-@pytest.mark.parametrize(
-    ("request_", "code", "says"),
-    [
-        (typed(), None, ""),
-        (_wrong(lambda r: r.inputs.pop(), typed()), "INVALID_ARGUMENT", "lacks 'numeric'"),
-        (_wrong(lambda r: setattr(r, "model_name", "x"), typed()), "NOT_FOUND", "no model"),
-        (_wrong(lambda r: setattr(r, "model_name", "é" * 5000), typed()), "NOT_FOUND", "no model"),
-        (_wrong(lambda r: setattr(r, "model_version", "9"), typed()), "NOT_FOUND", "no version"),
-        (
-            _wrong(lambda r: setattr(r.inputs[0], "datatype", "BF16"), typed()),
-            "INVALID_ARGUMENT",
-            "datatype 'BF16'",
-        ),
-        (
-            _wrong(lambda r: setattr(r.inputs[0], "datatype", "INT64"), typed()),
-            "INVALID_ARGUMENT",
-            "has int_contents; expected int64_contents",
-        ),
-        (
-            _wrong(lambda r: r.inputs[0].contents.int_contents.append(3), typed()),
-            "INVALID_ARGUMENT",
-            "has 3 values; its shape",
-        ),
-        (
-            _wrong(lambda r: r.inputs[0].shape.append(-(2**60)), typed()),
-            "INVALID_ARGUMENT",
-            "its shape",
-        ),
-        (
-            _wrong(lambda r: r.inputs[0].shape.__setitem__(slice(None), [-1, -1]), typed(0)),
-            "INVALID_ARGUMENT",
-            "holds no value",
-        ),
-        (
-            _wrong(lambda r: r.inputs[0].shape.__setitem__(slice(None), [0] * 65), typed(0)),
-            "INVALID_ARGUMENT",
-            "at most 8",
-        ),
-        (
-            _wrong(lambda r: r.parameters["sequence_id"].__setattr__("int64_param", 1), typed()),
-            "INVALID_ARGUMENT",
-            "sequence_id",
-        ),
-        (
-            _wrong(lambda r: r.raw_input_contents.pop(), raw()),
-            "INVALID_ARGUMENT",
-            "2 inputs and 1 raw_input_contents",
-        ),
-        (
-            _wrong(lambda r: r.inputs[0].contents.int_contents.append(3), raw()),
-            "INVALID_ARGUMENT",
-            "both contents and raw",
-        ),
-        (_wrong(lambda r: r.outputs.add(name="x"), typed()), "INVALID_ARGUMENT", "no output 'x'"),
-        (typed(5000), "INVALID_ARGUMENT|RESOURCE_EXHAUSTED", ""),
-    ],
-)
-def test_each_fault_has_its_code_and_a_sentence(
-    stub: Stub, request_: Any, code: str | None, says: str
-) -> None:
-    if code is None:
-        stub.ModelInfer(request_)
-        return
+def code_of(stub: Stub, request: Any) -> str:
     with pytest.raises(grpc.RpcError) as caught:
-        stub.ModelInfer(request_)
+        stub.ModelInfer(request)
     error: Any = caught.value
-    assert error.code().name in code.split("|")
-    assert says in error.details()
+    assert error.details()
+    return str(error.code().name)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_the_model_does_not_take_is_the_clients_fault(stub: Stub, wrong: str) -> None:
+    change, request = WRONG[wrong]
+    change(request)
+    assert code_of(stub, request) == "INVALID_ARGUMENT"
+
+
+def test_what_is_unknown_or_too_large_has_its_code(stub: Stub) -> None:
+    for name, value in UNKNOWN:
+        request = typed()
+        setattr(request, name, value)
+        assert code_of(stub, request) == "NOT_FOUND"
+    assert code_of(stub, typed(5000)) in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
 
 CHECK = "/grpc.health.v1.Health/Check"
@@ -160,18 +125,14 @@ INFER = f"/{SERVICE}/ModelInfer"
 @pytest.mark.parametrize(
     "method", [INFER, f"/{SERVICE}/ModelMetadata", f"/{SERVICE}/RepositoryModelLoad", CHECK]
 )
-@pytest.mark.parametrize(
-    ("messages", "says"),
-    [([b"\xff" * 9], "no message of this service"), ([], "ended without a message")],
-)
+@pytest.mark.parametrize("messages", [[b"\xff" * 9], []])
 def test_what_is_no_message_is_the_clients_fault(
-    channel: grpc.Channel, method: str, messages: list[bytes], says: str
+    channel: grpc.Channel, method: str, messages: list[bytes]
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channel.stream_unary(method)(iter(messages), timeout=60)
     error: Any = caught.value
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert says in error.details()
 
 
 def test_health_metadata_and_repository_answer(channel: grpc.Channel, stub: Stub) -> None:

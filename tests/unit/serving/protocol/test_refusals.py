@@ -11,10 +11,9 @@ from open_inference.grpc.protocol import ModelInferRequest
 from serving.calls import Array
 from serving.errors import BadRequestError
 from serving.protocol.answers import MOST_MESSAGE, bounded
-from serving.protocol.grpc.tensors import read_arrays, read_key_columns
-from serving.protocol.keys import read_columns
-from serving.protocol.messages import InferRequest, InputParameters, InputTensor
+from serving.protocol.grpc.messages import sent_inputs
 from serving.protocol.plans import ModelPlan
+from serving.protocol.tensors import Sent, read_columns
 from tests.support.serving.inline_engine import SIGNATURE
 
 
@@ -30,31 +29,29 @@ def request(shape: list[int], values: int, **other: Any) -> Any:
     [([1] * 70, 1), ([1] * 9, 1), ([2**62, -1], 0), ([2**32, 2**32], 0), ([0, 3], 0), ([], 1)],
 )
 def test_a_shape_that_no_array_has_is_the_clients_fault(shape: list[int], values: int) -> None:
-    for read in (lambda asked: read_arrays(asked, ModelPlan(SIGNATURE)), read_key_columns):
+    for read in (ModelPlan(SIGNATURE).arrays, read_columns):
         with pytest.raises(BadRequestError):
-            read(request(shape, values))
+            read(sent_inputs(request(shape, values)))
 
 
 def columns_of(read: str, values: Array) -> dict[str, list[Any]]:
     """A column as each form of a request by entities brings it."""
     named = {"name": "distance", "datatype": "FP64", "shape": [len(values)]}
     if read == "http":
-        told = InputParameters(binary_data_size=values.nbytes)
-        tensor = InputTensor(**named, parameters=told)  # type: ignore[arg-type]
-        return read_columns(InferRequest([tensor]), memoryview(values.tobytes()))
+        return read_columns([Sent(**named, raw=memoryview(values.tobytes()))])  # type: ignore[arg-type]
     asked = ModelInferRequest(model_name="sums")
     tensor = asked.inputs.add(**named)
     if read == "raw":
         asked.raw_input_contents.append(values.tobytes())
     else:
         tensor.contents.fp64_contents.extend(values.tolist())
-    return read_key_columns(asked)
+    return read_columns(sent_inputs(asked))
 
 
 @pytest.mark.parametrize("read", ["http", "raw", "typed"])
 def test_a_column_of_entities_has_no_infinity_and_nan_is_a_missing_number(read: str) -> None:
     assert columns_of(read, np.array([1, np.nan])) == {"distance": [1, None]}
-    with pytest.raises(BadRequestError, match="value 1 is infinite"):
+    with pytest.raises(BadRequestError, match="infinite"):
         columns_of(read, np.array([1, -np.inf]))
 
 
