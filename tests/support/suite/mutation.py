@@ -1,11 +1,11 @@
 """Mutation testing of the rules that decide: how many small faults do their unit tests notice?
 
-    python -m infra.mutation [RULE ...] [--sample N] [--seed S] [--against EARLIER.json]
+    python -m tests.support.suite.mutation [RULE ...] [--sample N] [--seed S] [--against FILE]
 
-Rules, modules, tests and sample sizes are in `infra/mutation.toml`. Mutmut makes the mutants and
-runs the tests in `.venv-mutation`, an environment of its own that sees the packages of `.venv`. It
-works on a copy of the tree, so the tree stays as it is. A run that was interrupted continues where
-it stopped, for as long as the tree and the settings are the same.
+Rules, modules, tests and sample sizes are in `mutation.toml` beside this file. Mutmut makes the
+mutants and runs the tests in `.venv-mutation`, an environment of its own that sees the packages of
+`.venv`. It works on a copy of the tree, so the tree stays as it is. A run that was interrupted
+continues where it stopped, for as long as the tree and the settings are the same.
 
 A mutant is known by its function and by the changed code, not by its module or its number, and the
 sample is the mutants with the lowest hashes. So a function that did not change keeps its mutants
@@ -37,8 +37,8 @@ from typing import Any
 
 from infra.bench.results import checked_out
 
-ROOT = Path(__file__).resolve().parents[1]
-CONFIG = ROOT / "infra/mutation.toml"
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = ROOT / "tests/support/suite/mutation.toml"
 RESULT = ROOT / "docs/benchmarks/mutation.json"
 TABLE = RESULT.with_suffix(".md")
 ENVIRONMENT = ROOT / ".venv-mutation"
@@ -110,7 +110,7 @@ class Mutant:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the rules asked for; exit 1 where a mutant survives that was killed before."""
     config = tomllib.loads(CONFIG.read_text())
-    parser = argparse.ArgumentParser(prog="python -m infra.mutation")
+    parser = argparse.ArgumentParser(prog="python -m tests.support.suite.mutation")
     parser.add_argument("rules", nargs="*", metavar="RULE", help=", ".join(config["rules"]))
     parser.add_argument("--sample", type=int, help="mutants of each module; 0: all")
     parser.add_argument("--seed", type=int, default=config["seed"])
