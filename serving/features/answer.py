@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.features.online.answer import LABELS, OnlineAnswer
-from tasks.features.online.decoding import NEVER
+from tasks.features.online.answer import LABELS, NEVER, OnlineAnswer
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -1,18 +1,172 @@
-"""What an online read answers: values as columns, and how fresh each view was for each row."""
+"""What an online read gives: cells decoded into columns, how fresh each view was, and counts.
+
+A protobuf object for each value costs more than the look-up itself. Floats have a fixed encoding,
+one tag byte and the number, so a block of them is joined into one buffer that numpy reads in place.
+Everything else is decoded one by one, through Feast's own conversion, remembering short values.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from feast.protos.feast.types.Value_pb2 import Value
+from feast.type_map import feast_value_type_to_python_type
+from feast.value_type import ValueType
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
 from numpy.typing import NDArray
 
-from tasks.features.online.decoding import NEVER
+from tasks.features.checks.reports import OnlineReadStatistics, ViewReadStatistics
+from tasks.kernel.errors import FeatureStoreError
 
 Column = NDArray[np.floating[Any]] | list[Any]
+
+CellRows = Sequence[Sequence[Any]]
+Span = tuple[CellRows, int, int]
+"""Rows, and the first and last column (not included) of a run of cells of one type."""
+
+NEVER = int(np.iinfo(np.int64).min)
+"""Event time, in microseconds, of what was never written."""
+
+_REMEMBERED_VALUES = 65_536
+_LONGEST_REMEMBERED_BYTES = 64
+_IMMUTABLE = {
+    ValueType.STRING,
+    ValueType.BYTES,
+    ValueType.INT32,
+    ValueType.INT64,
+    ValueType.BOOL,
+    ValueType.UNIX_TIMESTAMP,
+    ValueType.UUID,
+    ValueType.TIME_UUID,
+    ValueType.DECIMAL,
+}
+
+
+class FloatBlock:
+    """Decodes cells of one float type: protobuf writes a tag byte, then the number.
+
+    Args:
+        kind: FLOAT (field 6 of Feast's `Value`, 4 bytes) or DOUBLE (field 5, 8 bytes).
+    """
+
+    def __init__(self, kind: ValueType) -> None:
+        self.kind = kind
+        self.tag = 0x35 if kind == ValueType.FLOAT else 0x29
+        number = np.dtype("<f4" if kind == ValueType.FLOAT else "<f8")
+        self.layout = np.dtype([("tag", "u1"), ("number", number)])  # unaligned: as on the wire
+        self.null = bytes([self.tag]) + np.array(np.nan, number).tobytes()
+
+    def decode(self, spans: Sequence[Span]) -> list[NDArray[np.floating[Any]]]:
+        """Numbers of each span, shape (columns, rows); NaN where there is no value.
+
+        All spans are joined and read as one: a request has several, and each costs the same.
+        """
+        parts, num_cells = [], 0
+        for rows, first, last in spans:
+            size = (last - first) * self.layout.itemsize
+            num_cells += len(rows) * (last - first)
+            parts += [self._packed(row[first:last], size) for row in rows]
+        joined = b"".join(parts)
+        if len(joined) == num_cells * self.layout.itemsize:
+            cells = np.frombuffer(joined, self.layout)
+            if (cells["tag"] == self.tag).all():
+                return self._split(cells["number"], spans)
+        return [self._one_by_one(*span) for span in spans]
+
+    def _packed(self, cells: Sequence[Any], size: int) -> bytes:
+        """Cells of one row joined, nulls written as NaN."""
+        try:
+            joined = b"".join(cells)
+        except TypeError:  # a cell that was never written
+            joined = b""
+        return joined if len(joined) == size else b"".join([cell or self.null for cell in cells])
+
+    @staticmethod
+    def _split(
+        numbers: NDArray[np.floating[Any]], spans: Sequence[Span]
+    ) -> list[NDArray[np.floating[Any]]]:
+        found, at = [], 0
+        for rows, first, last in spans:
+            end = at + len(rows) * (last - first)
+            found.append(numbers[at:end].reshape(len(rows), last - first).T)
+            at = end
+        return found
+
+    def _one_by_one(self, rows: CellRows, first: int, last: int) -> NDArray[np.floating[Any]]:
+        """The same for cells that hold another type than their view declares."""
+        numbers = np.full((last - first, len(rows)), np.nan, self.layout["number"])
+        for at, row in enumerate(rows):
+            for column, cell in enumerate(row[first:last]):
+                value = decode_value(cell, self.kind)
+                if isinstance(value, int | float):
+                    numbers[column, at] = value
+                elif value is not None:
+                    raise _foreign(value, "a number was")
+        return numbers
+
+
+def _foreign(seen: object, expected: str) -> FeatureStoreError:
+    return FeatureStoreError(
+        f"the online store holds the {type(seen).__name__} {seen!r} where {expected} expected; "
+        "something else writes to it. Materialize the view again"
+    )
+
+
+def value_decoder(kind: ValueType) -> Callable[[bytes | None], Any]:
+    """Function from a cell to the Python value that Feast gives for it; None for null."""
+    if kind not in _IMMUTABLE:
+        return lambda cell: decode_value(cell, kind)
+
+    def decode(cell: bytes | None) -> Any:
+        if cell is not None and len(cell) <= _LONGEST_REMEMBERED_BYTES:
+            return _remembered(cell, kind)
+        return decode_value(cell, kind)
+
+    return decode
+
+
+def decode_value(cell: bytes | None, kind: ValueType) -> Any:
+    """One value as Feast gives it; None for null.
+
+    Raises:
+        FeatureStoreError: the bytes are no value of Feast.
+    """
+    if not cell:
+        return None
+    try:
+        return feast_value_type_to_python_type(Value.FromString(cell), kind)
+    except DecodeError as exc:
+        raise _foreign(cell[:20], "a serialized Feast value was") from exc
+
+
+@lru_cache(_REMEMBERED_VALUES)
+def _remembered(cell: bytes, kind: ValueType) -> Any:
+    return decode_value(cell, kind)
+
+
+@lru_cache(_REMEMBERED_VALUES)
+def protobuf_moment(cell: bytes) -> int:
+    """Microseconds since 1970 of a serialized protobuf `Timestamp`; nanoseconds are cut off."""
+    try:
+        moment = Timestamp.FromString(cell)
+    except DecodeError as exc:
+        raise _foreign(cell[:20], "an event time was") from exc
+    return int(moment.seconds) * 1_000_000 + int(moment.nanos) // 1_000
+
+
+def moments(rows: CellRows, first: int, decode: Callable[[Any], int]) -> list[list[int]]:
+    """Event times in the columns from `first` on, one list a column; `NEVER` where none is."""
+    return [
+        [NEVER if row[column] is None else decode(row[column]) for row in rows]
+        for column in range(first, len(rows[0]))
+    ]
 
 
 class Freshness(IntEnum):
@@ -36,8 +190,7 @@ class Freshness(IntEnum):
 LABELS = [state.label for state in Freshness]
 
 
-@dataclass(frozen=True)
-class ViewAnswer:
+class ViewAnswer(NamedTuple):
     """Freshness of one view, one entry a row of the request.
 
     Attributes:
@@ -58,8 +211,7 @@ class ViewAnswer:
         return [LABELS[code] for code in self.state]
 
 
-@dataclass(frozen=True)
-class OnlineAnswer:
+class OnlineAnswer(NamedTuple):
     """Features of one request, rows in the order asked.
 
     Attributes:
@@ -86,14 +238,10 @@ class OnlineAnswer:
     @property
     def views(self) -> dict[str, ViewAnswer]:
         """Freshness by view."""
+        times = self.event_us.view("datetime64[us]")  # NEVER is how numpy writes NaT
         return {
-            name: ViewAnswer(
-                name,
-                _event_times(self.event_us[position]),
-                self.age_s[position],
-                self.state[position],
-            )
-            for position, name in enumerate(self.view_names)
+            view: ViewAnswer(view, times[n], self.age_s[n], self.state[n])
+            for n, view in enumerate(self.view_names)
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -118,12 +266,85 @@ def age_of(moments_us: NDArray[np.int64], event_us: NDArray[np.int64]) -> NDArra
     return age
 
 
-def _event_times(event_us: NDArray[np.int64]) -> NDArray[np.datetime64]:
-    return event_us.view("datetime64[us]")  # NEVER is how numpy writes NaT
-
-
 def _plain(values: Column) -> list[Any]:
     if isinstance(values, list):
         return values
     plain: list[Any] = values.tolist()
     return [None if value != value else value for value in plain]
+
+
+class OnlineMetrics:
+    """Counters of one reader since it was made. Safe to use from many threads.
+
+    One small object, because a client library's counters cost a lock and a dictionary look-up for
+    each view and row. Its snapshot holds what anything that is scraped needs: counters that only
+    rise, and ages in cumulative classes.
+
+    Args:
+        backend: what the values are read through.
+        views: names of the views, in the order of the arrays given to `record`.
+        age_bounds_s: rising upper bounds of the age classes, in seconds.
+    """
+
+    def __init__(self, backend: str, views: Sequence[str], age_bounds_s: Sequence[float]) -> None:
+        self._backend, self._views = backend, tuple(views)
+        self._bounds = np.array(age_bounds_s, np.float64)
+        self._lock = threading.Lock()
+        self._reads = self._rows = self._failures = self._refusals = 0
+        # A class is a state and a range of ages; the last age is "above all bounds, or none".
+        self._counts = np.zeros((len(self._views), len(LABELS), len(self._bounds) + 1), np.int64)
+        self._age_sums = np.zeros(len(self._views))
+        self._offsets = np.arange(len(self._views))[:, None] * self._counts[0].size
+
+    def record(self, state: NDArray[np.uint8], age_s: NDArray[np.float64]) -> None:
+        """Count one read.
+
+        Args:
+            state: `Freshness` codes, shape (views, rows).
+            age_s: ages in seconds, same shape; NaN where nothing is stored.
+        """
+        classes = np.searchsorted(self._bounds, age_s)  # NaN is sorted above all
+        cells = self._offsets + state.astype(np.int64) * (len(self._bounds) + 1) + classes
+        counted = np.bincount(cells.ravel(), minlength=self._counts.size)
+        sums = np.nansum(age_s, axis=1)
+        with self._lock:
+            self._reads += 1
+            self._rows += state.shape[1]
+            self._counts += counted.reshape(self._counts.shape)
+            self._age_sums += sums
+
+    def failed(self) -> None:
+        """Count a read that the store did not answer."""
+        with self._lock:
+            self._failures += 1
+
+    def refused(self) -> None:
+        """Count a read that policy refused."""
+        with self._lock:
+            self._refusals += 1
+
+    def snapshot(self) -> OnlineReadStatistics:
+        """Everything counted so far, of one moment."""
+        with self._lock:
+            counts, sums = self._counts.copy(), self._age_sums.copy()
+            totals = (self._reads, self._rows, self._failures, self._refusals)
+        states = counts.sum(axis=2).tolist()
+        stored = counts.sum(axis=1) - counts[:, Freshness.MISSING]
+        ages = stored.cumsum(axis=1)[:, :-1].tolist()
+        views = tuple(
+            ViewReadStatistics(
+                view=name,
+                num_rows_by_state=dict(zip(LABELS, states[n], strict=True)),
+                num_rows_by_age_s=dict(zip(self._bounds.tolist(), ages[n], strict=True)),
+                age_sum_s=float(sums[n]),
+            )
+            for n, name in enumerate(self._views)
+        )
+        return OnlineReadStatistics(
+            backend=self._backend,
+            num_reads=totals[0],
+            num_rows=totals[1],
+            num_failures=totals[2],
+            num_refusals=totals[3],
+            views=views,
+        )

@@ -13,9 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Generic, Protocol, TypeVar
+from datetime import datetime
+from typing import Any, Generic, TypeVar
 
 from feast import FeatureStore
 from feast.infra.key_encoding_utils import deserialize_entity_key
@@ -23,18 +22,29 @@ from feast.type_map import feast_value_type_to_python_type
 
 from tasks.features.config import OnlineConfig
 from tasks.features.online.plan import KeyGroup, ReadPlan
+from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
-Rows = list[Sequence[Any]]
+Rows = list[list[Any]]
 """For each key its cells: values as `KeyGroup.cells` orders them, then one event time a view."""
 
 Connection = TypeVar("Connection")
 
 
-class OnlineBackend(Protocol):
-    """Where values come from."""
+class OnlineBackend:
+    """Where values come from. Safe to use from many threads.
+
+    Args:
+        store: opened store.
+        plan: what is read.
+        config: time-outs, number of connections, pauses.
+    """
 
     name: str
+
+    def __init__(self, store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> None:
+        self._store, self._plan, self._config = store, plan, config
+        self._encoders = [group.encoder(plan.key_version) for group in plan.groups]
 
     def fetch(self, keys: Sequence[list[Any]]) -> list[Rows]:
         """Cells of the distinct keys of each group of the plan, in their order.
@@ -43,16 +53,20 @@ class OnlineBackend(Protocol):
 
         Raises:
             TransientError: the store is away or did not answer in time.
+            FeatureStoreError: it refuses, is damaged, or lacks a view.
         """
+        raise NotImplementedError
 
     def moment(self, cell: Any) -> int:
         """Microseconds since 1970 of an event time as the store keeps it."""
+        raise NotImplementedError
 
     def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
         """Join keys of up to `count` entities that a view of the plan has stored.
 
         For checks, not for serving. Empty where the store cannot list its keys.
         """
+        return []
 
     def close(self) -> None:
         """Give back every connection."""
@@ -105,7 +119,7 @@ class Breaker:
         self.succeeded()
 
     def check(self) -> None:
-        """Let a request through, or say that the store is away without asking it.
+        """Let a request through, or refuse it without asking the store.
 
         Raises:
             TransientError: it failed moments ago.
@@ -118,7 +132,7 @@ class Breaker:
                 raise TransientError(
                     f"{self._what} failed {self._failures} time(s) in a row, last with: "
                     f"{self._reason}. It is not asked for another {remaining:.1f} s. Nothing was "
-                    "read; try again then"
+                    "read"
                 )
             self._closed_until = self._clock() + self._pause()  # this request goes ahead, alone
 
@@ -172,9 +186,9 @@ class Pool(Generic[Connection]):
         """
         if not self._free.acquire(timeout=self._config.timeout_s):
             raise TransientError(
-                f"all {self._config.max_connections} connections to the online store are in use "
-                f"and none came free within {self._config.timeout_s} s. Nothing was read; try "
-                "again, or raise features.online.max_connections"
+                f"all {self._config.max_connections} connections to the online store were in use "
+                f"for {self._config.timeout_s} s. Nothing was read; try again, or raise "
+                "features.online.max_connections"
             )
         try:
             connection = self._idle.pop() if self._idle else self._connect()
@@ -193,66 +207,53 @@ class Pool(Generic[Connection]):
             self._disconnect(self._idle.pop())
 
 
-@dataclass
-class FeastBackend:
+class FeastBackend(OnlineBackend):
     """Any online store, through Feast's own `online_read`: right everywhere, fast nowhere.
 
     One call a view and read, one read at a time, because not every store may be shared by threads.
     The store's own time-outs and errors apply.
     """
 
-    store: FeatureStore
-    plan: ReadPlan
-    name: str = field(default="feast", init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    name = "feast"
+
+    def __init__(self, store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> None:
+        super().__init__(store, plan, config)
+        self._lock = threading.Lock()
 
     def fetch(self, keys: Sequence[list[Any]]) -> list[Rows]:
         """See `OnlineBackend`."""
         with self._lock:
             return [
-                self._read_group(group, distinct)
-                for group, distinct in zip(self.plan.groups, keys, strict=True)
+                self._read_group(group, check, distinct)
+                for group, check, distinct in zip(
+                    self._plan.groups, self._encoders, keys, strict=True
+                )
             ]
 
     def moment(self, cell: datetime) -> int:
         """See `OnlineBackend`."""
-        return microseconds(cell)
+        return micros(cell)
 
-    def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
-        """Feast's interface has no way to list keys."""
-        return []
-
-    def close(self) -> None:
-        """The store belongs to the caller."""
-
-    def _read_group(self, group: KeyGroup, distinct: list[Any]) -> Rows:
-        check = group.encoder(self.plan.key_version)  # Feast would round 1.5 to the key 1
+    def _read_group(
+        self, group: KeyGroup, check: Callable[[Any], bytes], distinct: list[Any]
+    ) -> Rows:
+        rows: Rows = [[None] * (len(group.cells) + len(group.views)) for _ in distinct]
         for key in distinct:
-            check(key)
+            check(key)  # Feast would round 1.5 to the key 1
         entities = [group.entity_key(key) for key in distinct]
-        rows: list[list[Any]] = [[] for _ in distinct]
-        times: list[list[Any]] = [[] for _ in distinct]
-        values: dict[int, list[dict[str, Any]]] = {}
-        for position in group.views if distinct else ():
-            view = self.plan.views[position]
-            answers = self.store._get_provider().online_read(
-                self.store.config, view.definition, entities, [f.name for f in view.features]
+        for number, position in enumerate(group.views if distinct else ()):
+            view = self._plan.views[position]
+            columns = {f.name: i for i, f in enumerate(group.cells) if f.view == position}
+            answers = self._store._get_provider().online_read(
+                self._store.config, view.definition, entities, list(columns)
             )
-            values[position] = [found or {} for _, found in answers]
-            for row, (moment, found) in zip(times, answers, strict=True):
-                row.append(moment if found and microseconds(moment) else None)
-        for feature in group.cells if distinct else ():
-            for row, found in zip(rows, values[feature.view], strict=True):
-                value = found.get(feature.name)
-                row.append(None if value is None else value.SerializeToString())
-        return [row + time for row, time in zip(rows, times, strict=True)]
-
-
-def microseconds(moment: datetime) -> int:
-    """Microseconds since 1970; a time without a zone is UTC, as in Feast."""
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    whole = aware - datetime(1970, 1, 1, tzinfo=UTC)
-    return (whole.days * 86_400 + whole.seconds) * 1_000_000 + whole.microseconds
+            for row, (moment, found) in zip(rows, answers, strict=True):
+                if not found:
+                    continue
+                row[len(group.cells) + number] = moment if micros(moment) else None
+                for name in columns.keys() & found.keys():
+                    row[columns[name]] = found[name].SerializeToString()
+        return rows
 
 
 def key_values(packed: bytes, version: int) -> dict[str, Any]:
@@ -265,9 +266,8 @@ def key_values(packed: bytes, version: int) -> dict[str, Any]:
         key = deserialize_entity_key(packed, version)
     except (struct.error, ValueError, IndexError, TypeError) as exc:
         raise FeatureStoreError(
-            f"the online store holds a key that is no entity key of Feast ({exc}); it is damaged, "
-            "or something else writes to it. Nothing was read; remove what it holds of this "
-            "project and run the feature refresh, which fills it again"
+            f"the online store holds a key that is no entity key of Feast ({exc}). Nothing was "
+            "read; remove what it holds of this project and run the feature refresh"
         ) from exc
     values = map(feast_value_type_to_python_type, key.entity_values)
     return dict(zip(key.join_keys, values, strict=True))

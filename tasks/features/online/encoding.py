@@ -10,10 +10,11 @@ specification, and `serialize_entity_key` of Feast, version 3.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from feast.infra.key_encoding_utils import _serialize_val
@@ -22,25 +23,14 @@ from feast.protos.feast.types.Value_pb2 import ValueType as KeyType
 from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
 
-from tasks.features.online.wire_format import (
-    BINARY,
-    FIXED32,
-    FIXED64,
-    LENGTH_DELIMITED,
-    VARINT,
-    Integers,
-    as_binary,
-    constant,
-    contents,
-    delimited,
-    fixed,
-    from_offsets,
-    join_parts,
-    present_rows,
-    tagged_varints,
-    varint_array,
-)
 from tasks.kernel.errors import DataContractError
+
+Bytes = npt.NDArray[np.uint8]
+Integers = npt.NDArray[np.int64]
+BINARY = pa.large_binary()
+
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+"""Wire types of protobuf."""
 
 PACKED = b"\x0a"
 """Field 1, length-delimited: where every list message keeps its elements."""
@@ -131,7 +121,7 @@ def encode_column(column: pa.Array, value_type: ValueType) -> EncodedColumn:
     """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    native = _SCALARS.get(value_type) or _LISTS.get(value_type)
+    native = _LAYOUTS.get(value_type)
     cells = native(column, value_type) if native else None
     if cells is not None:
         return EncodedColumn(cells, column, value_type, converted_by_feast=False)
@@ -225,27 +215,21 @@ def _floats(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | No
         return None
     values = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     present = ~np.isnan(values)  # Feast takes NaN for a missing value
-    tag = _tag(value_type)
-    kind = np.float32 if value_type == ValueType.FLOAT else np.float64
     with np.errstate(over="ignore"):
-        return fixed(tag, values.astype(kind), None if present.all() else present)
+        numbers = values.astype(np.float32 if value_type == ValueType.FLOAT else np.float64)
+    return fixed(_tag(value_type), numbers, None if present.all() else present)
 
 
-def _integers(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
-    if not pa.types.is_integer(column.type):
+def _whole(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
+    """Integers and truth values."""
+    is_bool = value_type == ValueType.BOOL
+    if not (pa.types.is_boolean(column.type) if is_bool else pa.types.is_integer(column.type)):
         return None
     try:
         whole = pc.cast(column, pa.int32() if value_type == ValueType.INT32 else pa.int64())
     except pa.ArrowInvalid:
         return None  # out of range: Feast says which value
     values = pc.fill_null(whole, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return tagged_varints(_tag(value_type), values, present_rows(column))
-
-
-def _booleans(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
-    if not pa.types.is_boolean(column.type):
-        return None
-    values = pc.fill_null(column, False).to_numpy(zero_copy_only=False).astype(np.int64)
     return tagged_varints(_tag(value_type), values, present_rows(column))
 
 
@@ -281,63 +265,61 @@ def _lists(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | Non
         lengths = np.diff(offsets[ends])
         message = join_parts([tagged_varints(PACKED, lengths, lengths > 0), message], len(column))
     whole = delimited(_tag(value_type), message)
-    return whole if not column.null_count else _where(column.is_valid(), whole)
+    return whole if not column.null_count else pc.if_else(column.is_valid(), whole, constant(b""))
 
 
 def _elements(values: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
     """Bytes of every element of a list column."""
     kind = values.type
-    if value_type in (ValueType.FLOAT_LIST, ValueType.DOUBLE_LIST) and pa.types.is_floating(kind):
+    if value_type in (ValueType.STRING_LIST, ValueType.BYTES_LIST):
+        fits = _is_text(kind) if value_type == ValueType.STRING_LIST else _is_blob(kind)
+        return delimited(PACKED, values) if fits else None
+    plain = values.to_numpy(zero_copy_only=False)
+    if value_type in (ValueType.FLOAT_LIST, ValueType.DOUBLE_LIST):
         wanted = np.float32 if value_type == ValueType.FLOAT_LIST else np.float64
         with np.errstate(over="ignore"):
-            return fixed(b"", values.to_numpy(zero_copy_only=False).astype(wanted), None)
-    if value_type in (ValueType.INT32_LIST, ValueType.INT64_LIST) and kind in (
-        pa.int32(),
-        pa.int64() if value_type == ValueType.INT64_LIST else pa.int32(),
-    ):
-        return varint_array(values.to_numpy(zero_copy_only=False).astype(np.int64))
-    if value_type == ValueType.BOOL_LIST and pa.types.is_boolean(kind):
-        return varint_array(values.to_numpy(zero_copy_only=False).astype(np.int64))
-    if value_type == ValueType.UNIX_TIMESTAMP_LIST and kind.equals(pa.timestamp("us", None)):
-        moments = values.to_numpy(zero_copy_only=False).astype(np.int64)
-        return varint_array(np.trunc(moments / 1_000_000).astype(np.int64))
-    if value_type == ValueType.STRING_LIST and _is_text(kind):
-        return delimited(PACKED, values)
-    if value_type == ValueType.BYTES_LIST and _is_blob(kind):
-        return delimited(PACKED, values)
-    return None
+            return fixed(b"", plain.astype(wanted), None) if pa.types.is_floating(kind) else None
+    if value_type == ValueType.UNIX_TIMESTAMP_LIST:
+        if not kind.equals(pa.timestamp("us", None)):
+            return None
+        plain = np.trunc(plain.astype(np.int64) / 1_000_000)
+    elif kind not in _VARINT_ELEMENTS[value_type]:
+        return None
+    return tagged_varints(b"", plain.astype(np.int64), np.ones(len(plain), bool))
+
+
+_VARINT_ELEMENTS = {
+    ValueType.INT32_LIST: [pa.int32()],
+    ValueType.INT64_LIST: [pa.int32(), pa.int64()],
+    ValueType.BOOL_LIST: [pa.bool_()],
+}
 
 
 Native = Callable[[pa.Array, ValueType], pa.LargeBinaryArray | None]
 
-_SCALARS: dict[ValueType, Native] = {
+_LAYOUTS: dict[ValueType, Native] = {
     ValueType.FLOAT: _floats,
     ValueType.DOUBLE: _floats,
-    ValueType.INT32: _integers,
-    ValueType.INT64: _integers,
-    ValueType.BOOL: _booleans,
+    **dict.fromkeys((ValueType.INT32, ValueType.INT64, ValueType.BOOL), _whole),
     ValueType.UNIX_TIMESTAMP: _timestamps,
-    ValueType.STRING: _texts,
-    ValueType.UUID: _texts,
-    ValueType.TIME_UUID: _texts,
-    ValueType.DECIMAL: _texts,
-    ValueType.BYTES: _blobs,
-    ValueType.PDF_BYTES: _blobs,
-    ValueType.IMAGE_BYTES: _blobs,
-}
-_LISTS: dict[ValueType, Native] = dict.fromkeys(
-    (
-        ValueType.FLOAT_LIST,
-        ValueType.DOUBLE_LIST,
-        ValueType.INT32_LIST,
-        ValueType.INT64_LIST,
-        ValueType.BOOL_LIST,
-        ValueType.UNIX_TIMESTAMP_LIST,
-        ValueType.STRING_LIST,
-        ValueType.BYTES_LIST,
+    **dict.fromkeys(
+        (ValueType.STRING, ValueType.UUID, ValueType.TIME_UUID, ValueType.DECIMAL), _texts
     ),
-    _lists,
-)
+    **dict.fromkeys((ValueType.BYTES, ValueType.PDF_BYTES, ValueType.IMAGE_BYTES), _blobs),
+    **dict.fromkeys(
+        (
+            ValueType.FLOAT_LIST,
+            ValueType.DOUBLE_LIST,
+            ValueType.INT32_LIST,
+            ValueType.INT64_LIST,
+            ValueType.BOOL_LIST,
+            ValueType.UNIX_TIMESTAMP_LIST,
+            ValueType.STRING_LIST,
+            ValueType.BYTES_LIST,
+        ),
+        _lists,
+    ),
+}
 _FIELDS = {ValueType.PDF_BYTES: "bytes_val", ValueType.IMAGE_BYTES: "bytes_val"}
 _WIRE_TYPES = {
     ValueType.FLOAT: FIXED32,
@@ -356,27 +338,120 @@ def _tag(value_type: ValueType) -> bytes:
     return bytes([key]) if key < 0x80 else bytes([key & 0x7F | 0x80, key >> 7])
 
 
-def _where(present: pa.BooleanArray, array: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """The array with nothing where `present` is false."""
-    return pc.if_else(present, array, constant(b""))
-
-
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _is_blob(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )
+    named = str(kind) in ("binary", "large_binary", "binary_view")
+    return bool(named or pa.types.is_fixed_size_binary(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
+
+
+# Every function below makes one byte string for each row, as an Arrow array that holds them one
+# after the other.
+
+
+def binary_array(data: Bytes, lengths: Integers) -> pa.LargeBinaryArray:
+    """Array of byte strings that lie one after the other in `data`."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return from_offsets(offsets, data)
+
+
+def contents(array: pa.LargeBinaryArray) -> tuple[Integers, Bytes]:
+    """Offsets, starting at 0, and the bytes of an array without nulls; nothing is copied."""
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+    if data is None:
+        return ends - ends[0], np.zeros(0, np.uint8)
+    return ends - ends[0], np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+
+
+def join_parts(parts: Sequence[pa.Array | pa.Scalar], num_rows: int) -> pa.LargeBinaryArray:
+    """Concatenate the parts of every row; a constant is the same in all rows."""
+    merged: list[pa.Array | pa.Scalar] = []
+    for part in parts:
+        if merged and isinstance(part, pa.Scalar) and isinstance(merged[-1], pa.Scalar):
+            merged[-1] = constant(merged[-1].as_py() + part.as_py())
+        else:
+            merged.append(part)
+    if isinstance(merged[0], pa.Scalar) and len(merged) == 1:
+        return pa.array([merged[0].as_py()] * num_rows, BINARY)
+    return pc.binary_join_element_wise(*merged, constant(b""))
+
+
+def constant(text: bytes) -> pa.Scalar:
+    """A part that is the same in all rows."""
+    return pa.scalar(text, BINARY)
+
+
+def fixed(
+    tag: bytes, values: npt.NDArray[np.generic], present: npt.NDArray[np.bool_] | None
+) -> pa.LargeBinaryArray:
+    """Tag and little-endian bytes of every value; nothing where it is not present."""
+    kept = values if present is None else values[present]
+    width = len(tag) + kept.itemsize
+    table = np.empty((len(kept), width), np.uint8)
+    table[:, : len(tag)] = np.frombuffer(tag, np.uint8)
+    table[:, len(tag) :] = np.ascontiguousarray(kept).view(np.uint8).reshape(-1, kept.itemsize)
+    if present is None:
+        return from_offsets(np.arange(len(values) + 1, dtype=np.int64) * width, table.reshape(-1))
+    return binary_array(table.reshape(-1), present.astype(np.int64) * width)
+
+
+def tagged_varints(
+    tag: bytes, values: Integers, present: npt.NDArray[np.bool_]
+) -> pa.LargeBinaryArray:
+    """Tag and varint of every value; nothing where it is not present."""
+    table, lengths = _varints(values, tag)
+    lengths *= present
+    return binary_array(table[np.arange(table.shape[1]) < lengths[:, None]], lengths)
+
+
+def _varints(values: Integers, tag: bytes) -> tuple[Bytes, Integers]:
+    """One row of bytes for each value, padded to the right, and how many of them count."""
+    rest = values.astype(np.int64).view(np.uint64)
+    lengths = np.ones(len(values), np.int64)
+    longest = 1
+    while longest < 10 and (more := rest >= np.uint64(1 << 7 * longest)).any():
+        lengths += more
+        longest += 1
+    table = np.empty((len(values), len(tag) + longest), np.uint8)
+    table[:, : len(tag)] = np.frombuffer(tag, np.uint8)
+    for place in range(longest):
+        group = (rest >> np.uint64(7 * place)).astype(np.uint8) & np.uint8(0x7F)
+        table[:, len(tag) + place] = group | (lengths > place + 1).astype(np.uint8) << 7
+    return table, lengths + len(tag)
+
+
+def delimited(tag: bytes, column: pa.Array) -> pa.LargeBinaryArray:
+    """Tag, length and bytes of every value; nothing where it is null."""
+    data = as_binary(column)
+    lengths = pc.fill_null(pc.binary_length(data), 0).to_numpy(zero_copy_only=False)
+    heads = tagged_varints(tag, lengths, present_rows(column))
+    return join_parts(
+        [heads, data if not data.null_count else pc.fill_null(data, b"")], len(column)
+    )
+
+
+def as_binary(column: pa.Array) -> pa.LargeBinaryArray:
+    """Texts or byte strings of any kind as the one kind that is used here."""
+    return pc.cast(column, BINARY)
+
+
+def from_offsets(offsets: Integers, data: Bytes) -> pa.LargeBinaryArray:
+    """Array whose row `i` is `data[offsets[i]:offsets[i + 1]]`; the bytes are not copied."""
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.LargeBinaryArray.from_buffers(BINARY, len(offsets) - 1, buffers)
+
+
+def present_rows(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """True where a row is not null."""
+    valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid

@@ -1,4 +1,9 @@
-"""Materialize feature views: bring the online store up to the end of a window, under guards."""
+"""Materialize feature views: bring the online store up to the end of a window, under guards.
+
+A model reads the version of a service that it was trained on until its successor is promoted, days
+after the definitions changed. Feast materializes the newest version of a view alone, so those of
+earlier services are written here.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,20 @@ import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from feast import FeatureStore, FeatureView
+from feast.feature_store import tqdm
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.features.access.store import apply_definitions, open_store, quiet
-from tasks.features.access.versions import publish_services, view_digest
+from tasks.features.access.versions import publish_services, service_versions, view_digest
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet
-from tasks.features.online.earlier_versions import write_earlier_versions
 from tasks.features.online.store_token import new_mark, read_mark, write_mark
 from tasks.features.online.vector_engine import VectorComputeEngine, ViewWrite
 from tasks.features.tables.build import features_folder
+from tasks.features.tables.evidence import pinned_views
 from tasks.features.tables.ledger import (
     Ledger,
     definitions_digest,
@@ -146,9 +153,9 @@ def _materialize_view(
     online = count(feast.config, view) if count else max(in_all, write.num_rows)
     if min(online, write.num_rows) < in_window:
         raise FeatureStoreError(
-            f"feature view {view.name}: {write.num_rows:,} entities were written and {online:,} "
-            f"are online, expected {in_window:,} up to {until:%Y-%m-%dT%H:%MZ}. The watermark was "
-            "not moved; run again"
+            f"feature view {view.name}: {write.num_rows:,} entities were written, {online:,} are "
+            f"online, expected {in_window:,} up to {until:%Y-%m-%dT%H:%MZ}. The watermark was not "
+            "moved; run again"
         )
     logger.info("materialized %s: %s entities", view.name, f"{online:,}")
     return MaterializedView(
@@ -167,10 +174,7 @@ def _materialize_view(
 
 def _check_window(window: TimeWindow) -> None:
     if window.end <= window.start:  # a window can be made without its own check
-        raise WindowError(
-            f"window {window} is empty or reversed; expected its start before its end. Nothing was "
-            "touched"
-        )
+        raise WindowError(f"window {window} is empty or reversed. Nothing was touched")
     window.check_not_in_future(datetime.now(UTC))
 
 
@@ -211,3 +215,71 @@ def _count_keys(
             [start, last],
         ).fetchall()[0]
     return int(row[0]), int(row[1])
+
+
+def write_earlier_versions(
+    feast: FeatureStore, start: datetime, last: datetime, num_versions: int
+) -> tuple[str, ...]:
+    """Write the views of each service's earlier versions that are not the newest of their view.
+
+    Args:
+        start: first event time that is written.
+        last: last event time that is written.
+        num_versions: so many versions of each service before its newest one.
+
+    Returns:
+        What was written, such as `weather@v0`. A version whose table has lost one of its columns
+        cannot go on; it is left out with a warning, and its values age.
+    """
+    provider = feast._get_provider()
+    written = []
+    for view in earlier_views(feast, num_versions):
+        name = f"{view.name}@v{view.current_version_number}"
+        if lost := _lost_columns(feast, view):
+            logger.warning(
+                "%s is not written any further: its table %s has no column %s any more",
+                name,
+                view.batch_source.path,
+                ", ".join(lost),
+            )
+            continue
+        with quiet():
+            # Its table may be gone with the whole online store; an apply makes the newest ones.
+            provider.online_store.update(feast.config, [], [view], [], [], partial=True)
+            provider.materialize_single_feature_view(
+                feast.config,
+                view,
+                start,
+                last,
+                feast.registry,
+                feast.project,
+                lambda total: tqdm(total=total, disable=True),
+            )
+        written.append(name)
+        logger.info("materialized %s for an earlier version of a service", name)
+    return tuple(written)
+
+
+def earlier_views(feast: FeatureStore, num_versions: int) -> list[FeatureView]:
+    """Views as earlier versions of services read them, without those that are still the newest."""
+    newest = {view.name: view.current_version_number or 0 for view in feast.list_feature_views()}
+    found: dict[tuple[str, int], FeatureView] = {}
+    for service in sorted({s.name for s in feast.list_feature_services()}):
+        known = service_versions(feast, service)[:-1]
+        for version in known[max(len(known) - num_versions, 0) :]:
+            for view in pinned_views(feast, version):
+                number = version.views[view.name]
+                if view.online and number != newest.get(view.name):
+                    found[view.name, number] = view
+    return [found[key] for key in sorted(found)]
+
+
+def _lost_columns(feast: FeatureStore, view: FeatureView) -> list[str]:
+    """Columns that the view reads and its table no longer has."""
+    source = view.batch_source
+    files = sorted((Path(feast.config.offline_store.tables_path) / source.path).glob("*.parquet"))
+    present = set(pq.read_schema(files[0]).names) if files else set()
+    columns = {new: old for old, new in source.field_mapping.items()}
+    read = [*(f.name for f in view.features), *(c.name for c in view.entity_columns)]
+    times = [t for t in (source.timestamp_field, source.created_timestamp_column) if t]
+    return sorted({*(columns.get(name, name) for name in read), *times} - present)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from feast import FeatureService, FeatureStore, FeatureView
 from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
@@ -28,12 +28,15 @@ from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
 FLOATS = {ValueType.FLOAT: "float32", ValueType.DOUBLE: "float64"}
-_LAYOUT = [ValueType.FLOAT, ValueType.DOUBLE]
-_UINT32, _INT32, _INT64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
+_WIDTHS = {ValueType.FLOAT: 0, ValueType.DOUBLE: 1}
+_UINT32 = struct.Struct("<I")
+_INTEGERS = {
+    ValueType.INT64: (ProtoType.INT64, struct.Struct("<q")),
+    ValueType.INT32: (ProtoType.INT32, struct.Struct("<i")),
+}
 
 
-@dataclass(frozen=True)
-class PlannedFeature:
+class PlannedFeature(NamedTuple):
     """One column of the answer."""
 
     view: int  # position of its view in the plan
@@ -42,8 +45,7 @@ class PlannedFeature:
     value_type: ValueType
 
 
-@dataclass(frozen=True)
-class PlannedView:
+class PlannedView(NamedTuple):
     """One feature view as the service asks for it."""
 
     name: str  # in the answer
@@ -134,7 +136,7 @@ def plan_read(
     if on_demand:
         raise ConfigurationError(
             f"feature service {service.name} has view(s) computed on demand "
-            f"({', '.join(v.name for v in on_demand)}); this reader serves stored values only. "
+            f"({', '.join(v.name for v in on_demand)}); only stored values are served here. "
             "Write those features when materializing, or read through Feast"
         )
     named = _distinct_names(views)
@@ -145,7 +147,22 @@ def plan_read(
         )
     versioned = store.config.registry.enable_online_feature_view_versioning
     planned = tuple(
-        _plan_view(position, view, name, versioned, config, full_names)
+        PlannedView(
+            name=name,
+            stored_name=compute_versioned_name(view, versioned),
+            ttl=view.ttl or None,
+            policy=config.view_policies.get(name, config.policy),
+            features=tuple(
+                PlannedFeature(
+                    view=position,
+                    name=field.name,
+                    output=f"{name}__{field.name}" if full_names else field.name,
+                    value_type=field.dtype.to_value_type(),
+                )
+                for field in view.projection.features
+            ),
+            definition=view,
+        )
         for position, (view, name) in enumerate(zip(views, named, strict=True))
     )
     _check_outputs(service, planned)
@@ -165,33 +182,6 @@ def _distinct_names(views: Sequence[FeatureView]) -> list[str]:
         view.projection.name_to_use() if plain.count(name) > 1 else name
         for view, name in zip(views, plain, strict=True)
     ]
-
-
-def _plan_view(
-    position: int,
-    view: FeatureView,
-    name: str,
-    versioned: bool,
-    config: OnlineConfig,
-    full_names: bool,
-) -> PlannedView:
-    features = tuple(
-        PlannedFeature(
-            view=position,
-            name=field.name,
-            output=f"{name}__{field.name}" if full_names else field.name,
-            value_type=field.dtype.to_value_type(),
-        )
-        for field in view.projection.features
-    )
-    return PlannedView(
-        name=name,
-        stored_name=compute_versioned_name(view, versioned),
-        ttl=view.ttl or None,
-        policy=config.view_policies.get(name, config.policy),
-        features=features,
-        definition=view,
-    )
 
 
 def _check_outputs(service: FeatureService, views: tuple[PlannedView, ...]) -> None:
@@ -218,18 +208,15 @@ def _group(views: tuple[PlannedView, ...]) -> tuple[KeyGroup, ...]:
             columns=tuple(column for _, column, _ in keys),
             key_types=tuple(kind for _, _, kind in keys),
             views=tuple(positions),
-            cells=_lay_out([f for p in positions for f in views[p].features]),
+            cells=tuple(
+                sorted(
+                    (feature for position in positions for feature in views[position].features),
+                    key=lambda feature: _WIDTHS.get(feature.value_type, len(_WIDTHS)),
+                )
+            ),
         )
         for keys, positions in members.items()
     )
-
-
-def _lay_out(features: list[PlannedFeature]) -> tuple[PlannedFeature, ...]:
-    def width(feature: PlannedFeature) -> int:
-        kind = feature.value_type
-        return _LAYOUT.index(kind) if kind in _LAYOUT else len(_LAYOUT)
-
-    return tuple(sorted(features, key=width))
 
 
 class RequestedKeys:
@@ -290,13 +277,11 @@ def _value_encoder(kind: ValueType, version: int) -> Callable[[Any], bytes]:
     """Function that serializes one key value: its type, its length, its bytes."""
     if kind == ValueType.STRING:
         head = _UINT32.pack(ProtoType.STRING)
-        return lambda value: _with_length(head, _text(value))
-    if kind == ValueType.INT64:
-        head = _UINT32.pack(ProtoType.INT64) + _UINT32.pack(8)
-        return lambda value: head + _whole_number(value, _INT64)
-    if kind == ValueType.INT32:
-        head = _UINT32.pack(ProtoType.INT32) + _UINT32.pack(4)
-        return lambda value: head + _whole_number(value, _INT32)
+        return lambda value: _text(head, value)
+    if kind in _INTEGERS:
+        proto, packing = _INTEGERS[kind]
+        head = _UINT32.pack(proto) + _UINT32.pack(packing.size)
+        return lambda value: head + _whole_number(value, packing)
     empty = len(serialize_entity_key_prefix(["k"], version))
 
     def through_feast(value: Any) -> bytes:
@@ -310,15 +295,11 @@ def _value_encoder(kind: ValueType, version: int) -> Callable[[Any], bytes]:
     return through_feast
 
 
-def _text(value: Any) -> bytes:
-    text = value if type(value) is str else str(value)
+def _text(head: bytes, value: Any) -> bytes:
     try:
-        return text.encode()
+        data = (value if type(value) is str else str(value)).encode()
     except UnicodeEncodeError as exc:
         raise _wrong_key(value, "text that UTF-8 can write") from exc
-
-
-def _with_length(head: bytes, data: bytes) -> bytes:
     return head + _UINT32.pack(len(data)) + data
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,22 @@ from numpy.typing import NDArray
 
 from tasks.features.checks.reports import OnlineReadStatistics
 from tasks.features.config import OnlineConfig
-from tasks.features.online.answer import Column, Freshness, OnlineAnswer, age_of
-from tasks.features.online.backend import FeastBackend, OnlineBackend, Rows, microseconds
-from tasks.features.online.decoding import (
+from tasks.features.online.answer import (
     NEVER,
+    Column,
     FloatBlock,
+    Freshness,
+    OnlineAnswer,
+    OnlineMetrics,
+    age_of,
     moments,
     value_decoder,
 )
-from tasks.features.online.metrics import OnlineMetrics
+from tasks.features.online.backend import FeastBackend, OnlineBackend, Rows
 from tasks.features.online.plan import FLOATS, ReadPlan, RequestedKeys, plan_read
 from tasks.features.online.redis_reader import RedisBackend
 from tasks.features.online.sqlite_reader import SqliteBackend
+from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import DataContractError, StaleFeaturesError, TransientError
 
 Request = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | pd.DataFrame
@@ -68,13 +72,11 @@ class OnlineReader:
         self._decoder = _Decoder(self.plan, self._backend.moment)
         self._serves = np.array([view.policy.stale == "serve" for view in self.plan.views])
         self._refuses_missing = any(v.policy.missing == "refuse" for v in self.plan.views)
-        self._ttl_us = np.array(
-            [[_ttl_us(view.ttl)] for view in self.plan.views], np.int64
-        ).reshape(-1, 1)
+        ttls_us = [_ttl_us(view.ttl) for view in self.plan.views]
+        self._ttl_us = np.array(ttls_us, np.int64).reshape(-1, 1)
         self._tolerance_us = round(config.clock_tolerance_s * 1e6)
-        names = [view.name for view in self.plan.views]
-        self._metrics = OnlineMetrics(self._backend.name, names, config.age_bounds_s)
-        self._names = tuple(names)
+        self._names = tuple(view.name for view in self.plan.views)
+        self._metrics = OnlineMetrics(self._backend.name, self._names, config.age_bounds_s)
 
     @property
     def backend(self) -> str:
@@ -149,15 +151,13 @@ class OnlineReader:
             raise _lacking(missing, list(entities))
         if single := [name for name in needed if not _is_list(entities[name])]:
             raise DataContractError(
-                f"key column {', '.join(single)} of the request is one "
-                f"{type(entities[single[0]]).__name__}, expected a list of keys, one a row. "
-                "Nothing was read"
+                f"key column {single[0]} of the request is one "
+                f"{type(entities[single[0]]).__name__}, expected a list of keys. Nothing was read"
             )
         lengths = {name: len(entities[name]) for name in needed or entities}
         if len(set(lengths.values())) > 1:
             raise DataContractError(
-                "the key columns of a request differ in length: "
-                f"{', '.join(f'{n} has {rows}' for n, rows in lengths.items())}. Nothing was read"
+                f"the key columns of a request differ in length: {lengths}. Nothing was read"
             )
         return entities, next(iter(lengths.values()), 0)
 
@@ -280,7 +280,7 @@ def open_backend(store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> O
         store._get_provider().online_store, SqliteOnlineStore
     ):
         return SqliteBackend(store, plan, config)
-    return FeastBackend(store, plan)
+    return FeastBackend(store, plan, config)
 
 
 def _columns_of(
@@ -347,15 +347,14 @@ def _moments_us(now: Moment, num_rows: int) -> NDArray[np.int64]:
     given = [now] if isinstance(now, datetime) else list(now)
     if not isinstance(now, datetime) and len(given) != num_rows:
         raise DataContractError(
-            f"{len(given)} moments were given for {num_rows} rows; expected one for all, or one a "
-            "row. Nothing was read"
+            f"{len(given)} moments were given for {num_rows} rows, expected one a row. Nothing was "
+            "read"
         )
     if naive := next((moment for moment in given if moment.tzinfo is None), None):
         raise DataContractError(
-            f"the moment of the read, {naive.isoformat()}, has no time zone; give it in UTC. "
-            "Nothing was read"
+            f"the moment of the read, {naive}, has no time zone. Nothing was read"
         )
-    return np.array([microseconds(moment.astimezone(UTC)) for moment in given], np.int64)
+    return np.array([micros(moment) for moment in given], np.int64)
 
 
 def _blank(column: Column, rows: NDArray[np.bool_]) -> None:

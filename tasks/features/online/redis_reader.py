@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tasks.features.config import OnlineConfig
-from tasks.features.online.backend import Breaker, Pool, Rows, chunks, key_values
-from tasks.features.online.decoding import protobuf_moment
+from tasks.features.online.answer import protobuf_moment
+from tasks.features.online.backend import Breaker, OnlineBackend, Pool, Rows, chunks, key_values
 from tasks.features.online.plan import KeyGroup, ReadPlan
 from tasks.kernel.errors import FeatureStoreError
 
@@ -34,18 +34,13 @@ KEYS_PER_TRIP = 5000
 """A request of more keys goes in several round trips, which bounds what the server must buffer."""
 
 
-class RedisBackend:
-    """One Redis server, as Feast's store writes to it. Safe to use from many threads.
-
-    Args:
-        store: opened store; its `online_store.connection_string` is used.
-        plan: what is read.
-        config: time-outs, number of connections, pauses.
-    """
+class RedisBackend(OnlineBackend):
+    """One Redis server, as Feast's store writes to it."""
 
     name = "redis"
 
     def __init__(self, store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> None:
+        super().__init__(store, plan, config)
         nodes, options = RedisOnlineStore._parse_connection_string(
             store.config.online_store.connection_string
         )
@@ -58,21 +53,21 @@ class RedisBackend:
             "decode_responses": False,
         }
         self._client = redis.Redis(**given)
-        self._connections = self._client.connection_pool  # only to make connections
-        self._pool = Pool(self._connections.make_connection, _disconnect, config)
-        self._config = config
-        self._owner = os.getpid()
+        self._new_pool()
         where = f"{nodes[0]['host']}:{nodes[0].get('port', 6379)}"
         self._breaker = Breaker(f"Redis at {where}", config)
-        self._plan, self._project = plan, plan.project.encode()
-        self._commands = [_Command(group, plan, self._project) for group in plan.groups]
+        self._project = plan.project.encode()
+        self._commands = [
+            _command(group, plan, encode)
+            for group, encode in zip(plan.groups, self._encoders, strict=True)
+        ]
 
     moment = staticmethod(protobuf_moment)
 
     def fetch(self, keys: Sequence[list[Any]]) -> list[Rows]:
         """See `OnlineBackend`."""
         commands = [
-            command.bytes_for(key)
+            command(key)
             for command, distinct in zip(self._commands, keys, strict=True)
             for key in distinct
         ]
@@ -105,12 +100,16 @@ class RedisBackend:
         self._pool.close()
         self._client.close()
 
+    def _new_pool(self) -> None:
+        self._owner = os.getpid()
+        connect = self._client.connection_pool.make_connection
+        self._pool: Pool[Any] = Pool(connect, lambda opened: opened.disconnect(), self._config)
+
     @contextmanager
     def _connection(self) -> Iterator[Any]:
         """A connection that is ready to send; errors become ours, as `_explained` says them."""
         if self._owner != os.getpid():  # sockets must not be shared with the parent process
-            self._owner = os.getpid()
-            self._pool = Pool(self._connections.make_connection, _disconnect, self._config)
+            self._new_pool()
         with self._breaker.attempt(), self._explained(), self._pool.lend() as connection:
             _make_ready(connection)
             yield connection
@@ -134,27 +133,26 @@ class RedisBackend:
             raise self._breaker.failed(exc) from exc
         except redis.RedisError as exc:
             raise FeatureStoreError(
-                f"Redis refuses to read features: {exc}. Nothing was read; check that the keys of "
-                "this project are hashes that Feast wrote, and that the user may read them"
+                f"Redis refuses to read features: {exc}. Nothing was read; expected hashes that "
+                "Feast wrote and the user may read"
             ) from exc
 
 
-class _Command:
-    """HMGET for one group, all but the key prepared."""
+def _command(
+    group: KeyGroup, plan: ReadPlan, encode: Callable[[Any], bytes]
+) -> Callable[[Any], bytes]:
+    """Function that gives HMGET for one key as Redis reads it from the wire."""
+    fields = [_mmh3(f"{plan.views[f.view].stored_name}:{f.name}") for f in group.cells]
+    fields += [f"_ts:{plan.views[position].stored_name}".encode() for position in group.views]
+    head = b"*%d\r\n$5\r\nHMGET\r\n$" % (len(fields) + 2)
+    tail = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(f), f) for f in fields)
+    project = plan.project.encode()
 
-    def __init__(self, group: KeyGroup, plan: ReadPlan, project: bytes) -> None:
-        fields = [_mmh3(f"{plan.views[f.view].stored_name}:{f.name}") for f in group.cells] + [
-            f"_ts:{plan.views[position].stored_name}".encode() for position in group.views
-        ]
-        self._head = b"*%d\r\n$5\r\nHMGET\r\n$" % (len(fields) + 2)
-        self._tail = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(f), f) for f in fields)
-        self._encode = group.encoder(plan.key_version)
-        self._project = project
+    def command(key: Any) -> bytes:
+        packed = encode(key) + project
+        return b"%b%d\r\n%b%b" % (head, len(packed), packed, tail)
 
-    def bytes_for(self, key: Any) -> bytes:
-        """The command for one key, as Redis reads it from the wire."""
-        packed = self._encode(key) + self._project
-        return b"%b%d\r\n%b%b" % (self._head, len(packed), packed, self._tail)
+    return command
 
 
 def _make_ready(connection: Any) -> None:
@@ -167,7 +165,3 @@ def _make_ready(connection: Any) -> None:
     if stale:
         connection.disconnect()
         connection.connect()
-
-
-def _disconnect(connection: Any) -> None:
-    connection.disconnect()

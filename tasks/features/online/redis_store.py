@@ -1,53 +1,138 @@
 """Feast online store on Redis with the rules of `write_rules.py`, for pushed values too.
 
-A plug-in by Feast's own extension point: name it as `online_store.type`. Feast's own Redis store
-compares first and writes later, drops a value of an equal event time whatever its `created`, and
-keeps no trace of what wrote a value. The layout is Feast's, which its own store can read; `created`
-and the origin lie in the field of the event time, behind what Feast reads of it.
+Name it as `online_store.type`. Feast's own Redis store compares first and writes later, drops a
+value of an equal event time whatever its `created`, and keeps no trace of what wrote a value. Here
+a script on the server compares an entity's times with the stored ones and writes all its values in
+one step, so no reader sees half of them, and of two writers the newer value stays whoever comes
+last. The layout is Feast's; `created` and the origin lie in the field of the event time, behind
+what Feast reads of it. Field names travel once for a group of entities, which has one short answer.
 """
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from typing import Any, Self
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from feast.entity import Entity
 from feast.feature_view import FeatureView
-from feast.infra.key_encoding_utils import serialize_entity_key, serialize_entity_key_prefix
+from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 from feast.infra.online_stores.helpers import _mmh3, compute_versioned_name
 from feast.infra.online_stores.redis import RedisOnlineStore, RedisOnlineStoreConfig
-from feast.protos.feast.types.EntityKey_pb2 import EntityKey
-from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import RepoConfig
-from feast.value_type import ValueType
 from pydantic import model_validator
 from redis import Redis
 from redis.cluster import RedisCluster
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError
+from redis.exceptions import ConnectionError as ConnectionLostError
+from redis.exceptions import TimeoutError as NoAnswerError
 
-from tasks.features.online.encoding import NO_TIME, EncodedColumn, EncodedRows
-from tasks.features.online.redis_writer import (
-    MOMENT,
-    RedisTarget,
-    redis_errors_explained,
-    write_rows,
+from tasks.features.online.encoding import (
+    BINARY,
+    NO_TIME,
+    EncodedRows,
+    constant,
+    contents,
+    encode_timestamps,
+    fixed,
+    join_parts,
 )
-from tasks.features.online.wire_format import BINARY
-from tasks.features.online.write_rules import (
-    PUSHED,
-    Extent,
-    Origin,
-    checked,
-    current_origin,
-    micros,
-)
+from tasks.features.online.newer_wins import Extent, NewerWinsOnlineStore
+from tasks.features.online.write_rules import PUSHED, Origin, checked
+from tasks.kernel.errors import FeatureStoreError, TransientError
 
 SCANNED_KEYS = 1000
 """Keys in one step of a walk over the server's keys, between which it answers others."""
+
+GROUP_ROWS = 64
+"""Entities in one command: the server answers other clients between two of them."""
+
+CREATED_TAG, ORIGIN_TAG = b"\x19", b"\x21"
+"""Of protobuf: fields 3 and 4, eight bytes each."""
+
+MOMENT = """
+local byte, unpack_bytes = string.byte, struct.unpack
+
+-- Seconds, nanoseconds, created and origin of a stored time, as `_stored_times` lays it out.
+local function moment(text)
+  local seconds, nanos, created, origin, at = 0, 0, -math.huge, nil, 1
+  while at <= #text do
+    local tag = byte(text, at)
+    if tag == 25 or tag == 33 then
+      local value = unpack_bytes('<i8', text, at + 1)
+      if tag == 25 then created = value else origin = value end
+      at = at + 9
+    else
+      local value, inverse, scale, first = 0, 0, 1, at + 1
+      repeat
+        at = at + 1
+        local group = byte(text, at) % 128
+        value = value + group * scale
+        if at - first < 9 then inverse = inverse + (127 - group) * scale end
+        scale = scale * 128
+      until byte(text, at) < 128
+      if at - first == 9 then value = -inverse - 1 end -- ten bytes: a negative number
+      at = at + 1
+      if tag == 8 then seconds = value else nanos = value end
+    end
+  end
+  return seconds, nanos, created, origin
+end
+"""
+
+SCRIPT = (
+    """
+local KEYS, ARGV, call, unpack = KEYS, ARGV, redis.call, unpack
+local ttl, began, end_us = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local count, time_field = tonumber(ARGV[4]), ARGV[5]
+local hash = {}
+for i = 0, count - 1 do hash[2 * i + 1] = ARGV[5 + i] end
+"""
+    + MOMENT
+    + """
+local function is_taken(key, new)
+  local old = call('HGET', key, time_field)
+  if not old then return true end
+  local old_s, old_n, old_created, old_origin = moment(old)
+  local new_s, new_n, new_created = moment(new)
+  if new_s ~= old_s then
+    if new_s > old_s then return true end
+  elseif new_n ~= old_n then
+    if new_n > old_n then return true end
+  elseif new_created ~= old_created then
+    if new_created > old_created then return true end
+  elseif began == 0 or (old_origin or 0) <= began then
+    return true
+  end
+  return old_origin and old_origin > 0 and old_origin < began
+    and old_s * 1000000 + old_n / 1000 <= end_us
+end
+
+local written, start = 0, 5 + count
+for k = 1, #KEYS do
+  local key = KEYS[k]
+  if is_taken(key, ARGV[start]) then
+    for i = 0, count - 1 do hash[2 * i + 2] = ARGV[start + i] end
+    for i = 1, 2 * count, 4000 do -- as many as fit on the script's stack
+      call('HSET', key, unpack(hash, i, math.min(i + 3999, 2 * count)))
+    end
+    if ttl > 0 then call('EXPIRE', key, ttl) end
+    written = written + 1
+  end
+  start = start + count
+end
+return written
+"""
+)
+SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest().encode()
 
 SELECT = (
     """
@@ -95,39 +180,19 @@ class NewerWinsRedisOnlineStoreConfig(RedisOnlineStoreConfig):
         return self
 
 
-class NewerWinsRedisOnlineStore(RedisOnlineStore):
+@dataclass(frozen=True)
+class _Target:
+    """Where and how the values of one feature view are kept, as `RedisOnlineStore` does."""
+
+    suffix: bytes  # follows the entity key in a Redis key: the project
+    time_field: bytes
+    fields: dict[str, bytes]  # by feature
+    ttl_s: int  # an entity that is not written again is dropped then; 0 for never
+    origin: Origin
+
+
+class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
     """Redis or Redis Cluster in which an entity's values of a view change in one step."""
-
-    def online_write_batch(
-        self,
-        config: RepoConfig,
-        table: FeatureView,
-        data: list[tuple[EntityKey, dict[str, Value], datetime, datetime | None]],
-        progress: Callable[[int], Any] | None,
-    ) -> None:
-        """Write the rows whose times are not older than what is stored for their entity.
-
-        Raises:
-            WindowError: a time lies in the future. Others as for `write_rows`.
-        """
-        by_features: dict[tuple[str, ...], list[Any]] = {}
-        for row in data:
-            by_features.setdefault(tuple(row[1]), []).append(row)
-        for features, rows in by_features.items():
-            encoded = _encoded(rows, features, config.entity_key_serialization_version)
-            self._write(config, table, features, [encoded], current_origin())
-        if progress:
-            progress(len(data))
-
-    async def online_write_batch_async(
-        self,
-        config: RepoConfig,
-        table: FeatureView,
-        data: list[tuple[EntityKey, dict[str, Value], datetime, datetime | None]],
-        progress: Callable[[int], Any] | None,
-    ) -> None:
-        """As `online_write_batch`, on another thread."""
-        await asyncio.to_thread(self.online_write_batch, config, table, data, progress)
 
     def write_rows(
         self,
@@ -136,43 +201,64 @@ class NewerWinsRedisOnlineStore(RedisOnlineStore):
         batches: Iterable[EncodedRows],
         origin: Origin = PUSHED,
     ) -> int:
-        """Write encoded rows; return how many entities got new values, the others had newer ones.
+        """As `NewerWinsOnlineStore.write_rows`; writing again changes nothing twice.
 
-        Raises:
-            WindowError: a time lies in the future. Others as for `redis_writer.write_rows`.
+        A batch is encoded while the server works on the one before it; no more than these two are
+        held.
         """
-        return self._write(config, table, [f.name for f in table.features], batches, origin)
+        name = _stored_name(config, table)
+        with (
+            redis_errors_explained(),
+            _connections(self._get_client(config.online_store)) as (connections, node_of_slot),
+        ):
+            for rows in checked(table.name, batches):
+                target = _target(config, name, rows.features, origin)
+                keys = join_parts([rows.keys, constant(target.suffix)], len(rows))
+                parts = _bulk(_stored_times(rows, origin))
+                for feature in rows.features.values():
+                    parts += _bulk(feature.cells)
+                values = join_parts(parts, len(rows))
+                if node_of_slot is None:
+                    connections[0].send(*_grouped(target, keys, values))
+                    continue
+                nodes = node_of_slot[[key_slot(key) for key in keys.to_pylist()]]
+                for number, connection in enumerate(connections):
+                    if len(mine := pa.array(np.flatnonzero(nodes == number))):
+                        connection.send(*_single(target, keys.take(mine), values.take(mine)))
+            for connection in connections:
+                connection.await_answers()
+        return sum(connection.written for connection in connections)
 
-    def count_left_behind(
-        self, config: RepoConfig, table: FeatureView, start_us: int, origin: Origin
-    ) -> int:
-        """Entities with a value in the window that this materialization did not find any more."""
-        window = (origin.began_us, start_us, origin.end_us)
-        return self._select(config, table, "behind", window, remove=False)
-
-    def remove_left_behind(
-        self, config: RepoConfig, table: FeatureView, start_us: int, origin: Origin
-    ) -> None:
-        """Remove what `count_left_behind` counts."""
-        window = (origin.began_us, start_us, origin.end_us)
-        self._select(config, table, "behind", window)
-
-    def remove_values(
+    def select(
         self,
         config: RepoConfig,
         table: FeatureView,
+        rule: Extent | Literal["left behind"],
+        window: tuple[int, int, int] = (0, 0, 0),
+        *,
+        remove: bool = True,
         keys: Sequence[bytes] | None = None,
         features: Sequence[str] | None = None,
-        extent: Extent = "all",
+        name: str | None = None,
     ) -> int:
-        """Remove values of a view; return how many entities had one.
+        """As `NewerWinsOnlineStore.select`, a key in one step.
 
         Args:
-            keys: serialized entity keys; None for all.
-            features: names; None for all.
-            extent: which of them.
+            config, table, rule, window, remove, keys, features: as there.
+            name: under which the view is stored; None for its present version.
         """
-        return self._select(config, table, extent, keys=keys, features=features)
+        names = [f.name for f in table.features] if features is None else features
+        target = _target(config, name or _stored_name(config, table), names)
+        fields = [*([target.time_field] if features is None else []), *target.fields.values()]
+        act = b"remove" if remove else b"count"
+        words = [rule.encode(), act, target.time_field, *(b"%d" % us for us in window), *fields]
+        client = self._get_client(config.online_store)
+        walk = self._all_keys(config, table)
+        if keys is not None:
+            walk = iter([(client, [key + target.suffix for key in keys])])
+        with redis_errors_explained():
+            clustered = isinstance(client, RedisCluster)
+            return sum(_run(node, some, words, clustered=clustered) for node, some in walk)
 
     def update(
         self,
@@ -187,45 +273,7 @@ class NewerWinsRedisOnlineStore(RedisOnlineStore):
         kept = {_stored_name(config, view) for view in tables_to_keep}
         for view in tables_to_delete if config.online_store.full_scan_for_deletion else ():
             for name in sorted(self._stored_versions(config, view) - kept):
-                self._select(config, view, "all", name=name)
-
-    def _write(
-        self,
-        config: RepoConfig,
-        view: FeatureView,
-        features: Sequence[str],
-        batches: Iterable[EncodedRows],
-        origin: Origin,
-    ) -> int:
-        target = _target(config, _stored_name(config, view), features, origin)
-        client = self._get_client(config.online_store)
-        return write_rows(client, target, checked(view.name, batches))
-
-    def _select(
-        self,
-        config: RepoConfig,
-        view: FeatureView,
-        rule: str,
-        window: tuple[int, int, int] = (0, 0, 0),
-        *,
-        remove: bool = True,
-        keys: Sequence[bytes] | None = None,
-        features: Sequence[str] | None = None,
-        name: str | None = None,
-    ) -> int:
-        """Run the script over a view's keys; return how many had a value that is meant."""
-        names = [f.name for f in view.features] if features is None else features
-        target = _target(config, name or _stored_name(config, view), names)
-        fields = [*([target.time_field] if features is None else []), *target.fields.values()]
-        act = b"remove" if remove else b"count"
-        words = [rule.encode(), act, target.time_field, *(b"%d" % us for us in window), *fields]
-        client = self._get_client(config.online_store)
-        walk = self._all_keys(config, view)
-        if keys is not None:
-            walk = iter([(client, [key + target.suffix for key in keys])])
-        with redis_errors_explained():
-            clustered = isinstance(client, RedisCluster)
-            return sum(_run(node, some, words, clustered=clustered) for node, some in walk)
+                self.select(config, view, "all", name=name)
 
     def _all_keys(self, config: RepoConfig, view: FeatureView) -> Iterator[tuple[Any, list[bytes]]]:
         """Keys of all entities of the view's kind, some at a time, with the node that has them."""
@@ -261,33 +309,13 @@ def _stored_name(config: RepoConfig, view: FeatureView) -> str:
 
 def _target(
     config: RepoConfig, name: str, features: Iterable[str], origin: Origin = PUSHED
-) -> RedisTarget:
-    """The layout of `RedisOnlineStore`."""
-    return RedisTarget(
+) -> _Target:
+    return _Target(
         suffix=config.project.encode(),
         time_field=f"_ts:{name}".encode(),
         fields={feature: _mmh3(f"{name}:{feature}") for feature in features},
         ttl_s=config.online_store.key_ttl_seconds or 0,
         origin=origin,
-    )
-
-
-def _encoded(rows: Sequence[Any], features: Sequence[str], version: int) -> EncodedRows:
-    """Rows as Feast hands them over, as columns of bytes."""
-    keys = [serialize_entity_key(key, entity_key_serialization_version=version) for key, *_ in rows]
-    created = [NO_TIME if moment is None else micros(moment) for *_, moment in rows]
-    columns = {
-        name: pa.array([values[name].SerializeToString() for _, values, *_ in rows], BINARY)
-        for name in features
-    }
-    return EncodedRows(
-        keys=pa.array(keys, BINARY),
-        events_us=np.array([micros(event) for _, _, event, _ in rows], np.int64),
-        created_us=np.array(created, np.int64),
-        features={
-            name: EncodedColumn(cells, cells, ValueType.UNKNOWN, converted_by_feast=True)
-            for name, cells in columns.items()
-        },
     )
 
 
@@ -309,3 +337,144 @@ def _nodes(client: Redis | RedisCluster) -> list[Any]:
         return [client]
     primaries: list[Any] = client.get_primaries()  # type: ignore[no-untyped-call]
     return [client.get_redis_connection(node) for node in primaries]
+
+
+def _stored_times(rows: EncodedRows, origin: Origin) -> pa.LargeBinaryArray:
+    """Feast's event time, a protobuf `Timestamp`, and behind it two fields that Feast passes over.
+
+    Field 3 is `created` in microseconds, where there is one; field 4 the origin.
+    """
+    parts: list[pa.Array | pa.Scalar] = [encode_timestamps(rows.events_us)]
+    if rows.created_us is not None:
+        known = rows.created_us != NO_TIME
+        parts.append(fixed(CREATED_TAG, rows.created_us, None if known.all() else known))
+    return join_parts(
+        [*parts, constant(ORIGIN_TAG + struct.pack("<q", origin.began_us))], len(rows)
+    )
+
+
+class _Connection:
+    """One connection with commands under way."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._awaited = self.written = 0
+
+    def send(self, data: list[Any], num_commands: int) -> None:
+        """Send the next commands when those before them are answered."""
+        self.await_answers()
+        self._connection.send_packed_command(data)
+        self._awaited = num_commands
+
+    def await_answers(self) -> None:
+        """Count what was written by the commands under way."""
+        while self._awaited:
+            self._awaited -= 1
+            self.written += self._connection.read_response()
+
+
+@contextmanager
+def _connections(
+    client: Redis | RedisCluster,
+) -> Iterator[tuple[list[_Connection], np.ndarray | None]]:
+    """One connection to each node, and of a cluster the place in the list of each slot's node."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(_connection(node)) for node in _nodes(client)]
+        if not isinstance(client, RedisCluster):
+            yield opened, None
+            return
+        primaries: list[Any] = client.get_primaries()  # type: ignore[no-untyped-call]
+        places = {node.name: place for place, node in enumerate(primaries)}
+        owner = client.nodes_manager.get_node_from_slot
+        slots = range(REDIS_CLUSTER_HASH_SLOTS)
+        yield opened, np.array([places[owner(slot).name] for slot in slots])
+
+
+@contextmanager
+def _connection(client: Redis) -> Iterator[_Connection]:
+    pool = client.connection_pool
+    connection: Any = pool.get_connection()
+    try:
+        connection.send_command("SCRIPT", "LOAD", SCRIPT)
+        connection.read_response()
+        yield _Connection(connection)
+    except BaseException:
+        connection.disconnect()  # answers under way must not reach the next user
+        raise
+    finally:
+        pool.release(connection)
+
+
+def _grouped(
+    target: _Target, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray
+) -> tuple[list[Any], int]:
+    """Commands of up to `GROUP_ROWS` entities each, and their number."""
+    key_ends, key_data = contents(join_parts(_bulk(keys), len(keys)))
+    value_ends, value_data = contents(values)
+    key_bytes, value_bytes = memoryview(key_data.data), memoryview(value_data.data)
+    fields = _fields(target)
+    data: list[bytes | memoryview] = []
+    starts = range(0, len(keys), GROUP_ROWS)
+    for start in starts:
+        end = min(start + GROUP_ROWS, len(keys))
+        data += [
+            _head(target, end - start),
+            key_bytes[key_ends[start] : key_ends[end]],
+            fields,
+            value_bytes[value_ends[start] : value_ends[end]],
+        ]
+    return [b"".join(data)], len(starts)
+
+
+def _single(
+    target: _Target, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray
+) -> tuple[list[Any], int]:
+    """One command for each entity: those of a cluster's command must share a slot."""
+    parts = [constant(_head(target, 1)), *_bulk(keys), constant(_fields(target)), values]
+    _, data = contents(join_parts(parts, len(keys)))
+    return [data.data], len(keys)
+
+
+def _head(target: _Target, num_keys: int) -> bytes:
+    width = len(target.fields) + 1
+    words = [b"EVALSHA", SCRIPT_SHA, b"%d" % num_keys]
+    return b"*%d\r\n" % (len(words) + 4 + width + num_keys * (1 + width)) + _words(words)
+
+
+def _fields(target: _Target) -> bytes:
+    count = len(target.fields) + 1
+    settings = [target.ttl_s, target.origin.began_us, target.origin.end_us, count]
+    return _words([*(b"%d" % s for s in settings), target.time_field, *target.fields.values()])
+
+
+def _words(words: Sequence[bytes]) -> bytes:
+    return b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def _bulk(array: pa.LargeBinaryArray) -> list[pa.Array | pa.Scalar]:
+    """Parts of Redis' protocol for one text in each row: its length, and the text."""
+    lengths = pc.binary_length(array)
+    shortest, longest = (pc.min_max(lengths)[name].as_py() for name in ("min", "max"))
+    if shortest == longest:
+        return [constant(b"$%d\r\n" % longest), array, constant(b"\r\n")]
+    digits = pc.cast(pc.cast(lengths, pa.large_string()), BINARY)
+    return [constant(b"$"), digits, constant(b"\r\n"), array, constant(b"\r\n")]
+
+
+@contextmanager
+def redis_errors_explained() -> Iterator[None]:
+    """Errors of the client become ours, as `write_rows` lists them."""
+    try:
+        yield
+    except (ConnectionLostError, NoAnswerError, BusyLoadingError, NoScriptError) as exc:
+        raise TransientError(
+            f"Redis did not take all values ({exc}); expected an answer to every command. Each "
+            "entity has its old values or its new ones, whole; writing again changes nothing twice"
+        ) from exc
+    except RedisError as exc:
+        if str(exc).startswith(("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "READONLY")):
+            raise TransientError(f"the Redis cluster is changing ({exc}); write again") from exc
+        raise FeatureStoreError(
+            f"Redis refused to write values ({exc}); expected hashes of Feast's own layout and "
+            "enough memory. Each entity has its old values or its new ones, whole"
+        ) from exc

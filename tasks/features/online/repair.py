@@ -21,13 +21,12 @@ from tasks.contracts.data import FeatureTables
 from tasks.features.access.provider import AuditedProvider
 from tasks.features.access.store import open_store, quiet
 from tasks.features.access.versions import view_versions
-from tasks.features.online.vector_engine import BEGINNING, KNOWN_STORES
+from tasks.features.online.newer_wins import NewerWinsOnlineStore
+from tasks.features.online.vector_engine import BEGINNING
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError
 from tasks.kernel.settings import ArtifactStore
-
-WHOLE_NUMBERS = (ValueType.INT32, ValueType.INT64)
 
 
 def rebuild_views(
@@ -117,7 +116,7 @@ def forget_values(
 def _provider(feast: FeatureStore) -> AuditedProvider:
     provider = feast._get_provider()
     assert isinstance(provider, AuditedProvider)  # the profile is refused otherwise
-    if not isinstance(provider.online_store, KNOWN_STORES):
+    if not isinstance(provider.online_store, NewerWinsOnlineStore):
         raise ConfigurationError(
             f"the online store is a {type(provider.online_store).__name__}, which does not know "
             "what wrote a value; use one of this project for it. Nothing was changed"
@@ -139,10 +138,7 @@ def _meant(
     feast: FeatureStore, names: Sequence[str], key: Mapping[str, str], features: Sequence[str]
 ) -> dict[str, FeatureView]:
     if not names and not key:
-        raise ConfigurationError(
-            "name a feature view, or an entity by --key; forgetting everything is meant by no one. "
-            "Nothing was changed"
-        )
+        raise ConfigurationError("name a feature view, or an entity by --key. Nothing was changed")
     views = _chosen(feast, names)
     if not names:
         views = {n: view for n, view in views.items() if set(view.join_keys) == key.keys()}
@@ -150,12 +146,13 @@ def _meant(
         if key and set(view.join_keys) != key.keys():
             raise ConfigurationError(
                 f"feature view {name} has the key {', '.join(sorted(view.join_keys)) or 'none'}, "
-                f"and {', '.join(sorted(key))} was given. Nothing was changed"
+                f"not {', '.join(sorted(key))}. Nothing was changed"
             )
-        if lacking := sorted(set(features) - {f.name for f in view.features}):
+        known = [feature.name for feature in view.features]
+        if lacking := sorted(set(features) - set(known)):
             raise ConfigurationError(
                 f"feature view {name} has no feature {', '.join(lacking)}; it has "
-                f"{', '.join(f.name for f in view.features)}. Nothing was changed"
+                f"{', '.join(known)}. Nothing was changed"
             )
     if not views:
         raise ConfigurationError(
@@ -175,16 +172,12 @@ def _packed(view: FeatureView, key: Mapping[str, str], version: int) -> bytes:
 
 
 def _typed(name: str, text: str, kind: ValueType) -> Any:
-    if kind not in (*WHOLE_NUMBERS, ValueType.STRING):
-        raise ConfigurationError(
-            f"join key {name} is {kind.name}; only texts and whole numbers can be named. Nothing "
-            "was changed"
-        )
     try:
-        return int(text) if kind in WHOLE_NUMBERS else text
-    except ValueError as exc:
+        return {ValueType.INT32: int, ValueType.INT64: int, ValueType.STRING: str}[kind](text)
+    except (KeyError, ValueError) as exc:
         raise ConfigurationError(
-            f"join key {name} is a whole number, and {text!r} is none. Nothing was changed"
+            f"join key {name} is {kind.name}, and {text!r} is given; only texts and whole numbers "
+            "can be named. Nothing was changed"
         ) from exc
 
 

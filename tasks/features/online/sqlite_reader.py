@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from feast import FeatureStore
 
 from tasks.features.config import OnlineConfig
 from tasks.features.offline.duck import sql_name
-from tasks.features.online.backend import Breaker, Pool, Rows, chunks, key_values, microseconds
+from tasks.features.online.backend import Breaker, OnlineBackend, Pool, Rows, chunks, key_values
 from tasks.features.online.plan import KeyGroup, ReadPlan
+from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import FeatureStoreError
 
 KEYS_PER_QUERY = 500
@@ -35,8 +36,7 @@ class _OpenFile:
     """Tables known to have event times in microseconds."""
 
 
-@dataclass(frozen=True)
-class _ViewColumns:
+class _ViewColumns(NamedTuple):
     """Where cells of one view's rows belong."""
 
     table: str
@@ -44,23 +44,18 @@ class _ViewColumns:
     time: int
 
 
-@dataclass
-class SqliteBackend:
-    """One SQLite file, as Feast's store writes it. Safe to use from many threads."""
+class SqliteBackend(OnlineBackend):
+    """One SQLite file, as Feast's store writes it."""
 
-    store: FeatureStore
-    plan: ReadPlan
-    config: OnlineConfig
-    name: str = field(default="sqlite", init=False)
+    name = "sqlite"
 
-    def __post_init__(self) -> None:
-        path = Path(self.store.config.online_store.path)
-        repo = self.store.config.repo_path
-        self._path = (path if path.is_absolute() or not repo else Path(repo) / path).absolute()
-        self._pool = Pool(self._open, lambda opened: opened.connection.close(), self.config)
-        self._breaker = Breaker(f"the online store {self._path.name}", self.config)
-        self._encoders = [group.encoder(self.plan.key_version) for group in self.plan.groups]
-        self._columns = [self._view_columns(group) for group in self.plan.groups]
+    def __init__(self, store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> None:
+        super().__init__(store, plan, config)
+        path, repo = Path(store.config.online_store.path), store.config.repo_path
+        self._path = (Path(repo) / path if repo else path).absolute()
+        self._pool = Pool(self._open, lambda opened: opened.connection.close(), config)
+        self._breaker = Breaker(f"the online store {self._path.name}", config)
+        self._columns = [self._view_columns(group) for group in plan.groups]
 
     def fetch(self, keys: Sequence[list[Any]]) -> list[Rows]:
         """See `OnlineBackend`."""
@@ -77,13 +72,12 @@ class SqliteBackend:
 
     def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
         """See `OnlineBackend`; evenly spread over all keys in their order."""
-        table = sql_name(f"{self.plan.project}_{self.plan.views[view].stored_name}")
         with self._opened() as opened:
             found = opened.connection.execute(
-                f"SELECT DISTINCT entity_key FROM {table} ORDER BY entity_key"
+                f"SELECT DISTINCT entity_key FROM {self._table(view)} ORDER BY entity_key"
             ).fetchall()
         some = found[:: max(len(found) // count, 1)][:count]
-        return [key_values(key, self.plan.key_version) for (key,) in some]
+        return [key_values(key, self._plan.key_version) for (key,) in some]
 
     def close(self) -> None:
         """See `OnlineBackend`."""
@@ -107,20 +101,20 @@ class SqliteBackend:
             yield
         except FileNotFoundError as exc:
             raise FeatureStoreError(
-                f"the online store {self._path.name} does not exist; run the feature refresh, "
-                "which fills it. Nothing was read"
+                f"the online store {self._path.name} does not exist; run the feature refresh. "
+                "Nothing was read"
             ) from exc
         except sqlite3.OperationalError as exc:
             if "no such table" in str(exc):
                 raise FeatureStoreError(
                     f"the online store {self._path.name} has no table for a view of "
-                    f"{self.plan.service} ({exc}); run the feature refresh. Nothing was read"
+                    f"{self._plan.service} ({exc}); run the feature refresh. Nothing was read"
                 ) from exc
             raise self._breaker.failed(exc) from exc
         except sqlite3.DatabaseError as exc:
             raise FeatureStoreError(
                 f"the online store {self._path.name} is damaged or no SQLite file ({exc}); remove "
-                "it and run the feature refresh, which fills it again. Nothing was read"
+                "it and run the feature refresh. Nothing was read"
             ) from exc
 
     def _open(self) -> _OpenFile:
@@ -128,7 +122,7 @@ class SqliteBackend:
         connection = sqlite3.connect(
             f"{self._path.as_uri()}?mode=ro",
             uri=True,
-            timeout=self.config.timeout_s,
+            timeout=self._config.timeout_s,
             isolation_level=None,
             check_same_thread=False,  # lent to one thread at a time
             cached_statements=STATEMENTS_KEPT,
@@ -142,14 +136,17 @@ class SqliteBackend:
     def _follow_file(self, opened: _OpenFile) -> None:
         if opened.inode != self._inode():
             opened.connection.close()
-            anew = self._open()
-            opened.connection, opened.inode = anew.connection, anew.inode
+            again = self._open()
+            opened.connection, opened.inode = again.connection, again.inode
             opened.fine_times.clear()
+
+    def _table(self, view: int) -> str:
+        return sql_name(f"{self._plan.project}_{self._plan.views[view].stored_name}")
 
     def _view_columns(self, group: KeyGroup) -> list[_ViewColumns]:
         return [
             _ViewColumns(
-                table=sql_name(f"{self.plan.project}_{self.plan.views[position].stored_name}"),
+                table=self._table(position),
                 by_feature={f.name: i for i, f in enumerate(group.cells) if f.view == position},
                 time=len(group.cells) + number,
             )
@@ -161,7 +158,7 @@ class SqliteBackend:
         connection.execute("BEGIN")  # what is read from here on is of one moment
         try:
             found: list[Rows] = []
-            for group, views, keys in zip(self.plan.groups, self._columns, packed, strict=True):
+            for group, views, keys in zip(self._plan.groups, self._columns, packed, strict=True):
                 cells = len(group.cells) + len(views)
                 rows: dict[bytes, list[Any]] = {key: [None] * cells for key in keys}
                 for view in views:
@@ -215,5 +212,5 @@ def _stored_moment(cell: str | int) -> int:
     it reads; so does this. Text is the UTC wall clock.
     """
     if isinstance(cell, int):
-        return microseconds(datetime.fromtimestamp(cell))
-    return microseconds(datetime.fromisoformat(cell))
+        return micros(datetime.fromtimestamp(cell))
+    return micros(datetime.fromisoformat(cell))

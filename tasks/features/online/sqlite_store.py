@@ -1,9 +1,9 @@
 """Feast online store on SQLite that never lets an older value overwrite a newer one.
 
-A plug-in by Feast's own extension point: name it as `online_store.type`. Feast's own
-SQLite store overwrites whatever is there, so a late or repeated write puts a stale value in front
-of readers; here the comparison is part of the write itself (`write_rules.py`). The tables are
-Feast's, which its own store can read, with columns more (`sqlite_rows.py`).
+Name it as `online_store.type`. Feast's own SQLite store overwrites whatever is there; here the
+comparison is part of the write itself (`write_rules.py`). The tables are Feast's, with three
+columns more: event time and `created` in microseconds (Feast's are whole seconds, which cannot tell
+two values of one second apart), and the origin of the value.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from datetime import datetime
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Literal, Self
 
+import numpy as np
+import pyarrow.compute as pc
 from feast.entity import Entity
 from feast.feature_view import FeatureView
-from feast.infra.key_encoding_utils import serialize_entity_key
 from feast.infra.online_stores.helpers import extract_text_and_num
 from feast.infra.online_stores.sqlite import (
     SqliteOnlineStore,
@@ -27,22 +28,14 @@ from feast.infra.online_stores.sqlite import (
     _quote_id,
     _table_id,
 )
-from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import RepoConfig
+from feast.value_type import ValueType
 from pydantic import model_validator
 
-from tasks.features.online import sqlite_rows
-from tasks.features.online.encoding import EncodedRows
-from tasks.features.online.sqlite_rows import Row, ordered, stored_times, upsert
-from tasks.features.online.write_rules import (
-    PUSHED,
-    Extent,
-    Origin,
-    check_newest,
-    checked,
-    current_origin,
-)
+from tasks.features.online.encoding import NO_TIME, EncodedColumn, EncodedRows, Integers
+from tasks.features.online.newer_wins import Extent, NewerWinsOnlineStore
+from tasks.features.online.write_rules import EPOCH, PUSHED, Origin, checked
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tasks.kernel.files import shows_damage
 
@@ -57,6 +50,11 @@ CACHE_KIB = 128 * 1024
 
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB after which the log is written back: seldom enough to write each page once."""
+
+MICRO = 1_000_000
+ZONE_STEP_US = 900 * MICRO
+MAX_INTEGER = 2**63 - 1
+COLUMNS = ("event_us", "created_us", "origin_us")
 
 
 class NewerWinsSqliteOnlineStoreConfig(SqliteOnlineStoreConfig):
@@ -74,7 +72,7 @@ class NewerWinsSqliteOnlineStoreConfig(SqliteOnlineStoreConfig):
         return self
 
 
-class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
+class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
     """One SQLite file in which a batch is written whole or not at all, beside its readers."""
 
     _inode: tuple[int, int] | None = None
@@ -110,41 +108,6 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
                     if name not in kept:  # a view may be named like a version of another
                         connection.execute(f"DROP TABLE IF EXISTS {_quote_id(name)}")
 
-    def online_write_batch(
-        self,
-        config: RepoConfig,
-        table: FeatureView,
-        data: list[tuple[EntityKey, dict[str, Value], datetime, datetime | None]],
-        progress: Callable[[int], Any] | None,
-    ) -> None:
-        """Write the rows whose event time is not older than what is stored for their entity.
-
-        Raises:
-            WindowError: a time lies in the future. Others as for `write_rows`.
-        """
-        by_features: dict[tuple[str, ...], list[Row]] = {}
-        newest_us = created_us = 0
-        for key, values, event, created in data:
-            cells = [
-                cell
-                for value in values.values()
-                for cell in (value.SerializeToString(), extract_text_and_num(value, False)[0])
-            ]
-            packed = serialize_entity_key(
-                key, entity_key_serialization_version=config.entity_key_serialization_version
-            )
-            moments = (*stored_times(event), *stored_times(created))
-            newest_us = max(newest_us, moments[1] or 0)
-            created_us = max(created_us, moments[3] or 0)
-            by_features.setdefault(tuple(values), []).append((packed, *moments, *cells))
-        check_newest(table.name, newest_us, created_us)
-        with self._transaction(config) as connection:
-            name, origin = _table_id_of(config, table), current_origin()
-            for features, rows in by_features.items():
-                upsert(connection, name, features, rows, origin)
-        if progress:
-            progress(len(data))
-
     def write_rows(
         self,
         config: RepoConfig,
@@ -152,19 +115,14 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
         batches: Iterable[EncodedRows],
         origin: Origin = PUSHED,
     ) -> int:
-        """Write encoded rows, an entity never in part; older ones are passed over.
+        """As `NewerWinsOnlineStore.write_rows`; what was committed before an error stays, whole.
 
         Batches share a transaction for a few seconds: pages that several of them touch are written
         once, and another writer does not wait longer than that.
 
-        Returns:
-            Entities that got new values; the others had newer ones.
-
         Raises:
-            WindowError: a time lies in the future.
-            TransientError: another process held the file for too long.
             FeatureStoreError: the feature view has no table yet, or the file is damaged.
-            StorageError: the disk refused the write. What was committed before stays, whole.
+            StorageError: the disk refused the write.
         """
         name, written = _table_id_of(config, table), 0
         with self._writer(config) as connection:
@@ -172,7 +130,7 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
                 if not connection.in_transaction:
                     connection.execute("BEGIN IMMEDIATE")
                     begun = time.monotonic()
-                changed = upsert(connection, name, tuple(rows.features), ordered(rows), origin)
+                changed = _upsert(connection, name, rows, origin)
                 written += -(-changed // max(len(rows.features), 1))
                 if time.monotonic() - begun > TRANSACTION_S:
                     connection.execute("COMMIT")
@@ -180,40 +138,39 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
                 connection.execute("COMMIT")
         return written
 
-    def count_left_behind(
-        self, config: RepoConfig, table: FeatureView, start_us: int, origin: Origin
-    ) -> int:
-        """Entities with a value in the window that this materialization did not find any more."""
-        with self._transaction(config) as connection:
-            name = _table_id_of(config, table)
-            return sqlite_rows.count_left_behind(connection, name, start_us, origin)
-
-    def remove_left_behind(
-        self, config: RepoConfig, table: FeatureView, start_us: int, origin: Origin
-    ) -> None:
-        """Remove what `count_left_behind` counts."""
-        with self._transaction(config) as connection:
-            name = _table_id_of(config, table)
-            sqlite_rows.remove_left_behind(connection, name, start_us, origin)
-
-    def remove_values(
+    def select(
         self,
         config: RepoConfig,
         table: FeatureView,
+        rule: Extent | Literal["left behind"],
+        window: tuple[int, int, int] = (0, 0, 0),
+        *,
+        remove: bool = True,
         keys: Sequence[bytes] | None = None,
         features: Sequence[str] | None = None,
-        extent: Extent = "all",
     ) -> int:
-        """Remove values of a view; return how many entities had one.
-
-        Args:
-            keys: serialized entity keys; None for all.
-            features: names; None for all.
-            extent: which of them.
-        """
+        """As `NewerWinsOnlineStore.select`, in one transaction."""
+        name = _table_id_of(config, table)
+        began_us, start_us, end_us = window
+        meant = {
+            "all": "true",
+            "unknown": "origin_us IS NULL",
+            "not of the table": "coalesce(origin_us, 0) = 0",
+            "left behind": f"{_earlier_copy(began_us, end_us)} AND event_us >= {start_us:d}",
+        }[rule]
+        if features is not None:
+            meant += f" AND feature_name IN ({', '.join(map(_text, features))})"
+        values = f"FROM {_quote_id(name)} WHERE {meant}"
         with self._transaction(config) as connection:
-            name = _table_id_of(config, table)
-            return sqlite_rows.remove(connection, name, keys, features, extent)
+            if not _make_ready(connection, name):
+                return 0
+            if keys is not None:
+                each = f"DELETE {values} AND entity_key = ?"
+                return sum(connection.execute(each, [key]).rowcount > 0 for key in keys)
+            found = connection.execute(f"SELECT count(DISTINCT entity_key) {values}").fetchone()
+            if remove:
+                connection.execute(f"DELETE {values}")
+        return int(found[0])
 
     def count_entities(self, config: RepoConfig, table: FeatureView) -> int:
         """Number of entities that have a value of this view online."""
@@ -222,6 +179,11 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
             connection = self._get_conn(config)
             row = connection.execute(f"SELECT count(DISTINCT entity_key) FROM {name}").fetchone()
         return int(row[0])
+
+    def readable(self, value: Value) -> str | None:
+        """The text that Feast keeps beside numbers and texts."""
+        text: str | None = extract_text_and_num(value, False)[0]
+        return text
 
     def _get_conn(self, config: RepoConfig) -> sqlite3.Connection:
         """The connection of readers; it never holds a transaction open.
@@ -258,10 +220,9 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
         """A connection of its own: readers in this process must not see rows before the commit."""
         with self._explained(config):
             self._get_conn(config)  # makes the file
+            path = self._get_db_path(config)
             with closing(
-                sqlite3.connect(
-                    self._get_db_path(config), timeout=LOCK_WAIT_S, isolation_level=None
-                )
+                sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None)
             ) as connection:  # closing rolls back what was not committed
                 connection.execute("PRAGMA synchronous = NORMAL")  # whole after a crash, in WAL
                 connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -275,6 +236,118 @@ class NewerWinsSqliteOnlineStore(SqliteOnlineStore):
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
+
+
+def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origin: Origin) -> int:
+    """Write one batch; returns the number of values that were written."""
+    name = _quote_id(table)
+    _make_ready(connection, table)
+    values = ", ".join(
+        f"(?1, {_text(feature)}, ?{6 + 2 * i}, ?{7 + 2 * i}, ?2, ?4, ?3, ?5, {origin.began_us:d})"
+        for i, feature in enumerate(rows.features)
+    )
+    copied = ("value", "value_text", "event_ts", "created_ts", *COLUMNS)
+    ours = origin.began_us or MAX_INTEGER  # what is pushed comes after what was written before
+    # The time of a row that Feast's own store wrote is local time read as UTC.
+    stored_us = f"strftime('%s', {name}.event_ts, 'unixepoch', 'localtime') * {MICRO}"
+    before = connection.total_changes
+    connection.executemany(
+        f"INSERT INTO {name} (entity_key, feature_name, {', '.join(copied)}) VALUES {values} "
+        "ON CONFLICT (entity_key, feature_name) DO UPDATE "
+        f"SET {', '.join(f'{column} = excluded.{column}' for column in copied)} "
+        f"WHERE (excluded.event_us, coalesce(excluded.created_us, {NO_TIME}), {ours}) >= "
+        f"(coalesce({name}.event_us, {stored_us}), "
+        f"coalesce({name}.created_us, {NO_TIME}), coalesce({name}.origin_us, 0)) "
+        f"OR ({_earlier_copy(origin.began_us, origin.end_us, f'{name}.')})",
+        _in_order_of_keys(rows),
+    )
+    return connection.total_changes - before
+
+
+def _earlier_copy(began_us: int, end_us: int, of: str = "") -> str:
+    """SQL of what an earlier materialization left in the window of a later one."""
+    return f"{of}origin_us BETWEEN 1 AND {began_us - 1:d} AND {of}event_us <= {end_us:d}"
+
+
+def _make_ready(connection: sqlite3.Connection, table: str) -> bool:
+    """Add our columns; drop Feast's second index, whose searches the primary key serves.
+
+    Returns:
+        Whether there is such a table.
+    """
+    name = _quote_id(table)
+    present = {row[1] for row in connection.execute(f"PRAGMA table_info({name})")}
+    for column in COLUMNS if present else ():
+        if column not in present:
+            connection.execute(f"ALTER TABLE {name} ADD COLUMN {column} INTEGER")
+    connection.execute(f"DROP INDEX IF EXISTS {_quote_id(table + '_ek')}")
+    return bool(present)
+
+
+def _in_order_of_keys(rows: EncodedRows) -> list[tuple[object, ...]]:
+    """Key, event seconds and microseconds, created ones, then a value and text each.
+
+    Neighbours by key share pages.
+    """
+    nothing = [None] * len(rows)
+    created = rows.created_us
+    columns: list[Sequence[object]] = [
+        rows.keys.to_pylist(),
+        feasts_seconds(rows.events_us),
+        rows.events_us.tolist(),
+        nothing if created is None else feasts_seconds(created),
+        nothing if created is None else [None if c == NO_TIME else c for c in created.tolist()],
+    ]
+    for feature in rows.features.values():
+        columns += [feature.cells.to_pylist(), _texts(feature) or nothing]
+    return sorted(zip(*columns, strict=True), key=lambda row: row[0])
+
+
+def _texts(feature: EncodedColumn) -> list[str | None] | None:
+    """The readable form that Feast keeps beside numbers and texts; None for other types."""
+    if feature.value_type not in _READABLE:
+        return None
+    column, kind = feature.source, _READABLE[feature.value_type]
+    if not kind:
+        return [None if value is None else str(value) for value in column.to_pylist()]
+    values = pc.cast(column, "float64", safe=False).to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        texts: list[str | None] = list(map(str, values.astype(kind).tolist()))
+    for place in np.flatnonzero(np.isnan(values)).tolist():
+        texts[place] = None
+    return texts
+
+
+_READABLE = {
+    ValueType.FLOAT: "float32",
+    ValueType.DOUBLE: "float64",
+    **dict.fromkeys((ValueType.INT32, ValueType.INT64, ValueType.BOOL, ValueType.STRING), ""),
+}
+"""Types whose values Feast also keeps as text; floats by the precision of their own."""
+
+
+def feasts_seconds(moments_us: Integers) -> list[int | None]:
+    """Feast's times: the UTC wall clock read as local time, in whole seconds, cut towards zero."""
+    known = moments_us != NO_TIME
+    steps, places = np.unique(np.where(known, moments_us // ZONE_STEP_US, 0), return_inverse=True)
+    shifts = np.array([_shift_us(step) for step in steps.tolist()], np.int64)
+    local_us = np.where(known, moments_us, 0) + shifts[places]
+    seconds: list[int | None] = np.where(
+        local_us < 0, -(-local_us // MICRO), local_us // MICRO
+    ).tolist()
+    for place in np.flatnonzero(~known).tolist():
+        seconds[place] = None
+    return seconds
+
+
+def _shift_us(step: int) -> int:
+    """How far local time lies from UTC in one quarter of an hour, the step of all time zones."""
+    start = EPOCH.replace(tzinfo=None) + timedelta(microseconds=step * ZONE_STEP_US)
+    return round(start.timestamp()) * MICRO - step * ZONE_STEP_US
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _version_tables(connection: sqlite3.Connection, table: str) -> list[str]:
@@ -298,22 +371,22 @@ def _table_id_of(config: RepoConfig, table: FeatureView) -> str:
 
 
 def _explained(exc: sqlite3.DatabaseError, file: str) -> Exception:
-    said = str(exc)
+    reason = str(exc)
     undone = "Nothing of this batch was written"
-    if "locked" in said or "busy" in said:
+    if "locked" in reason or "busy" in reason:
         return TransientError(
             f"the online store is in use by another process ({exc}); waited {LOCK_WAIT_S} s for "
             f"it. {undone}; run again"
         )
-    if "no such table" in said:
+    if "no such table" in reason:
         return FeatureStoreError(
             f"the online store lacks a feature view's table ({exc}); apply the feature "
             f"definitions, then write again. {undone}"
         )
-    if not shows_damage(exc) and any(s in said for s in ("disk", "readonly", "unable to open")):
+    if not shows_damage(exc) and any(s in reason for s in ("disk", "readonly", "unable to open")):
         return StorageError(
             f"the online store's disk refused a write ({exc}); expected a writable folder with "
-            f"free space. {undone}; mend it and run again"
+            f"free space. {undone}"
         )
     return FeatureStoreError(
         f"the online store refused a write ({exc}); expected a whole SQLite file with Feast's "

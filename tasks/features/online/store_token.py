@@ -41,8 +41,9 @@ def read_mark(home: Path, repo: Path) -> int | None:
     online = profile["online_store"]
     if "connection_string" in online:
         found = _ask_redis(online, "HGET", profile["project"])
-        return int(found) if found else None
-    return _read_sqlite(Path(online["path"])) if "path" in online else UNMARKED
+    else:
+        found = _read_sqlite(Path(online["path"])) if "path" in online else UNMARKED
+    return None if found is None else int(found)
 
 
 def write_mark(home: Path, repo: Path, mark: int) -> None:
@@ -65,8 +66,8 @@ def _ask_redis(online: dict[str, Any], command: str, *arguments: object) -> Any:
             return client.execute_command(command, MARKS, *arguments)
     except redis.RedisError as exc:
         raise TransientError(
-            f"Redis did not answer {command} on {MARKS} ({type(exc).__name__}); start it or mend "
-            "its address, then run again. The watermark was not moved"
+            f"Redis did not answer {command} on {MARKS} ({type(exc).__name__}); start it, then run "
+            "again. The watermark was not moved"
         ) from exc
 
 

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pyarrow as pa
-from feast import BatchFeatureView, FeatureView, StreamFeatureView
+from feast import BatchFeatureView, StreamFeatureView
 from feast.feature_view import DUMMY_ENTITY_ID
 from feast.infra.common.materialization_job import MaterializationJobStatus, MaterializationTask
-from feast.infra.compute_engines.dag.context import ColumnInfo, ExecutionContext
+from feast.infra.compute_engines.dag.context import ColumnInfo
 from feast.infra.compute_engines.local.compute import LocalComputeEngine
 from feast.infra.compute_engines.local.feature_builder import LocalFeatureBuilder
 from feast.infra.compute_engines.local.job import LocalMaterializationJob
@@ -28,8 +28,7 @@ from feast.repo_config import FeastConfigBaseModel
 from feast.utils import _validate_vector_field_lengths
 
 from tasks.features.online.encoding import EncodedRows, encode_rows
-from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
-from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
+from tasks.features.online.newer_wins import NewerWinsOnlineStore
 from tasks.features.online.write_rules import Origin, check_without_function, micros, written_by
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ DEFAULT_BATCH_ROWS = 10_000
 KEY_VERSION = 3
 STORES = ("offline_store", "online_store")
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-KNOWN_STORES = (NewerWinsSqliteOnlineStore, NewerWinsRedisOnlineStore)
 
 
 class VectorComputeEngineConfig(FeastConfigBaseModel):
@@ -75,14 +73,6 @@ class ViewWrite:
     reason: str = ""
 
 
-class VectorMaterializationJob(LocalMaterializationJob):
-    """A finished job that says what it did."""
-
-    def __init__(self, job_id: str, write: ViewWrite) -> None:
-        super().__init__(job_id, MaterializationJobStatus.SUCCEEDED)
-        self.write = write
-
-
 class VectorComputeEngine(LocalComputeEngine):
     """Local engine whose materialization is vectorised; the rest is Feast's.
 
@@ -108,22 +98,23 @@ class VectorComputeEngine(LocalComputeEngine):
     ) -> LocalMaterializationJob:
         view = task.feature_view
         check_without_function(view)
-        job_id = f"{view.name}-{task.start_time}-{task.end_time}"
         self.writes.pop(view.name, None)
         version = self.repo_config.entity_key_serialization_version
         reason = _reason_for_feasts_way(view, task, self.online_store)
         if not reason and version != KEY_VERSION:
             reason = f"entity keys are of version {version}"
         builder = LocalFeatureBuilder(registry, task, backend=self._backend)
-        if reason:
-            origin = _origin(task)
-            with written_by(origin):
-                write = _feasts_way(builder, self.get_execution_context(registry, task), reason)
+        if reason:  # what `LocalComputeEngine` does; how many values were newer, it does not say
+            with written_by(_origin(task)):
+                context = self.get_execution_context(registry, task)
+                rows = builder.build().execute(context).data.num_rows
+            write = ViewWrite(num_rows=rows, num_written=rows, num_feast_rows=rows, reason=reason)
         else:
             write = self._write(builder.get_column_info(view), task)
         self.writes[view.name] = write
         _log(view.name, write)
-        return VectorMaterializationJob(job_id, write)
+        job_id = f"{view.name}-{task.start_time}-{task.end_time}"
+        return LocalMaterializationJob(job_id, MaterializationJobStatus.SUCCEEDED)
 
     def _write(self, columns: ColumnInfo, task: MaterializationTask) -> ViewWrite:
         """Write the window's newest rows; what the source no longer has there is taken back.
@@ -149,9 +140,30 @@ class VectorComputeEngine(LocalComputeEngine):
     def _write_window(
         self, columns: ColumnInfo, task: MaterializationTask, origin: Origin
     ) -> ViewWrite:
-        tally = _Tally(self._batches(columns, task), task.feature_view, columns)
-        written = self.online_store.write_rows(self.repo_config, task.feature_view, tally, origin)
-        return replace(tally.seen, num_written=written, num_kept=tally.seen.num_rows - written)
+        seen: list[tuple[int, int]] = []
+        rows = self._encoded(columns, task, seen)
+        written = self.online_store.write_rows(self.repo_config, task.feature_view, rows, origin)
+        num_rows = sum(count for count, _ in seen)
+        return ViewWrite(
+            num_rows=num_rows,
+            num_written=written,
+            num_kept=num_rows - written,
+            num_feast_cells=sum(cells for _, cells in seen),
+        )
+
+    def _encoded(
+        self, columns: ColumnInfo, task: MaterializationTask, seen: list[tuple[int, int]]
+    ) -> Iterator[EncodedRows]:
+        """Encoded batches; rows of each, and cells that Feast converted, are added to `seen`."""
+        view = task.feature_view
+        join_keys = {c.name: c.dtype.to_value_type() for c in view.entity_columns}
+        features = {f.name: f.dtype.to_value_type() for f in view.features}
+        moments = columns.timestamp_column, columns.created_timestamp_column
+        for batch in self._batches(columns, task):
+            _validate_vector_field_lengths(batch, view)
+            rows = encode_rows(_with_dummy_key(batch, join_keys), join_keys, features, *moments)
+            seen.append((len(rows), rows.num_converted_by_feast))
+            yield rows
 
     def _batches(self, columns: ColumnInfo, task: MaterializationTask) -> Iterator[pa.RecordBatch]:
         """Newest row of each key, batch by batch, with the columns' names in the view."""
@@ -172,40 +184,10 @@ class VectorComputeEngine(LocalComputeEngine):
                 yield batch.rename_columns([mapping.get(n, n) for n in batch.schema.names])
 
 
-class _Tally:
-    """Encoded batches, counted as they pass."""
-
-    def __init__(
-        self, batches: Iterator[pa.RecordBatch], view: FeatureView, columns: ColumnInfo
-    ) -> None:
-        self.batches, self.view, self.columns = batches, view, columns
-        self.seen = ViewWrite()
-
-    def __iter__(self) -> Iterator[EncodedRows]:
-        view, columns = self.view, self.columns
-        join_keys = {c.name: c.dtype.to_value_type() for c in view.entity_columns}
-        features = {f.name: f.dtype.to_value_type() for f in view.features}
-        for batch in self.batches:
-            _validate_vector_field_lengths(batch, view)
-            rows = encode_rows(
-                _with_dummy_key(batch, join_keys),
-                join_keys,
-                features,
-                columns.timestamp_column,
-                columns.created_timestamp_column,
-            )
-            self.seen = replace(
-                self.seen,
-                num_rows=self.seen.num_rows + len(rows),
-                num_feast_cells=self.seen.num_feast_cells + rows.num_converted_by_feast,
-            )
-            yield rows
-
-
 def _reason_for_feasts_way(view: Any, task: MaterializationTask, online_store: object) -> str:
     """Why a view cannot be written column by column; empty where it can."""
     batch_source = getattr(view, "batch_source", None)
-    is_known = isinstance(online_store, KNOWN_STORES)
+    is_known = isinstance(online_store, NewerWinsOnlineStore)
     reasons = {
         "the view is not written online": not view.online,
         "the view is also written offline": getattr(view, "offline", False),
@@ -229,12 +211,6 @@ def _origin(task: MaterializationTask) -> Origin:
     return Origin(micros(now), micros(now if task.disable_event_timestamp else task.end_time))
 
 
-def _feasts_way(builder: LocalFeatureBuilder, context: ExecutionContext, reason: str) -> ViewWrite:
-    """What `LocalComputeEngine` does; how many values were newer already, it does not say."""
-    rows = builder.build().execute(context).data.num_rows
-    return ViewWrite(num_rows=rows, num_written=rows, num_feast_rows=rows, reason=reason)
-
-
 def _stream(job: RetrievalJob, num_rows: int) -> Iterator[pa.RecordBatch]:
     """The result in batches; read as a stream where the offline store can."""
     if hasattr(job, "open_batches"):  # the ASOF store of this project
@@ -254,30 +230,21 @@ def _with_dummy_key(batch: pa.RecordBatch, join_keys: dict[str, Any]) -> pa.Reco
 
 
 def _log(view: str, write: ViewWrite) -> None:
-    logger.info(
-        "%s: %s entities, %s written, %s had values as new or newer",
-        view,
-        f"{write.num_rows:,}",
-        f"{write.num_written:,}",
-        f"{write.num_kept:,}",
-    )
+    counts = (write.num_rows, write.num_written, write.num_kept)
+    logger.info("%s: %d entities, %d written, %d had values as new or newer", view, *counts)
     if write.num_taken_back:
         logger.warning(
-            "%s: values of %s entities were taken back: their rows are no longer in the source",
+            "%s: values of %d entities were taken back: their rows are no longer in the source",
             view,
-            f"{write.num_taken_back:,}",
+            write.num_taken_back,
         )
     if write.num_feast_rows:
         logger.warning(
-            "%s: %s rows took Feast's slower way: %s",
-            view,
-            f"{write.num_feast_rows:,}",
-            write.reason,
+            "%s: %d rows took Feast's slower way: %s", view, write.num_feast_rows, write.reason
         )
     if write.num_feast_cells:
         logger.warning(
-            "%s: %s cells were converted by Feast, one by one: their types have no layout of bytes "
-            "here",
+            "%s: %d cells were converted by Feast, one by one: their types have no layout here",
             view,
-            f"{write.num_feast_cells:,}",
+            write.num_feast_cells,
         )

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -27,9 +26,6 @@ from feast.feature_view import FeatureView
 from tasks.features.config import CLOCK_SKEW, LONGEST_LAG
 from tasks.features.online.encoding import EncodedRows
 from tasks.kernel.errors import FeatureStoreError, WindowError
-
-Extent = Literal["all", "unknown", "not of the table"]
-"""Values to remove: every one, those without an origin, or those and the pushed ones."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -98,13 +94,12 @@ def check_newest(view: str, event_us: int, created_us: int | None) -> None:
     for name, moment_us, ahead in newest:
         if moment_us > now + ahead // timedelta(microseconds=1):
             raise WindowError(
-                f"feature view {view}: {name} reaches {_told(moment_us)}, and now is "
-                f"{_told(now)}; expected none that is more than {ahead} ahead. Correct the source. "
-                "Nothing of this batch was written"
+                f"feature view {view}: {name} reaches {_shown(moment_us)}, more than {ahead} ahead "
+                f"of now, {_shown(now)}. Correct the source. Nothing of this batch was written"
             )
 
 
-def _told(moment_us: int) -> str:
+def _shown(moment_us: int) -> str:
     try:
         return f"{EPOCH + timedelta(microseconds=moment_us):%Y-%m-%dT%H:%M:%SZ}"
     except OverflowError:

@@ -122,7 +122,7 @@ def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
     start = days(0, 1).start
     for end in (start, start - timedelta(days=1)):
         unchecked = TimeWindow.model_construct(start=start, end=end)
-        with pytest.raises(WindowError, match="empty or reversed; expected its start before"):
+        with pytest.raises(WindowError, match="empty or reversed"):
             run(installation, refreshed[1], unchecked)
     assert not installation.home.exists()
 

@@ -68,7 +68,7 @@ class Online:
         feast = self.store.feast
         with pytest.MonkeyPatch.context() as patch:
             if self.kind == "feast":  # as for any store that has no reader of its own
-                patch.setattr(online_reader, "open_backend", lambda s, p, _: FeastBackend(s, p))
+                patch.setattr(online_reader, "open_backend", lambda s, p, c: FeastBackend(s, p, c))
             return OnlineReader(feast, feast.get_feature_service(service), config)
 
 

@@ -119,7 +119,7 @@ def test_a_whole_view_is_forgotten(filled: Installation) -> None:
         (["features", "forget"], "name a feature view, or an entity"),
         (
             ["features", "forget", "weather", "--key", "dest=BOS"],
-            "weather has the key origin, and d",
+            "weather has the key origin, not d",
         ),
         (["features", "forget", "weather", "--feature", "tmp"], "has no feature tmp; it has temp"),
         (["features", "forget", "--key", "nobody=1"], "no feature view has the key nobody"),

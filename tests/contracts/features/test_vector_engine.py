@@ -27,8 +27,7 @@ from pydantic import ValidationError
 from redis.cluster import RedisCluster
 
 from tasks.features.online.encoding import EncodedRows, encode_entity_keys, encode_rows
-from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
-from tasks.features.online.redis_writer import GROUP_ROWS
+from tasks.features.online.redis_store import GROUP_ROWS, NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.features.online.vector_engine import VectorComputeEngine
 from tasks.kernel.errors import DataContractError, FeatureStoreError, TransientError

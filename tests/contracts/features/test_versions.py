@@ -28,8 +28,7 @@ from tasks.features.access.versions import (
 )
 from tasks.features.checks.verification import find_snapshot, verify_snapshot
 from tasks.features.config import MaterializationConfig
-from tasks.features.online.earlier_versions import write_earlier_versions
-from tasks.features.online.materialization import materialize
+from tasks.features.online.materialization import materialize, write_earlier_versions
 from tasks.features.snapshot import service_to_train_on
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, ConfigurationError, FeatureStoreError

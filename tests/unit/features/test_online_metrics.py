@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.features.config import OnlineConfig, ViewPolicy
-from tasks.features.online.answer import Freshness
-from tasks.features.online.metrics import OnlineMetrics
+from tasks.features.online.answer import Freshness, OnlineMetrics
 
 AGES = st.one_of(st.just(np.nan), st.floats(-10, 1e6))
 

@@ -14,14 +14,16 @@ from feast import RepoConfig
 from feast.infra.online_stores.sqlite import SqliteOnlineStore
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
+from feast.utils import to_naive_utc
 from pydantic import ValidationError
 
 from tasks.features.online import sqlite_store as online_store
-from tasks.features.online.sqlite_rows import _seconds, stored_times
 from tasks.features.online.sqlite_store import (
     NewerWinsSqliteOnlineStore,
     NewerWinsSqliteOnlineStoreConfig,
+    feasts_seconds,
 )
+from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tests.support.data.feature_views import NOON, make_view, repo_config
 
@@ -183,8 +185,8 @@ def test_whole_columns_of_times_are_noted_as_feast_notes_one(
         moments = [spring + timedelta(minutes=7 * i, microseconds=i) for i in range(250)]
         moments += [autumn + timedelta(minutes=7 * i, microseconds=i) for i in range(250)]
         moments += [datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)]
-        pairs = [stored_times(moment) for moment in moments]
-        assert _seconds(np.array([us for _, us in pairs])) == [seconds for seconds, _ in pairs]
+        by_feast = [int(to_naive_utc(moment).timestamp()) for moment in moments]
+        assert feasts_seconds(np.array([micros(moment) for moment in moments])) == by_feast
     finally:
         monkeypatch.undo()
         time.tzset()
