@@ -54,7 +54,7 @@ class PipelineConfig(BaseModel):
     conversion: ConversionConfig = ConversionConfig()
     drift: DriftConfig = DriftConfig()
     recalibration: RecalibrationConfig = RecalibrationConfig()
-    governor: RetrainingPolicy = RetrainingPolicy()
+    retraining: RetrainingPolicy = RetrainingPolicy()
     registry: RegistryConfig = RegistryConfig()
     promotion: PromotionConfig = PromotionConfig()
     release: ReleaseConfig = ReleaseConfig()

@@ -49,10 +49,10 @@ def decision_flow(verdict_id: str, mode: Mode = "act") -> Answer:
 
 
 def advise_on_drift(model: str, use_case: str) -> Answer | None:
-    """Record what the governor would do about the newest verdicts of a model, and do nothing.
+    """Record what the controller would do about the newest verdicts of a model, and do nothing.
 
     For a flow that has just checked drift and ends there, such as the loop of `make run`. Where the
-    governor is deployed it answers itself, and advice here would only take its question away: None.
+    controller is deployed it answers itself, and advice here would take its question away: None.
     """
     if deployments_of(decision_flow.name):
         return None
@@ -60,13 +60,13 @@ def advise_on_drift(model: str, use_case: str) -> Answer | None:
 
 
 @flow(
-    name="governor-sweep",
+    name="retraining-sweep",
     persist_result=True,
     result_serializer="json",
     **found_but_not_retried("its next run by schedule does the same"),
 )
-def governor_sweep_flow() -> list[Answer]:
-    """Bring the governor's table and the world together; nothing happens where both agree.
+def retraining_sweep_flow() -> list[Answer]:
+    """Bring the controller's table and the world together; nothing happens where both agree.
 
     Runs that ended are noted first, so that what waited for them is decided with that known.
     """

@@ -47,7 +47,7 @@ from tasks.validation.task import validate_training_set
 def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> DriftReport | None:
     """Say how the window differs from the training reference, and what that asks for.
 
-    The verdict is stored for the governor before it is told of; see `flows.decision`. Before a
+    The verdict is stored for the controller before it is told of; see `flows.decision`. Before a
     first model is trained there is nothing to compare with, and the result is None.
 
     Args:
@@ -156,7 +156,7 @@ def hand_over(
     config: PipelineConfig,
     served: ServedWindow | None = None,
 ) -> None:
-    """Store the verdict for the governor, with how the former champion would have done."""
+    """Store the verdict for the controller, with how the former champion would have done."""
     standing = find_standing(config.registry.model_name)
     difference = None
     whole = served is None or not served.left_out  # else the former cannot score the rows
@@ -164,12 +164,12 @@ def hand_over(
         whole
         and standing
         and standing.former
-        and asks_for_former(report, standing, config.governor)
+        and asks_for_former(report, standing, config.retraining)
     ):
         former = fetch_version(standing.former)
         then = score_model_window(former, current, report.current, config.evaluation)
         difference = compare_former(then, now, current)
-    store_verdict(report, champion.version, standing, difference, config.name, config.governor)
+    store_verdict(report, champion.version, standing, difference, config.name, config.retraining)
 
 
 def server_clock_offset(config: PipelineConfig) -> timedelta:

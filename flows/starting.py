@@ -1,10 +1,10 @@
-"""How the governor's orders become runs: by deployment on a platform, in process without one.
+"""How the controller's orders become runs: by deployment on a platform, in process without one.
 
 Rule: where a deployment of the flow (`pipeline` to retrain, `recalibration` to recalibrate) has the
-order's use case, it is started, with the episode as its idempotency key, so that a second start
-gives the same run. Where neither flow has a deployment, it runs in this process. Where only the
-loop has one, nothing here recalibrates, and the governor is told so before it decides. Rolling back
-moves an alias, always in this process.
+order's use case, it is started. The incident is its idempotency key, so that a second start gives
+the same run. Where neither flow has a deployment, it runs in this process. Where only the
+loop has one, nothing here recalibrates, and the controller knows so before it decides. Rolling
+back moves an alias, always in this process.
 
 Platforms that share a database of operation have servers of their own, which know nothing of each
 other's keys and runs: a claim is reserved for one of them, and only that one learns how it ended.
@@ -49,15 +49,15 @@ ENTRY_POINTS = {
 }
 """Loaded when one of them runs in this process: they import all of training and conversion."""
 QUEUE = "retrain"
-TAG = "falaj:governor"
+TAG = "falaj:retraining"
 MAX_DEPLOYMENTS = 200
 
 
 class FlowStarter:
-    """Starts what the governor ordered, and learns how it ended.
+    """Starts what the controller ordered, and learns how it ended.
 
     Args:
-        settings: of this installation; names the governor's database.
+        settings: of this installation; names the controller's database.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -285,6 +285,6 @@ def _answering_api() -> Iterator[None]:
         raise
     except httpx.HTTPError as exc:
         raise TransientError(
-            f"the Prefect API did not answer the governor as expected ({exc}). Nothing was "
+            f"the Prefect API did not answer the controller as expected ({exc}). Nothing was "
             "started, the claim stays, and the sweep tries again"
         ) from exc

@@ -99,7 +99,7 @@ MEASUREMENTS = (
     Measurement("serving", "roll_back", "a roll back by hand, through all processes"),
     Measurement("operation", "platform", "the platform's start and idle cost"),
     Measurement("operation", "leases", "leases of devices"),
-    Measurement("operation", "governor", "from a drift result to its retraining"),
+    Measurement("operation", "retraining", "from a drift result to its retraining"),
     Measurement("operation", "routing", "stages on work pools"),
 )
 PARTS = tuple(dict.fromkeys(each.part for each in MEASUREMENTS))

@@ -29,7 +29,7 @@ DECISION_DEPLOYMENT = "decision/decision"
 DECIDE_ON_DRIFT = "decide-on-drift"
 
 COOLDOWN_S = 300
-"""Further verdicts on one model start no decision within this. It only saves work: the governor's
+"""Further verdicts on one model start no decision within this. It only saves work: the controller's
 claims keep one episode from being answered twice, and its sweep, which runs as often, finds what
 was passed over here."""
 
@@ -157,7 +157,7 @@ def decide_on_drift(*, cooldown_s: int = COOLDOWN_S, resume: bool = False) -> Au
     return AutomationItem(
         name=DECIDE_ON_DRIFT,
         description="A drift verdict on a model starts a decision, at once and then not again for "
-        f"{cooldown_s} s; the governor's sweep finds what is passed over.",
+        f"{cooldown_s} s; the controller's sweep finds what is passed over.",
         trigger=_trigger(
             {"falaj.drift.judged"}, {"prefect.resource.id": "falaj.model.*"}, cooldown_s
         ),

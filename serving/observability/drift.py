@@ -1,4 +1,4 @@
-"""The newest drift verdict on each served model, from the governor's record."""
+"""The newest drift verdict on each served model, from the controller's record."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Releasing:
     def follow_roll_back(self, model: str) -> str | None:
         """Where the alias was taken back after a release, all traffic goes there at once.
 
-        The governor does so, for one. That version served before, so nothing is to be learned
+        The controller does so, for one. That version served before, so nothing is to be learned
         about it in steps.
 
         Returns:

@@ -48,7 +48,7 @@ def clock(tmp_path: Path) -> Clock:
 
 
 class GovernedByClock:
-    """The governor of one model, in processes that go by a clock of their own."""
+    """The controller of one model, in processes that go by a clock of their own."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.url, self.runs, self._clock = (
@@ -63,7 +63,7 @@ class GovernedByClock:
 
     def sweep(self) -> int:
         """Answer all; returns how many runs there are."""
-        command = [sys.executable, "-m", "tests.support.control.governor_process"]
+        command = [sys.executable, "-m", "tests.support.control.controller_process"]
         subprocess.run(
             [*command, self.url, str(self.runs), "sweep"],
             cwd=PROJECT_ROOT,
@@ -78,14 +78,14 @@ class GovernedByClock:
 def test_a_cool_down_holds_whatever_the_clock_says(
     tmp_path: Path, clock: Clock, jumps: tuple[float, ...]
 ) -> None:
-    governor = GovernedByClock(tmp_path, clock)
-    governor.judge(builders.stale(0))
-    assert governor.sweep() == 1
-    governor.judge(builders.stable(1))
-    governor.judge(builders.stale(2))
+    controller = GovernedByClock(tmp_path, clock)
+    controller.judge(builders.stale(0))
+    assert controller.sweep() == 1
+    controller.judge(builders.stable(1))
+    controller.judge(builders.stale(2))
     for hours in jumps:
         clock.jump_to(hours)
-        assert [governor.sweep() for _ in range(2)] == [1, 1]
+        assert [controller.sweep() for _ in range(2)] == [1, 1]
 
 
 @proves(Promise.CLOCK_JUMP, "no device held by two, no lease lost, nobody waits for ever")

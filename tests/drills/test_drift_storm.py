@@ -2,7 +2,7 @@
 
 `FALAJ_VERDICTS` (default 10,000) says how many events there are. The server keeps its events in
 SQLite: one that is busy with such a storm may refuse a run (503), and Prefect does not ask again.
-So what counts is the end: the governor's sweep must have answered what no event could start.
+So what counts is the end: the controller's sweep must have answered what no event could start.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Governed]]:
-    """Two platforms without workers, so that only what is called here asks the governor."""
+    """Two platforms without workers, so that only what is called here asks the controller."""
     folder = tmp_path_factory.mktemp("platforms")
     with (
         governed(folder / "north", works=False) as north,

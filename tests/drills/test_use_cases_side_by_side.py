@@ -112,7 +112,7 @@ class Shared:
         ledger = Ledger(self.settings(use_case).metadata_url)
         return ledger.decisions(Wanted(use_case=use_case))
 
-    def started_by_the_governor(self) -> list[FlowRun]:
+    def started_by_the_controller(self) -> list[FlowRun]:
         wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG]))
         return self.client.read_flow_runs(flow_run_filter=wanted)
 
@@ -136,7 +136,7 @@ def repositories(folder: Path) -> dict[str, Path]:
     """Each with a drift policy of its own."""
     flights = loop_repository(folder).path
     policies: dict[str, Any] = {
-        name: {"governor": policy.model_dump(mode="json")} for name, policy in POLICIES.items()
+        name: {"retraining": policy.model_dump(mode="json")} for name, policy in POLICIES.items()
     }
     described = yaml.safe_load((flights / "use_case.yaml").read_text()) | policies["flights"]
     (flights / "use_case.yaml").write_text(yaml.safe_dump(described))
@@ -234,8 +234,8 @@ def test_a_third_by_its_feature_repository_alone_leaves_the_others_as_they_were(
 @proves(Promise.ONE_RETRAINING, "one run, of the use case that was judged")
 def test_a_verdict_on_one_starts_no_run_of_another(loops: Shared) -> None:
     tell_stale(loops, "traffic")
-    wait_until(loops.started_by_the_governor, "no retraining was started", 900)
-    [run] = loops.started_by_the_governor()
+    wait_until(loops.started_by_the_controller, "no retraining was started", 900)
+    [run] = loops.started_by_the_controller()
     loops.client.set_flow_run_state(run.id, Cancelled(), force=True)
     assert loops.deployment_of(run) == "pipeline-traffic"
     assert run.parameters["config"]["name"] == "traffic"
@@ -246,7 +246,7 @@ def test_a_verdict_on_one_starts_no_run_of_another(loops: Shared) -> None:
         return any(d.outcome is Outcome.BUDGET for d in loops.decisions("flights"))
 
     wait_until(refused, "the verdict on flights was not refused", 900)
-    assert [run.id] == [other.id for other in loops.started_by_the_governor()]
+    assert [run.id] == [other.id for other in loops.started_by_the_controller()]
 
 
 def tell_stale(shared: Shared, use_case: str) -> None:

@@ -266,7 +266,7 @@ def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
 
 
 @pytest.mark.slow
-def test_the_governor_recalibrates_a_champion_whose_scores_are_wrong_and_it_is_promoted(
+def test_the_controller_recalibrates_a_champion_whose_scores_are_wrong_and_it_is_promoted(
     loop: Loop, prefect_api: PrefectApi
 ) -> None:
     spoilt = spoil_champion(loop.record, loop.home, loop.repository.path)

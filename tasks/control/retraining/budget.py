@@ -1,4 +1,4 @@
-"""May the governor act now? A person who is asked already, cool-down, and the budget of a week."""
+"""May the controller act now? A person who is asked already, a cool-down, a budget by week."""
 
 from __future__ import annotations
 

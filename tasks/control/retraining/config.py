@@ -1,4 +1,4 @@
-"""How freely the governor may act: cool-down, budget, and what it takes to roll back."""
+"""How freely the controller may act: cool-down, budget, and what it takes to roll back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tasks.contracts.base import field_title
 
 
 class RetrainingPolicy(BaseModel):
-    """Bounds of the governor for one use case; kept with every verdict that it judges."""
+    """Bounds of the controller for one use case; kept with every verdict that it judges."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 

@@ -29,7 +29,7 @@ from tasks.control.retraining.evidence import Evidence
 
 
 class Action(StrEnum):
-    """What the governor may do."""
+    """What the controller may do."""
 
     NOTHING = "nothing"
     RECALIBRATE = "recalibrate"

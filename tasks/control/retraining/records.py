@@ -1,4 +1,4 @@
-"""Values of the governor: stored verdicts, decisions, orders to act, and claims."""
+"""Values of the controller: stored verdicts, decisions, orders to act, and claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefect tasks of the governor: store a verdict and tell of it, answer verdicts, note ends.
+"""Prefect tasks of the controller: store a verdict and tell of it, answer verdicts, note ends.
 
 None is cached: what they change is in the database, which keeps each verdict and each answer once.
 """

@@ -230,7 +230,7 @@ def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path:
 def test_a_deployment_of_the_earlier_name_hands_over_its_pauses_and_is_removed_when_no_run_needs_it(
     plan: Plan,
 ) -> None:
-    [item] = [i for i in plan.deployments if i.full_name == "governor-sweep/governor-sweep"]
+    [item] = [i for i in plan.deployments if i.full_name == "retraining-sweep/retraining-sweep"]
     earlier = replace(item, entry=item.entry.model_copy(update={"name": "coordinator"}))
 
     async def go_back(client: PrefectClient) -> UUID:
@@ -248,10 +248,10 @@ def test_a_deployment_of_the_earlier_name_hands_over_its_pauses_and_is_removed_w
     outcome = redeploy(plan)
     assert outcome.written == [item.label]
     assert outcome.differences == []
-    assert "1 runs of governor-sweep/coordinator" in "".join(outcome.notes)
+    assert "1 runs of retraining-sweep/coordinator" in "".join(outcome.notes)
     new = deployments(plan)[item.full_name]
     assert new.paused
-    assert [(s.slug, s.active) for s in new.schedules] == [("governor-sweep", False)]
+    assert [(s.slug, s.active) for s in new.schedules] == [("retraining-sweep", False)]
     assert on_server(lambda client: find(client, earlier.full_name)).schedules == []
     assert redeploy(plan, prune=True).written == []
 

@@ -135,7 +135,7 @@ def test_rows_like_the_reference_are_stable_and_told_of(serving: Served) -> None
     assert "0 of them with a label" in report.evidence[-1]
 
 
-def test_shifted_rows_have_drifted_and_the_governor_gets_the_window_of_the_log(
+def test_shifted_rows_have_drifted_and_the_controller_gets_the_window_of_the_log(
     serving: Served, tmp_path: Path
 ) -> None:
     rows = rows_of(WINDOW)

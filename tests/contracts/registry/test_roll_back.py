@@ -140,7 +140,7 @@ def test_a_promotion_after_a_roll_back_counts_as_one_again(world: World) -> None
 
 
 @pytest.mark.timeout(300)
-def test_the_governor_takes_back_a_promotion_that_hurts_once(
+def test_the_controller_takes_back_a_promotion_that_hurts_once(
     prefect_api: PrefectApi, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Evidence, drift reports and standings for tests of the governor."""
+"""Evidence, drift reports and standings for tests of the controller."""
 
 from __future__ import annotations
 

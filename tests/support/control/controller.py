@@ -1,4 +1,4 @@
-"""The governor of one model on a database of its own, and a platform that keeps its runs."""
+"""The controller of one model on a database of its own, and a platform that keeps its runs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Runs:
         return self.ended
 
 
-class Governor:
-    """The governor of one model, on a database of its own."""
+class Controller:
+    """The controller of one model, on a database of its own."""
 
     def __init__(self, url: str, policy: RetrainingPolicy = FREE) -> None:
         self.ledger, self.policy, self.runs = Ledger(url), policy, Runs()

@@ -1,7 +1,8 @@
-"""Platforms with a governor for drills: what is on them is real, but no loop is ever run.
+"""Platforms with a controller for drills: what is on them is real, but no loop is ever run.
 
-The loop's deployment is on a pool without a worker, so what the governor starts stays scheduled and
-can be counted. All is counted by plain SQL in the two databases, not by the code that wrote them.
+The loop's deployment is on a pool without a worker, so what the controller starts stays scheduled
+and can be counted. All is counted by plain SQL in the two databases, not by the code that wrote
+them.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ LIMIT_S = 900
 
 @dataclass
 class Governed:
-    """A server, what is deployed on it, and the governor's database.
+    """A server, what is deployed on it, and the controller's database.
 
     Attributes:
         folder: of its state; the same folder again is the same platform again.
-        url: address of the governor's database.
+        url: address of the controller's database.
         api: the server, while it runs.
     """
 
@@ -57,7 +58,7 @@ class Governed:
     @property
     def plan(self) -> Plan:
         """Decision, sweep and loop; the sweep each minute, the loop where no worker is."""
-        content = yaml.safe_load(part_of_the_file("decision", "governor_sweep", "pipeline"))
+        content = yaml.safe_load(part_of_the_file("decision", "retraining_sweep", "pipeline"))
         for entry in content["deployments"]:
             if entry["entrypoint"].startswith("flows.pipeline."):
                 entry["work_pool"] = {"name": "gpu", "work_queue_name": "retrain"}
@@ -79,8 +80,8 @@ class Governed:
         return self._start([sys.executable, "-c", call])
 
     def sweep(self) -> str:
-        """Let the governor look for what is left."""
-        call = "from flows.decision import governor_sweep_flow; governor_sweep_flow()"
+        """Let the controller look for what is left."""
+        call = "from flows.decision import retraining_sweep_flow; retraining_sweep_flow()"
         return self._run([sys.executable, "-c", call])
 
     def judge(self, seen: Evidence, policy: RetrainingPolicy = FREE) -> str:
@@ -108,7 +109,7 @@ class Governed:
         """Sweeps that were completed."""
         ((number,),) = self.prefect(
             "SELECT count(*) FROM flow_run AS run JOIN flow ON flow.id = run.flow_id "
-            "WHERE flow.name = 'governor-sweep' AND run.state_type = 'COMPLETED'"
+            "WHERE flow.name = 'retraining-sweep' AND run.state_type = 'COMPLETED'"
         )
         return int(number)
 
@@ -119,7 +120,7 @@ class Governed:
             return connection.execute(query).fetchall()
 
     def operation(self, query: str) -> list[Any]:
-        """Rows of the governor's database."""
+        """Rows of the controller's database."""
         if self.url.startswith("postgresql"):
             with psycopg.connect(self.url) as server:
                 return server.execute(query).fetchall()  # type: ignore[call-overload]
@@ -151,7 +152,7 @@ def governed(folder: Path, url: str = "", *, works: bool = True) -> Iterator[Gov
 
     Args:
         folder: of its state.
-        url: the governor's database; its own in SQLite where none is given.
+        url: the controller's database; its own in SQLite where none is given.
         works: with a worker on the coordinator pool, so that events and schedules start runs.
     """
     (folder / "home").mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A real champion whose scores promise far too much, and a governor's decision about it.
+"""A real champion whose scores promise far too much, and a controller's decision about it.
 
 `python -m tests.support.control.miscalibrated <verdict id>` answers a verdict in this process, as
 a platform without deployments does.

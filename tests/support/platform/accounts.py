@@ -22,7 +22,7 @@ UNFINISHED = """
 SELECT flow_run.name || ' is ' || flow_run.state_name
 FROM flow_run JOIN flow ON flow.id = flow_run.flow_id
 WHERE flow_run.state_type IN ('RUNNING', 'PENDING', 'CANCELLING')
-  AND flow.name NOT IN ('recovery-sweep', 'governor-sweep')
+  AND flow.name NOT IN ('recovery-sweep', 'retraining-sweep')
 """
 STAGE_RUNS = """
 SELECT idempotency_key, state_name FROM flow_run

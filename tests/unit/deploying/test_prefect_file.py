@@ -62,7 +62,7 @@ def test_a_run_that_was_cut_off_is_started_again_but_for_flows_that_give_their_r
     reasons = {flow.name: not_retried_because(flow) for flow in flows}
     assert {name for name, why in reasons.items() if why} == {
         "approval",
-        "governor-sweep",
+        "retraining-sweep",
         "recovery-sweep",
         "release-by-hand",
     }

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tasks.control.retraining.decision import Cause
 from tasks.control.retraining.records import Order, StartedAction
 from tests.support.control import builders
-from tests.support.control.controller import Governor, Runs
+from tests.support.control.controller import Controller, Runs
 from tests.support.suite.examples import examples
 
 KINDS = {
@@ -65,19 +65,19 @@ class EventOrders(RuleBasedStateMachine):
         super().__init__()
         in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = tempfile.TemporaryDirectory(dir=in_memory)
-        self.governor = Governor(f"sqlite:///{Path(self.folder.name) / 'operation.db'}")
-        self.governor.runs = self.runs = KillingRuns()
+        self.controller = Controller(f"sqlite:///{Path(self.folder.name) / 'operation.db'}")
+        self.controller.runs = self.runs = KillingRuns()
         self.kinds: list[str] = []
         self.names: list[str] = []
 
     def teardown(self) -> None:
-        self.governor.sweep()
+        self.controller.sweep()
         self.folder.cleanup()
         assert len(self.runs.by_key) == episodes_of(self.kinds)
 
     @rule(kind=st.sampled_from(sorted(KINDS)))
     def judge(self, kind: str) -> None:
-        self.names.append(self.governor.judge(KINDS[kind](len(self.names))))
+        self.names.append(self.controller.judge(KINDS[kind](len(self.names))))
         self.kinds.append(kind)
 
     @precondition(lambda self: self.names)
@@ -86,7 +86,7 @@ class EventOrders(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.names))
         self.runs.kill = kill
         try:
-            self.governor.ask(name)
+            self.controller.ask(name)
         except Killed:
             pass
         finally:
@@ -94,15 +94,15 @@ class EventOrders(RuleBasedStateMachine):
 
     @rule()
     def the_sweep_comes_by(self) -> None:
-        assert len(self.governor.sweep()) <= len(self.names)
+        assert len(self.controller.sweep()) <= len(self.names)
         assert len(self.runs.by_key) == episodes_of(self.kinds)
-        assert self.governor.sweep() == []
+        assert self.controller.sweep() == []
 
     # A recalibration that has ended and did not help has another episode follow: see test_episodes.
     @precondition(lambda self: "shifted" not in self.kinds)
     @rule()
     def runs_end(self) -> None:
-        self.governor.end_runs()
+        self.controller.end_runs()
 
     @invariant()
     def no_more_runs_than_episodes(self) -> None:

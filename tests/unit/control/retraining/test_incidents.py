@@ -26,7 +26,7 @@ from tasks.kernel.errors import ConfigurationError, DataContractError, StorageEr
 from tasks.metadata import database as database_module
 from tests.support.control import builders
 from tests.support.control.builders import FREE
-from tests.support.control.controller import Governor, Runs
+from tests.support.control.controller import Controller, Runs
 from tests.support.suite.promises import Promise, proves
 
 
@@ -36,196 +36,200 @@ def database(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def governor(database: Path) -> Governor:
-    return Governor(f"sqlite:///{database}")
+def controller(database: Path) -> Controller:
+    return Controller(f"sqlite:///{database}")
 
 
-def test_an_episode_has_one_run_however_long_it_lasts(governor: Governor) -> None:
-    assert governor.see(builders.stale(0)) == [Outcome.ACTS]
-    governor.end_runs()
+def test_an_episode_has_one_run_however_long_it_lasts(controller: Controller) -> None:
+    assert controller.see(builders.stale(0)) == [Outcome.ACTS]
+    controller.end_runs()
     for number in range(1, 5):
-        assert governor.see(builders.stale(number)) == [Outcome.SAME_EPISODE]
-    assert len(governor.runs.by_key) == 1
+        assert controller.see(builders.stale(number)) == [Outcome.SAME_EPISODE]
+    assert len(controller.runs.by_key) == 1
 
 
-def test_trouble_that_comes_back_is_another_episode(governor: Governor) -> None:
-    governor.see(builders.stale(0))
-    governor.end_runs()
-    assert governor.see(builders.stable(1)) == [Outcome.NOTHING_TO_DO]
-    assert governor.see(builders.stale(2)) == [Outcome.ACTS]
-    assert len(governor.runs.by_key) == 2
+def test_trouble_that_comes_back_is_another_episode(controller: Controller) -> None:
+    controller.see(builders.stale(0))
+    controller.end_runs()
+    assert controller.see(builders.stable(1)) == [Outcome.NOTHING_TO_DO]
+    assert controller.see(builders.stale(2)) == [Outcome.ACTS]
+    assert len(controller.runs.by_key) == 2
 
 
-def test_a_promotion_ends_an_episode(governor: Governor) -> None:
-    governor.see(builders.stale(0))
-    governor.end_runs()
-    governor.champion = 2
-    assert governor.see(builders.stale(1, version=2)) == [Outcome.ACTS]
-    assert len(governor.runs.by_key) == 2
+def test_a_promotion_ends_an_episode(controller: Controller) -> None:
+    controller.see(builders.stale(0))
+    controller.end_runs()
+    controller.champion = 2
+    assert controller.see(builders.stale(1, version=2)) == [Outcome.ACTS]
+    assert len(controller.runs.by_key) == 2
 
 
-def test_a_verdict_on_a_former_champion_is_refused(governor: Governor) -> None:
-    governor.champion = 2
-    assert governor.see(builders.stale(0)) == [Outcome.SUPERSEDED]
-    assert governor.runs.by_key == {}
+def test_a_verdict_on_a_former_champion_is_refused(controller: Controller) -> None:
+    controller.champion = 2
+    assert controller.see(builders.stale(0)) == [Outcome.SUPERSEDED]
+    assert controller.runs.by_key == {}
 
 
-def test_a_late_window_is_refused_and_a_year_played_again_is_not(governor: Governor) -> None:
-    governor.see(builders.stable(60))
-    assert governor.see(builders.stale(50)) == [Outcome.OUTDATED]
-    assert governor.see(builders.stale(10)) == [Outcome.ACTS]
+def test_a_late_window_is_refused_and_a_year_played_again_is_not(controller: Controller) -> None:
+    controller.see(builders.stable(60))
+    assert controller.see(builders.stale(50)) == [Outcome.OUTDATED]
+    assert controller.see(builders.stale(10)) == [Outcome.ACTS]
 
 
-def test_a_broken_feed_alerts_and_never_trains(governor: Governor) -> None:
-    assert governor.see(builders.faulty(0)) == [Outcome.ALERTS]
-    assert governor.see(builders.faulty(1)) == [Outcome.ALERTS]
-    assert governor.sweep() == []
-    assert governor.runs.by_key == {}
-    assert governor.see(builders.stale(2)) == [Outcome.ACTS]
+def test_a_broken_feed_alerts_and_never_trains(controller: Controller) -> None:
+    assert controller.see(builders.faulty(0)) == [Outcome.ALERTS]
+    assert controller.see(builders.faulty(1)) == [Outcome.ALERTS]
+    assert controller.sweep() == []
+    assert controller.runs.by_key == {}
+    assert controller.see(builders.stale(2)) == [Outcome.ACTS]
 
 
-def test_a_duplicate_gets_the_answer_that_was_given(governor: Governor) -> None:
-    verdict_id = governor.judge(builders.stale(0))
-    assert governor.judge(builders.stale(0)) == verdict_id
-    assert [governor.ask(verdict_id) for _ in range(4)] == [[Outcome.ACTS]] * 4
-    assert governor.runs.num_calls == 1
-    assert governor.ledger.verdict(verdict_id).num_asked == 3
-    assert len(governor.ledger.decisions(Wanted())) == 1
+def test_a_duplicate_gets_the_answer_that_was_given(controller: Controller) -> None:
+    verdict_id = controller.judge(builders.stale(0))
+    assert controller.judge(builders.stale(0)) == verdict_id
+    assert [controller.ask(verdict_id) for _ in range(4)] == [[Outcome.ACTS]] * 4
+    assert controller.runs.num_calls == 1
+    assert controller.ledger.verdict(verdict_id).num_asked == 3
+    assert len(controller.ledger.decisions(Wanted())) == 1
 
 
-def test_events_out_of_order_are_answered_in_the_order_of_the_verdicts(governor: Governor) -> None:
+def test_events_out_of_order_are_answered_in_the_order_of_the_verdicts(
+    controller: Controller,
+) -> None:
     seen = [builders.stale(0), builders.stable(1), builders.stale(2), builders.stale(3)]
-    names = [governor.judge(e) for e in seen]
+    names = [controller.judge(e) for e in seen]
     order = [Outcome.ACTS, Outcome.NOTHING_TO_DO, Outcome.ACTS, Outcome.SAME_EPISODE]
-    assert governor.ask(names[3]) == order
-    assert governor.ask(names[0]) == [Outcome.ACTS]
-    assert len(governor.runs.by_key) == 2
+    assert controller.ask(names[3]) == order
+    assert controller.ask(names[0]) == [Outcome.ACTS]
+    assert len(controller.runs.by_key) == 2
 
 
 @proves(Promise.LOST_EVENT, "the sweep answers: one run")
-def test_lost_events_are_found_by_the_sweep(governor: Governor) -> None:
-    governor.judge(builders.stale(0))
-    assert governor.sweep() == [Outcome.ACTS]
-    assert governor.sweep() == []
-    assert len(governor.runs.by_key) == 1
+def test_lost_events_are_found_by_the_sweep(controller: Controller) -> None:
+    controller.judge(builders.stale(0))
+    assert controller.sweep() == [Outcome.ACTS]
+    assert controller.sweep() == []
+    assert len(controller.runs.by_key) == 1
 
 
 def test_trouble_that_had_to_wait_is_acted_on_once_it_may(database: Path) -> None:
-    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
-    governor.see(builders.stale(0))
-    governor.end_runs()
-    governor.see(builders.stable(1))
-    assert governor.see(builders.shifted(2)) == [Outcome.COOL_DOWN]
-    assert governor.sweep() == []  # the same refusal adds no row
+    controller = Controller(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
+    controller.see(builders.stale(0))
+    controller.end_runs()
+    controller.see(builders.stable(1))
+    assert controller.see(builders.shifted(2)) == [Outcome.COOL_DOWN]
+    assert controller.sweep() == []  # the same refusal adds no row
     set_back_claims(database, hours=7)
-    assert governor.sweep() == [Outcome.ACTS]
-    assert len(governor.runs.by_key) == 2
-    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+    assert controller.sweep() == [Outcome.ACTS]
+    assert len(controller.runs.by_key) == 2
+    assert controller.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
 
 
-def test_a_recalibration_that_did_not_help_is_followed_by_a_retraining(governor: Governor) -> None:
-    assert governor.see(builders.shifted(0)) == [Outcome.ACTS]
-    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
-    assert governor.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]  # it is running
-    governor.end_runs()
-    assert governor.see(builders.shifted(2)) == [Outcome.ACTS]
-    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
-    assert "has ended, and version 1 is the champion still" in governor.reason()
-    governor.end_runs()
-    assert governor.see(builders.shifted(3)) == [Outcome.SAME_EPISODE]
-    assert len(governor.runs.by_key) == 2
+def test_a_recalibration_that_did_not_help_is_followed_by_a_retraining(
+    controller: Controller,
+) -> None:
+    assert controller.see(builders.shifted(0)) == [Outcome.ACTS]
+    assert controller.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+    assert controller.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]  # it is running
+    controller.end_runs()
+    assert controller.see(builders.shifted(2)) == [Outcome.ACTS]
+    assert controller.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "has ended, and version 1 is the champion still" in controller.reason()
+    controller.end_runs()
+    assert controller.see(builders.shifted(3)) == [Outcome.SAME_EPISODE]
+    assert len(controller.runs.by_key) == 2
 
 
 def test_nothing_is_trained_while_a_person_is_asked_about_a_new_version(
-    governor: Governor,
+    retraining: Controller,
 ) -> None:
-    governor.see(builders.shifted(0))
-    governor.end_runs()
-    governor.asked_about = 2  # by the recalibration: it may have helped
-    assert governor.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]
-    assert governor.see(builders.stale(2)) == [Outcome.APPROVAL]
-    assert "version 2 waits for a person's approval" in governor.reason()
-    assert governor.sweep() == []
-    assert len(governor.runs.by_key) == 1
+    controller.see(builders.shifted(0))
+    controller.end_runs()
+    controller.asked_about = 2  # by the recalibration: it may have helped
+    assert controller.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]
+    assert controller.see(builders.stale(2)) == [Outcome.APPROVAL]
+    assert "version 2 waits for a person's approval" in controller.reason()
+    assert controller.sweep() == []
+    assert len(controller.runs.by_key) == 1
 
 
 @pytest.mark.parametrize(("champion", "made"), [(1, [Outcome.ACTS]), (2, [])])
 def test_trouble_that_waited_for_a_person_goes_on_after_a_refusal_and_ends_with_an_approval(
-    governor: Governor, champion: int, made: list[Outcome]
+    retraining: Controller, champion: int, made: list[Outcome]
 ) -> None:
-    governor.asked_about = 2
-    assert governor.see(builders.stale(0)) == [Outcome.APPROVAL]
-    governor.asked_about, governor.champion = None, champion
-    assert governor.sweep() == made
+    controller.asked_about = 2
+    assert controller.see(builders.stale(0)) == [Outcome.APPROVAL]
+    controller.asked_about, controller.champion = None, champion
+    assert controller.sweep() == made
 
 
-def test_a_roll_back_waits_for_no_person(governor: Governor) -> None:
-    governor.champion, governor.asked_about = 2, 3
-    assert governor.see(builders.hurt(0)) == [Outcome.ACTS]
-    assert governor.latest()[0] is Action.ROLL_BACK
+def test_a_roll_back_waits_for_no_person(controller: Controller) -> None:
+    controller.champion, controller.asked_about = 2, 3
+    assert controller.see(builders.hurt(0)) == [Outcome.ACTS]
+    assert controller.latest()[0] is Action.ROLL_BACK
 
 
 def test_a_recalibration_that_did_not_last_is_followed_by_a_retraining(
-    governor: Governor, database: Path
+    retraining: Controller, database: Path
 ) -> None:
-    governor.see(builders.shifted(0))
-    governor.end_runs()
-    governor.champion = 2  # it was promoted
-    assert governor.see(builders.shifted(1, version=2)) == [Outcome.ACTS]
-    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
-    assert "did not last: scores are wrong again within 14 days" in governor.reason()
-    governor.end_runs()
-    governor.champion = 3
+    controller.see(builders.shifted(0))
+    controller.end_runs()
+    controller.champion = 2  # it was promoted
+    assert controller.see(builders.shifted(1, version=2)) == [Outcome.ACTS]
+    assert controller.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "did not last: scores are wrong again within 14 days" in controller.reason()
+    controller.end_runs()
+    controller.champion = 3
     set_back_claims(database, hours=24 * 15)
-    assert governor.see(builders.shifted(2, version=3)) == [Outcome.ACTS]
-    assert governor.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
+    assert controller.see(builders.shifted(2, version=3)) == [Outcome.ACTS]
+    assert controller.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
 
 
 def test_what_nothing_recalibrates_is_retrained_and_the_record_says_so(
-    governor: Governor,
+    retraining: Controller,
 ) -> None:
-    governor.recalibrates = False
-    assert governor.see(builders.shifted(0)) == [Outcome.ACTS]
-    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
-    assert "no deployment of the flow recalibration" in governor.reason()
+    controller.recalibrates = False
+    assert controller.see(builders.shifted(0)) == [Outcome.ACTS]
+    assert controller.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert "no deployment of the flow recalibration" in controller.reason()
 
 
 def test_a_retraining_that_replaces_a_recalibration_waits_as_every_retraining_does(
     database: Path,
 ) -> None:
-    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=0))
+    controller = Controller(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=0))
     for number in range(3):
-        governor.see(builders.stale(2 * number))
-        governor.end_runs()
-        governor.see(builders.stable(2 * number + 1))
-    assert governor.see(builders.shifted(7)) == [Outcome.ACTS]  # its budget is another one
-    governor.end_runs()
-    assert governor.see(builders.shifted(8)) == [Outcome.BUDGET]
-    assert "3 retrainings in the last seven days" in governor.reason()
+        controller.see(builders.stale(2 * number))
+        controller.end_runs()
+        controller.see(builders.stable(2 * number + 1))
+    assert controller.see(builders.shifted(7)) == [Outcome.ACTS]  # its budget is another one
+    controller.end_runs()
+    assert controller.see(builders.shifted(8)) == [Outcome.BUDGET]
+    assert "3 retrainings in the last seven days" in controller.reason()
     set_back_claims(database, hours=24 * 30)
-    assert governor.sweep() == [Outcome.ACTS]
-    assert governor.latest() == (Action.RECALIBRATE, Action.RETRAIN)
+    assert controller.sweep() == [Outcome.ACTS]
+    assert controller.latest() == (Action.RECALIBRATE, Action.RETRAIN)
 
 
 def test_trouble_that_went_away_while_it_waited_is_dropped(database: Path) -> None:
-    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(max_runs_per_week=0))
-    assert governor.see(builders.stale(0)) == [Outcome.BUDGET]
-    governor.see(builders.stable(1))
-    assert governor.ledger.unsettled() == []
+    controller = Controller(f"sqlite:///{database}", RetrainingPolicy(max_runs_per_week=0))
+    assert controller.see(builders.stale(0)) == [Outcome.BUDGET]
+    controller.see(builders.stable(1))
+    assert controller.ledger.unsettled() == []
 
 
 @proves(Promise.CLOCK_JUMP, "the cool-down lasts as long as it should")
 def test_a_clock_that_was_years_ahead_holds_a_cool_down_no_longer_than_it_lasts(
     database: Path,
 ) -> None:
-    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
-    governor.see(builders.stale(0))
-    governor.end_runs()
+    controller = Controller(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
+    controller.see(builders.stale(0))
+    controller.end_runs()
     set_back_claims(database, hours=-24 * 365 * 50)
-    governor.see(builders.stable(1))
-    assert governor.see(builders.stale(2)) == [Outcome.COOL_DOWN]
+    controller.see(builders.stable(1))
+    assert controller.see(builders.stale(2)) == [Outcome.COOL_DOWN]
     set_back_claims(database, hours=7)
-    assert governor.sweep() == [Outcome.ACTS]
+    assert controller.sweep() == [Outcome.ACTS]
 
 
 @pytest.mark.parametrize("hours", [-10, 10, -24 * 365 * 10])
@@ -233,47 +237,47 @@ def test_within_one_boot_a_cool_down_lasts_as_long_as_it_should_whatever_the_clo
     database: Path, hours: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = database_module.database_now
-    governor = Governor(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
-    governor.see(builders.stale(0))
-    governor.end_runs()
-    governor.see(builders.stable(1))
+    controller = Controller(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
+    controller.see(builders.stale(0))
+    controller.end_runs()
+    controller.see(builders.stable(1))
     with monkeypatch.context() as patch:
         patch.setattr(database_module, "database_now", lambda c: real(c) + timedelta(hours=hours))
-        assert governor.see(builders.stale(2)) == [Outcome.COOL_DOWN]
-    assert governor.sweep() == []  # the clock is right again
+        assert controller.see(builders.stale(2)) == [Outcome.COOL_DOWN]
+    assert controller.sweep() == []  # the clock is right again
     with sqlite3.connect(database) as connection:
         connection.execute("UPDATE falaj_claims SET uptime_s = uptime_s - 7 * 3600")
     connection.close()
-    assert governor.sweep() == [Outcome.ACTS]
+    assert controller.sweep() == [Outcome.ACTS]
 
 
-def test_deciding_only_changes_nothing_but_the_record(governor: Governor) -> None:
-    verdict_id = governor.judge(builders.stale(0))
-    assert governor.ask(verdict_id, "decide_only") == [Outcome.DECIDE_ONLY]
-    assert governor.sweep() == []
-    assert governor.runs.by_key == {}
-    assert governor.see(builders.stale(1)) == [Outcome.ACTS]
+def test_deciding_only_changes_nothing_but_the_record(controller: Controller) -> None:
+    verdict_id = controller.judge(builders.stale(0))
+    assert controller.ask(verdict_id, "decide_only") == [Outcome.DECIDE_ONLY]
+    assert controller.sweep() == []
+    assert controller.runs.by_key == {}
+    assert controller.see(builders.stale(1)) == [Outcome.ACTS]
 
 
-def test_a_start_that_fails_is_kept_and_tried_again(governor: Governor) -> None:
+def test_a_start_that_fails_is_kept_and_tried_again(controller: Controller) -> None:
     class Away(Runs):
         def start(self, order: Order) -> StartedAction:
             raise TransientError("the API is away")
 
-    here, governor.runs = governor.runs, Away()
+    here, controller.runs = controller.runs, Away()
     with pytest.raises(TransientError, match="away"):
-        governor.see(builders.stale(0))
-    (claim,) = governor.ledger.claims(ClaimState.CLAIMED)
+        controller.see(builders.stale(0))
+    (claim,) = controller.ledger.claims(ClaimState.CLAIMED)
     assert (claim.num_starts, claim.trouble) == (1, "TransientError: the API is away")
-    governor.runs = here
-    governor.sweep()
+    controller.runs = here
+    controller.sweep()
     assert len(here.by_key) == 1
-    assert governor.ledger.claims(ClaimState.STARTED)[0].trouble is None
+    assert controller.ledger.claims(ClaimState.STARTED)[0].trouble is None
 
 
-def two_platforms(database: Path) -> tuple[Governor, Governor]:
+def two_platforms(database: Path) -> tuple[Controller, Controller]:
     """Two platforms on one database: neither knows the other's runs."""
-    north, south = (Governor(f"sqlite:///{database}") for _ in range(2))
+    north, south = (Controller(f"sqlite:///{database}") for _ in range(2))
     north.runs, south.runs = (Runs(g.ledger, name) for g, name in ((north, "n"), (south, "s")))
     return north, south
 
@@ -311,65 +315,65 @@ def test_what_a_platform_that_is_gone_had_reserved_another_one_starts(database: 
         north.ledger, south.ledger = south.ledger, north.ledger
 
 
-def test_a_lost_run_is_taken_up_again(governor: Governor) -> None:
-    governor.see(builders.stale(0))
-    governor.runs.ended = RunEnd(state=LOST, seconds=None)
-    assert note_ends(governor.ledger, governor.runs) == 0
-    governor.runs.ended = None
-    governor.sweep()
-    (claim,) = governor.ledger.claims(ClaimState.STARTED)
+def test_a_lost_run_is_taken_up_again(controller: Controller) -> None:
+    controller.see(builders.stale(0))
+    controller.runs.ended = RunEnd(state=LOST, seconds=None)
+    assert note_ends(controller.ledger, controller.runs) == 0
+    controller.runs.ended = None
+    controller.sweep()
+    (claim,) = controller.ledger.claims(ClaimState.STARTED)
     assert claim.num_starts == 2
-    assert len(governor.runs.by_key) == 1
+    assert len(controller.runs.by_key) == 1
 
 
-def test_the_record_is_listed_by_model_action_outcome_and_time(governor: Governor) -> None:
-    governor.see(builders.stale(0))
-    governor.end_runs()
-    governor.see(builders.stable(1))
-    newest, oldest = governor.ledger.decisions(Wanted())
+def test_the_record_is_listed_by_model_action_outcome_and_time(controller: Controller) -> None:
+    controller.see(builders.stale(0))
+    controller.end_runs()
+    controller.see(builders.stable(1))
+    newest, oldest = controller.ledger.decisions(Wanted())
     assert (oldest.run_id, oldest.run_state, oldest.actor) == ("run-0", "completed", "a test")
     assert oldest.evidence == builders.stale(0)
-    assert governor.ledger.decisions(Wanted(action=Action.RETRAIN)) == [oldest]
-    assert governor.ledger.decisions(Wanted(outcome=Outcome.NOTHING_TO_DO)) == [newest]
-    assert governor.ledger.decisions(Wanted(model="another")) == []
-    assert governor.ledger.decisions(Wanted(since=newest.decided_at + timedelta(hours=1))) == []
+    assert controller.ledger.decisions(Wanted(action=Action.RETRAIN)) == [oldest]
+    assert controller.ledger.decisions(Wanted(outcome=Outcome.NOTHING_TO_DO)) == [newest]
+    assert controller.ledger.decisions(Wanted(model="another")) == []
+    assert controller.ledger.decisions(Wanted(since=newest.decided_at + timedelta(hours=1))) == []
 
 
-def test_models_do_not_hold_each_other_up(governor: Governor) -> None:
-    governor.see(builders.stale(0))
-    other = governor.ledger.store_verdict("fares", "taxis", builders.stale(0), FREE)
-    assert governor.ask(other.verdict_id) == [Outcome.ACTS]
-    assert len(governor.runs.by_key) == 2
+def test_models_do_not_hold_each_other_up(controller: Controller) -> None:
+    controller.see(builders.stale(0))
+    other = controller.ledger.store_verdict("fares", "taxis", builders.stale(0), FREE)
+    assert controller.ask(other.verdict_id) == [Outcome.ACTS]
+    assert len(controller.runs.by_key) == 2
 
 
 def test_what_another_release_wrote_is_read_as_far_as_it_goes(
-    governor: Governor, database: Path
+    retraining: Controller, database: Path
 ) -> None:
-    verdict_id = governor.judge(builders.stale(0))
+    verdict_id = controller.judge(builders.stale(0))
     with sqlite3.connect(database) as connection:
         connection.execute(
             "UPDATE falaj_verdicts SET policy = json_insert(policy, '$.later_field', 1),"
             " evidence = json_insert(evidence, '$.later_field', 1)"
         )
     connection.close()
-    assert governor.ledger.verdict(verdict_id).evidence == builders.stale(0)
+    assert controller.ledger.verdict(verdict_id).evidence == builders.stale(0)
     with sqlite3.connect(database) as connection:
         connection.execute("UPDATE falaj_verdicts SET evidence = '{}'")
     connection.close()
     with pytest.raises(DataContractError, match="written by another release"):
-        governor.ask(verdict_id)
+        controller.ask(verdict_id)
 
 
-def test_each_outcome_has_a_meaning_for_people(governor: Governor) -> None:
-    governor.see(builders.stale(0))
-    (row,) = decision_rows(tuple(governor.ledger.decisions(Wanted())))
+def test_each_outcome_has_a_meaning_for_people(controller: Controller) -> None:
+    controller.see(builders.stale(0))
+    (row,) = decision_rows(tuple(controller.ledger.decisions(Wanted())))
     assert row["which means"] == "the action was claimed and is carried out"
     assert set(MEANING) == set(Outcome)
 
 
-def test_an_unknown_verdict_is_refused_with_what_to_check(governor: Governor) -> None:
+def test_an_unknown_verdict_is_refused_with_what_to_check(controller: Controller) -> None:
     with pytest.raises(DataContractError, match="same FALAJ_DATABASE_URL or state folder"):
-        governor.ask("f" * 32)
+        controller.ask("f" * 32)
 
 
 def test_addresses_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The governor's flows on a real Prefect server: what they start, once, and what they record."""
+"""The controller's flows on a real Prefect server: what they start, once, and what they record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prefect.states import Cancelled
 
 from flows import decision, pipeline, starting
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.decision import advise_on_drift, decision_flow, governor_sweep_flow
+from flows.decision import advise_on_drift, decision_flow, retraining_sweep_flow
 from flows.pipeline import pipeline_flow
 from flows.recalibration import recalibration_flow
 from infra.orchestration.embedded import send_what_is_left
@@ -107,22 +107,22 @@ def test_a_verdict_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
     assert [d.outcome for d in first.decisions] == [Outcome.ACTS]
     assert [d.run_id for d in again.decisions] == [str(run.id)]
     assert (run.deployment_id, run.work_queue_name) == (deployment, "retrain")
-    assert "falaj:governor" in run.tags
+    assert "falaj:retraining" in run.tags
     rolled = PipelineConfig.model_validate(run.parameters["config"])
     assert rolled.window.end > rolled.splits.train.end
     assert rolled.window != config.window
 
-    assert governor_sweep_flow() == []
+    assert retraining_sweep_flow() == []
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, Cancelled(), force=True)
-    governor_sweep_flow()
+    retraining_sweep_flow()
     (claim,) = ledger.claims(ClaimState.ENDED)
     assert claim.end is not None
     assert claim.end.state == "cancelled"
 
     ledger.store_verdict(MODEL, config.name, builders.stable(1), FREE)
     ledger.store_verdict(MODEL, config.name, builders.stale(2), FREE)  # its event is lost
-    (answered,) = governor_sweep_flow()
+    (answered,) = retraining_sweep_flow()
     assert [d.outcome for d in answered.decisions] == [Outcome.NOTHING_TO_DO, Outcome.ACTS]
     assert len(runs_of(ledger)) == 2
 
@@ -167,7 +167,7 @@ def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
     acted = decision_flow(ledger.store_verdict("other", "neighbour", stale, FREE).verdict_id)
     assert [d.outcome for d in held.decisions] == [Outcome.BUDGET]
     assert [d.outcome for d in acted.decisions] == [Outcome.ACTS]
-    governor_sweep_flow()
+    retraining_sweep_flow()
     (run,) = runs_of(ledger)
     assert run.deployment_id == other
     assert run.parameters["config"]["name"] == "neighbour"
@@ -199,7 +199,7 @@ def test_a_drift_check_stores_its_verdict_and_the_loop_ends_with_advice(
         return [made.outcome for made in advice.decisions] if advice else None
 
     with prefect_api.in_process():
-        with monkeypatch.context() as patch:  # the governor is deployed: the answer is its own
+        with monkeypatch.context() as patch:  # the controller is deployed: the answer is its own
             patch.setattr(decision, "deployments_of", lambda name: [name])
             assert check_and_advise() is None
         monkeypatch.setattr(decision, "deployments_of", lambda name: [])
@@ -238,11 +238,11 @@ def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
         (claim,) = ledger.claims(ClaimState.STARTED)
         assert claim.started is not None
         assert claim.started.kind == "in_process"
-        governor_sweep_flow()  # the process that runs it lives
+        retraining_sweep_flow()  # the process that runs it lives
         assert len(ledger.claims(ClaimState.STARTED)) == 1
         later = ProcessName.of_this().model_copy(update={"boot": "the next boot"})
         monkeypatch.setattr(ProcessName, "of_this", lambda: later)
-        governor_sweep_flow()
+        retraining_sweep_flow()
     (claim,) = ledger.claims(ClaimState.ENDED)
     assert claim.end is not None
     assert (claim.end.state, claim.num_starts, len(windows)) == ("completed", 2, 2)

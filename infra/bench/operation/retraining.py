@@ -153,7 +153,7 @@ def _use_case() -> str:
 
 @contextmanager
 def _platform(folder: Path) -> Iterator[Ledger]:
-    """Server, deployments, automation, worker; yields the governor's database."""
+    """Server, deployments, automation, worker; yields the controller's database."""
     os.environ["FALAJ_HOME"] = str(folder / "home")
     with prefect_api_server(folder / "prefect") as api, api.in_process():
         asyncio.run(_deploy())

@@ -1,8 +1,8 @@
-"""Processes of the governor for tests: ask many times, or die at a named moment.
+"""Processes of the controller for tests: ask many times, or die at a named moment.
 
-    python -m tests.support.control.governor_process URL RUNS_FOLDER storm VERDICT TIMES
-    python -m tests.support.control.governor_process URL RUNS_FOLDER die-before|die-after VERDICT
-    python -m tests.support.control.governor_process URL RUNS_FOLDER sweep
+    python -m tests.support.control.controller_process URL RUNS_FOLDER storm VERDICT TIMES
+    python -m tests.support.control.controller_process URL RUNS_FOLDER die-before|die-after VERDICT
+    python -m tests.support.control.controller_process URL RUNS_FOLDER sweep
 
 A run of this platform is a file named by its key, made with O_EXCL, so each key has one run.
 """

@@ -1,4 +1,4 @@
-"""The governor when events are lost, and when it is deployed anew in the middle of a cool-down."""
+"""The controller when events are lost, and when it is deployed again amid a cool-down."""
 
 from __future__ import annotations
 

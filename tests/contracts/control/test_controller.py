@@ -1,4 +1,4 @@
-"""The governor on real databases: several processes, storms of events, kills between the steps."""
+"""The controller on real databases: many processes, storms of events, kills between the steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.control import builders
 from tests.support.control.builders import FREE, MODEL, USE_CASE
-from tests.support.control.controller import Governor
+from tests.support.control.controller import Controller
 from tests.support.services.servers import free_port
 from tests.support.suite.promises import Promise, proves
 
@@ -33,7 +33,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def process(url: str, runs: Path, *arguments: str) -> subprocess.Popen[str]:
-    module = "tests.support.control.governor_process"
+    module = "tests.support.control.controller_process"
     return subprocess.Popen(
         [sys.executable, "-m", module, url, str(runs), *arguments],
         cwd=PROJECT_ROOT,
@@ -78,25 +78,25 @@ def test_a_process_killed_at_the_start_of_a_run_leaves_one_run(
 
 @proves(Promise.ONE_RETRAINING, "two episodes: two runs; in a cool-down: none")
 def test_two_episodes_give_two_runs_and_a_cool_down_gives_one(url: str) -> None:
-    free = Governor(url)
+    free = Controller(url)
     for seen in (builders.stale(0), builders.stable(1), builders.stale(2)):
         free.see(seen)
     assert len(free.runs.by_key) == 2
-    cautious = Governor(url, RetrainingPolicy(cool_down_hours=6))
+    cautious = Controller(url, RetrainingPolicy(cool_down_hours=6))
     assert cautious.see(builders.stable(3)) == [Outcome.NOTHING_TO_DO]
     assert cautious.see(builders.stale(4)) == [Outcome.COOL_DOWN]
-    assert Governor(url).sweep() == []  # deployed again: the cool-down holds
+    assert Controller(url).sweep() == []  # deployed again: the cool-down holds
     assert cautious.runs.by_key == {}
 
 
 def test_verdicts_stored_at_once_are_all_answered(url: str) -> None:
-    governor = Governor(url)
+    controller = Controller(url)
     with ThreadPoolExecutor(4) as pool:
-        names = list(pool.map(lambda n: governor.judge(builders.stale(n)), range(12)))
+        names = list(pool.map(lambda n: controller.judge(builders.stale(n)), range(12)))
     assert len(set(names)) == 12
-    governor.sweep()
-    assert len(governor.runs.by_key) == 1
-    assert all(governor.ledger.verdict(name).answered_at for name in names)
+    controller.sweep()
+    assert len(controller.runs.by_key) == 1
+    assert all(controller.ledger.verdict(name).answered_at for name in names)
 
 
 def test_a_database_that_is_away_is_no_decision_and_names_no_password() -> None:
@@ -113,9 +113,9 @@ def test_the_command_lists_decisions_and_prints_them_as_json(
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     assert main(["decisions"]) == 0
     assert capsys.readouterr().out.startswith("No such decision is recorded")
-    governor = Governor(Settings.from_environment().metadata_url)
-    governor.see(builders.stale(0))
-    governor.see(builders.faulty(1))
+    controller = Controller(Settings.from_environment().metadata_url)
+    controller.see(builders.stale(0))
+    controller.see(builders.faulty(1))
 
     assert main(["decisions"]) == 0
     said = capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_the_command_lists_decisions_and_prints_them_as_json(
 
 
 def test_a_database_that_may_only_be_read_shows_what_was_recorded(tmp_path: Path) -> None:
-    governor = Governor(f"sqlite:///{tmp_path / 'operation.db'}")
-    governor.see(builders.stale(0))
+    controller = Controller(f"sqlite:///{tmp_path / 'operation.db'}")
+    controller.see(builders.stale(0))
     (tmp_path / "operation.db").chmod(0o400)
-    assert len(governor.ledger.decisions(Wanted())) == 1
+    assert len(controller.ledger.decisions(Wanted())) == 1
