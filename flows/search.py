@@ -21,9 +21,9 @@ from tasks.reporting.task import publish_search
 from tasks.training.search.driver import Driver, check_any_succeeded
 from tasks.training.search.space import configured, told
 from tasks.training.search.storage import StudyStorage
-from tasks.training.search.study import Proposal
+from tasks.training.search.study import Proposal, Study
 from tasks.training.search.task import run_trial, search_folder
-from tasks.training.search.trial import TrialOrder, open_study, study_name
+from tasks.training.search.trial import TrialOrder, study_name
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set
@@ -79,7 +79,7 @@ def run_trials(dataset: ValidatedDataset, config: PipelineConfig) -> StudyRecord
         logger.info("%s", trial_in_words(trial, len(study.trials()), search.num_trials))
 
     with storage.held(name):
-        study = open_study(name, base, search, storage)
+        study = Study(name, storage, search, base.max_epochs)
         reason = Driver(study, search, run_one, tell).drive()
         check_any_succeeded(study)
         return study.record(config.name, reason)

@@ -82,7 +82,7 @@ def engines(settings: Settings) -> list[int]:
 def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -> None:
     deploy()
     data = dataset(settings.store, frame(NUM_ROWS))
-    config = use_case(work_pool="pool", num_trials=3, parallel_trials=2, pruner={"rule": "none"})
+    config = use_case(work_pool="pool", num_trials=3, parallel_trials=2, pruner="none")
     killed: list[int] = []
 
     def kill_one() -> None:

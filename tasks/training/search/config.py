@@ -31,9 +31,6 @@ class FloatRange(_Frozen):
     low: float = Field(allow_inf_nan=False, description="Lower bound.")
     high: float = Field(allow_inf_nan=False, description="Upper bound.")
     log: bool = Field(default=False, description="Search by factors instead of by steps.")
-    grid_points: int = Field(
-        default=3, ge=2, le=100, description="Values that a grid takes, bounds included."
-    )
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -41,13 +38,12 @@ class FloatRange(_Frozen):
         return self
 
     def grid(self) -> list[float]:
-        """Evenly spread values, bounds included; by factors where `log` is set."""
-        shares = [k / (self.grid_points - 1) for k in range(self.grid_points)]
-        if self.log:
-            inner = [self.low * (self.high / self.low) ** share for share in shares[1:-1]]
-        else:
-            inner = [self.low + (self.high - self.low) * share for share in shares[1:-1]]
-        return [self.low, *inner, self.high]
+        """The bounds and the middle, which is that of the logarithms where `log` is set.
+
+        A grid of other values is written as `choices`.
+        """
+        middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
+        return [self.low, middle, self.high]
 
 
 class IntRange(_Frozen):
@@ -110,52 +106,9 @@ def _check_bounds(low: float, high: float, log: bool) -> None:
 Dimension = Annotated[FloatRange | IntRange | Choices, Field(discriminator="kind")]
 
 
-class PrunerConfig(_Frozen):
-    """When a trial ends early because it is not worth its time; epochs are counted from 1."""
-
-    rule: Literal["none", "median", "hyperband"] = Field(
-        default="median",
-        description="`median`: ended where its best validation AUC so far is below the median of "
-        "the finished trials' at the same epoch. `hyperband`: successive halving in brackets (Li "
-        "et al., 2018).",
-    )
-    startup_trials: int = Field(
-        default=4, ge=0, le=1000, description="median: trials that are never ended, to begin with."
-    )
-    warmup_epochs: int = Field(
-        default=2, ge=0, le=1000, description="median: no trial is ended in its first epochs."
-    )
-    min_epochs: PositiveInt = Field(
-        default=2, le=1000, description="hyperband: epochs that every trial gets."
-    )
-    reduction_factor: int = Field(
-        default=3, ge=2, le=10, description="hyperband: one of so many goes on at each halving."
-    )
-
-
-class SamplerConfig(_Frozen):
-    """How the next point of the space is chosen."""
-
-    rule: Literal["tpe", "random", "grid"] = Field(
-        default="tpe",
-        description="`tpe`: where good trials are denser than bad ones (Bergstra et al., 2011). "
-        "`grid`: every point once, in an order that the seed shuffles.",
-    )
-    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of every choice.")
-    startup_trials: PositiveInt = Field(
-        default=5, le=1000, description="tpe: trials that are drawn at random, to begin with."
-    )
-
-
 class SearchConfig(_Frozen):
     """One search over a training configuration; logged whole with the run."""
 
-    name: str = Field(
-        default="search",
-        pattern=r"^[a-z][a-z0-9-]*$",
-        max_length=40,
-        description="Begins the study's name, which a digest of data, space and code ends.",
-    )
     space: dict[str, Dimension] = Field(
         default={},
         max_length=50,
@@ -174,26 +127,26 @@ class SearchConfig(_Frozen):
         description="Deployment of flow `trial` that runs the trials, such as `cpu` for "
         "`trial/cpu`. Empty: in the process of the search.",
     )
-    timeout_s: float = Field(
-        default=7 * 86400,
-        gt=0,
-        le=30 * 86400,
-        description="Wall seconds of one run of the search after which no trial is started.",
-    )
     budget_s: float | None = Field(
         default=None,
         gt=0,
         description="Training seconds of all the study's trials together after which none is "
         "started. None: no bound.",
     )
-    max_retries: int = Field(
-        default=2,
-        ge=0,
-        le=10,
-        description="Times that a trial is taken up again after its process or host was lost.",
+    sampler: Literal["tpe", "random", "grid"] = Field(
+        default="tpe",
+        description="How the next point is chosen. `tpe`: where good trials are denser than bad "
+        "ones (Bergstra et al., 2011), after five random ones. `grid`: every point once, in an "
+        "order that the seed shuffles; a range gives its bounds and its middle.",
     )
-    sampler: SamplerConfig = SamplerConfig()
-    pruner: PrunerConfig = PrunerConfig()
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of every choice.")
+    pruner: Literal["none", "median", "hyperband"] = Field(
+        default="median",
+        description="When a trial ends early. `median`: where its best validation AUC so far is "
+        "below the median of the finished trials' at the same epoch; not in the first four trials "
+        "and the first two epochs. `hyperband`: successive halving in brackets (Li et al., 2018), "
+        "to a third each time.",
+    )
     storage: str = Field(
         default="",
         max_length=100,
@@ -222,10 +175,10 @@ class SearchConfig(_Frozen):
 
     @model_validator(mode="after")
     def _grid_is_finite(self) -> Self:
-        if self.sampler.rule == "grid" and self.num_grid_points > MAX_GRID_POINTS:
+        if self.sampler == "grid" and self.num_grid_points > MAX_GRID_POINTS:
             raise ValueError(
                 f"the grid has {self.num_grid_points:,} points, at most {MAX_GRID_POINTS:,} can be "
-                "walked; use fewer values, or sampler rule tpe"
+                "walked; use fewer values, or sampler tpe"
             )
         return self
 
@@ -236,4 +189,4 @@ class SearchConfig(_Frozen):
 
     def identity(self) -> dict[str, object]:
         """The fields that make a study what it is: a change of any begins another study."""
-        return self.model_dump(mode="json", include={"name", "space", "sampler", "pruner"})
+        return self.model_dump(mode="json", include={"space", "sampler", "seed", "pruner"})

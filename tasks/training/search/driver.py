@@ -6,7 +6,6 @@ import contextvars
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -50,7 +49,6 @@ class Driver:
             FalajError: what a trial met that says nothing about its point, such as a full disk. The
                 others that run are waited for first.
         """
-        started = time.monotonic()
         again = self.study.running()
         for proposal in again:
             LOGGER.info("trial %d was cut off and is taken up again", proposal.number)
@@ -59,7 +57,7 @@ class Driver:
             while num_running < self.config.parallel_trials and self._failure is None:
                 if again:
                     self._start(again.pop(0))
-                elif (reason := self._why_stop(started)) or not self._start_next():
+                elif (reason := self._why_stop()) or not self._start_next():
                     break
                 num_running += 1
             if not num_running:
@@ -110,9 +108,7 @@ class Driver:
         self.on_trial(self.study.trial(proposal.number))
         return None
 
-    def _why_stop(self, started: float) -> str:
-        if time.monotonic() - started > self.config.timeout_s:
-            return f"timeout_s={self.config.timeout_s:g} is over"
+    def _why_stop(self) -> str:
         budget = self.config.budget_s
         if budget is not None and (spent := self.study.seconds) >= budget:
             return f"the trials took {spent:.0f} s of training, budget_s={budget:g}"
@@ -136,6 +132,5 @@ def check_any_succeeded(study: Study) -> None:
         reasons = [trial.reason for trial in trials if trial.reason]
         raise TrainingError(
             f"study {study.name}: none of {len(trials)} trial(s) gave a model; the first one: "
-            f"{reasons[0] if reasons else 'none was started'}. Widen the space, or raise "
-            "timeout_s or budget_s"
+            f"{reasons[0] if reasons else 'none was started'}. Widen the space, or raise budget_s"
         )

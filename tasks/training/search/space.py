@@ -87,7 +87,7 @@ def grid_point(config: SearchConfig, number: int) -> Point | None:
     """The `number`-th point of the grid in the seed's order; None past the last one."""
     axes: list[Sequence[float | int | str]] = [d.grid() for d in config.space.values()]
     points = list(itertools.product(*axes))
-    random.Random(config.sampler.seed).shuffle(points)
+    random.Random(config.seed).shuffle(points)
     if number >= len(points):
         return None
     return dict(zip(config.space, points[number], strict=True))

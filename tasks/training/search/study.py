@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
 from tasks.kernel.settings import content_key
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 LEAST_FOR_IMPORTANCE = 4
+RANDOM_TRIALS = 5
+"""First trials of `tpe`, which are drawn at random."""
+WHOLE_TRIALS = 4
+"""First trials that the median rule ends never: a median of fewer says little."""
+WARM_UP_EPOCHS = 2
+"""Epochs that every trial gets."""
+REDUCTION_FACTOR = 3
+"""Of hyperband: one of so many goes on at each halving."""
+MAX_RETRIES = 2
+"""Times that a trial is taken up again after its process or host was lost."""
 EPOCHS, SECONDS, REASON, REPEATS, ATTEMPTS = "epochs", "seconds", "reason", "repeats", "attempts"
 
 
@@ -90,7 +100,7 @@ class Study:
     def _prepare(self, number: int) -> bool:
         """Set up the choice of trial `number`; False where the grid has no further point."""
         self._study.sampler = sampler_of(self._config, number)
-        if self._config.sampler.rule != "grid":
+        if self._config.sampler != "grid":
             return True
         point = grid_point(self._config, number)
         # One that waits already was left by a search that was cut off between the two steps.
@@ -133,31 +143,26 @@ class Study:
         with explained(self._storage):
             self._study.tell(number, max(epoch.quality for epoch in epochs), skip_if_finished=True)
 
-    def prune(
-        self, number: int, epochs: Sequence[EpochMetrics], seconds: float, reason: str
+    def give_up(
+        self,
+        number: int,
+        state: Literal["PRUNED", "FAIL"],
+        epochs: Sequence[EpochMetrics],
+        seconds: float,
+        reason: str,
     ) -> None:
-        """End a trial that was not worth going on."""
+        """End a trial that was not worth going on, or whose training cannot succeed."""
         from optuna.trial import TrialState
 
         self._keep(number, epochs, seconds, reason)
         with explained(self._storage):
-            self._study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
-
-    def fail(
-        self, number: int, epochs: Sequence[EpochMetrics], seconds: float, reason: str
-    ) -> None:
-        """End a trial whose training cannot succeed."""
-        from optuna.trial import TrialState
-
-        self._keep(number, epochs, seconds, reason)
-        with explained(self._storage):
-            self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+            self._study.tell(number, state=TrialState[state], skip_if_finished=True)
 
     def lose(self, number: int, reason: str) -> Proposal | None:
         """Note that a trial's process was lost; the trial to be taken up, None where it gave up."""
         attempt = self._proposal(number).attempt
-        if attempt > self._config.max_retries:
-            self.fail(number, (), 0.0, f"lost {attempt} times: {reason}")
+        if attempt > MAX_RETRIES:
+            self.give_up(number, "FAIL", (), 0.0, f"lost {attempt} times: {reason}")
             return None
         with explained(self._storage):
             self._open_trial(number).set_user_attr(ATTEMPTS, attempt + 1)
@@ -195,8 +200,8 @@ class Study:
             trials=trials,
             best=None if best is None else best.number,
             importance=self._importance(),
-            sampler=config.sampler.rule,
-            pruner=config.pruner.rule,
+            sampler=config.sampler,
+            pruner=config.pruner,
             storage=self._storage.kind,
             max_epochs=self._max_epochs,
             ended_because=ended_because,
@@ -209,7 +214,7 @@ class Study:
         complete = self._trials("COMPLETE")
         if len(complete) < LEAST_FOR_IMPORTANCE or len({t.value for t in complete}) < 2:
             return {}
-        evaluator = FanovaImportanceEvaluator(seed=self._config.sampler.seed)
+        evaluator = FanovaImportanceEvaluator(seed=self._config.seed)
         with explained(self._storage):
             found = get_param_importances(self._study, evaluator=evaluator)
         return {name: float(share) for name, share in found.items()}
@@ -315,9 +320,9 @@ def sampler_of(config: SearchConfig, number: int) -> BaseSampler:
     """
     from optuna.samplers import RandomSampler, TPESampler
 
-    seed = int(content_key(config.sampler.seed, number)[:8], 16)
-    if config.sampler.rule == "tpe":
-        return TPESampler(n_startup_trials=config.sampler.startup_trials, seed=seed)
+    seed = int(content_key(config.seed, number)[:8], 16)
+    if config.sampler == "tpe":
+        return TPESampler(n_startup_trials=RANDOM_TRIALS, seed=seed)
     return RandomSampler(seed=seed)  # of a grid, whose points are given, nothing is drawn
 
 
@@ -325,16 +330,13 @@ def pruner_of(config: SearchConfig, max_epochs: int) -> BasePruner:
     """The rule that ends trials early; its steps are epochs, counted from 1."""
     from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 
-    pruner = config.pruner
-    if pruner.rule == "median":
-        return MedianPruner(
-            n_startup_trials=pruner.startup_trials,
-            n_warmup_steps=pruner.warmup_epochs + 1,  # the first step that may end a trial
-        )
-    if pruner.rule == "hyperband":
+    if config.pruner == "median":
+        # The first step that may end a trial is the one after the warm-up.
+        return MedianPruner(n_startup_trials=WHOLE_TRIALS, n_warmup_steps=WARM_UP_EPOCHS + 1)
+    if config.pruner == "hyperband":
         return HyperbandPruner(
-            min_resource=min(pruner.min_epochs, max_epochs),
+            min_resource=min(WARM_UP_EPOCHS, max_epochs),
             max_resource=max_epochs,
-            reduction_factor=pruner.reduction_factor,
+            reduction_factor=REDUCTION_FACTOR,
         )
     return NopPruner()

@@ -37,10 +37,11 @@ def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) 
     from tasks.training.launch.launcher import launch_training
     from tasks.training.search import trial
     from tasks.training.search.storage import StudyStorage
+    from tasks.training.search.study import Study
 
     settings, logger = Settings.from_environment(), get_run_logger()
     storage = StudyStorage.of(order.search.storage, search_folder(settings), os.environ)
-    study = trial.open_study(order.study, order.base, order.search, storage)
+    study = Study(order.study, storage, order.search, order.base.max_epochs)
     trial.run_trial(
         order,
         study,

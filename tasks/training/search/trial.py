@@ -18,7 +18,6 @@ from tasks.kernel.settings import code_digest, content_key
 from tasks.training.config import ONLY_MEASURES, TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import configured
-from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal, Study
 
 LOGGER = logging.getLogger(__name__)
@@ -74,14 +73,7 @@ def study_name(
         config.identity(),
         code_digest(__file__, "tasks.training.launch.launcher", without=ONLY_MEASURES),
     )
-    return f"{config.name}-{key[:12]}"
-
-
-def open_study(
-    name: str, base: TrainingConfig, config: SearchConfig, storage: StudyStorage
-) -> Study:
-    """Open a study, or make it."""
-    return Study(name, storage, config, base.max_epochs)
+    return f"search-{key[:12]}"
 
 
 def run_trial(order: TrialOrder, study: Study, work: Path, launch: Launch) -> None:
@@ -114,10 +106,11 @@ def run_trial(order: TrialOrder, study: Study, work: Path, launch: Launch) -> No
     try:
         model = launch(configured(order.base, order.point), folder, report)
     except PrunedTrial:
-        study.prune(order.number, epochs, _spent(epochs, started), _why(order, epochs))
+        spent_s = _spent(epochs, started)
+        study.give_up(order.number, "PRUNED", epochs, spent_s, _why(order, epochs))
     except TrainingError as exc:
         LOGGER.warning("trial %d failed: %s", order.number, exc)
-        study.fail(order.number, epochs, _spent(epochs, started), str(exc))
+        study.give_up(order.number, "FAIL", epochs, _spent(epochs, started), str(exc))
     else:
         # A model that was in the store already cost nothing now.
         study.complete(order.number, model.epochs, model.seconds if epochs else 0.0)
@@ -133,6 +126,6 @@ def _spent(epochs: list[EpochMetrics], started: float) -> float:
 def _why(order: TrialOrder, epochs: list[EpochMetrics]) -> str:
     best = max(epoch.quality for epoch in epochs)
     return (
-        f"rule {order.search.pruner.rule} after epoch {epochs[-1].epoch + 1} of "
+        f"rule {order.search.pruner} after epoch {epochs[-1].epoch + 1} of "
         f"{order.base.max_epochs}: best validation {epochs[-1].quality_name} so far {best:.4f}"
     )

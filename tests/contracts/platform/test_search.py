@@ -76,7 +76,7 @@ def test_a_search_that_is_killed_goes_on_where_it_was(
     on_prefect: None, settings: Settings, tmp_path: Path
 ) -> None:
     data = dataset(settings.store, frame(NUM_ROWS))
-    config = use_case(num_trials=2, pruner={"rule": "none"})
+    config = use_case(num_trials=2, pruner="none")
     (tmp_path / "data.json").write_text(data.model_dump_json())
     (tmp_path / "config.json").write_text(config.model_dump_json())
     trials = settings.home / "training" / "trials"
@@ -87,7 +87,7 @@ def test_a_search_that_is_killed_goes_on_where_it_was(
             lambda: (
                 (settings.store.root / "models").is_dir()
                 and trained_once(settings) == 1
-                and list(trials.glob("tiny-*/*/*/epochs.jsonl"))
+                and list(trials.glob("search-*/*/*/epochs.jsonl"))
             ),
             "the second trial's first epoch",
             300,

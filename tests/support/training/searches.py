@@ -28,13 +28,12 @@ TRAINING = {
     "min_category_rows": 5,
 }
 SEARCH = {
-    "name": "tiny",
     "num_trials": 3,
     "space": {
         "learning_rate": {"kind": "float", "low": 1e-3, "high": 1e-1, "log": True},
         "hidden_sizes": {"kind": "choices", "values": [[8], [16]]},
     },
-    "pruner": {"rule": "median", "startup_trials": 1, "warmup_epochs": 1},
+    "pruner": "median",
 }
 
 

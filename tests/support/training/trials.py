@@ -28,7 +28,7 @@ SPACE: dict[str, Any] = {
 
 
 def search(**changes: Any) -> SearchConfig:
-    return SearchConfig.model_validate({"name": "small", "space": SPACE, **changes})
+    return SearchConfig.model_validate({"space": SPACE, **changes})
 
 
 def auc_of(config: TrainingConfig, epoch: int) -> float:
