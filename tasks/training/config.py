@@ -165,40 +165,32 @@ class TrainingConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _splits_evenly(self) -> Self:
-        if self.global_batch_size % self.num_shards:
-            raise ValueError(
-                f"global_batch_size={self.global_batch_size} does not divide over "
-                f"num_shards={self.num_shards}; use a multiple of {self.num_shards}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _continues_something(self) -> Self:
-        if self.replay_share is not None and self.start != "champion":
-            raise ValueError(
-                f"replay_share={self.replay_share:g} trains on what is new since the champion, so "
-                "it needs start='champion'; a network from scratch has nothing to build on"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _network_can_be_cut(self) -> Self:
-        if self.network == "keras" and self.strategy.ranks_per_replica > 1:
-            raise ValueError(
-                f"strategy.name={self.strategy.name!r} cuts a network by a plan that "
-                "network='keras' does not have; use network='torch' or another strategy"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _elastic_ranks_are_whole(self) -> Self:
-        if self.elastic.enabled and self.strategy.name != "horovod":
-            raise ValueError(
-                f"elastic training is offered with strategy.name='horovod', not "
-                f"{self.strategy.name!r}: each rank must hold the whole network to go on without "
-                "another. Choose one of the two"
-            )
+    def _fits_together(self) -> Self:
+        strategy = self.strategy
+        for is_wrong, sentence in (
+            (
+                self.global_batch_size % self.num_shards,
+                f"global_batch_size={self.global_batch_size} does not divide over num_shards="
+                f"{self.num_shards}; use a multiple of {self.num_shards}",
+            ),
+            (
+                self.replay_share is not None and self.start != "champion",
+                "replay_share trains on what is new since the champion, so it needs "
+                "start='champion'; a network from scratch has nothing to build on",
+            ),
+            (
+                self.network == "keras" and strategy.ranks_per_replica > 1,
+                f"strategy.name={strategy.name!r} cuts a network by a plan that network='keras' "
+                "does not have; use network='torch' or another strategy",
+            ),
+            (
+                self.elastic.enabled and strategy.name != "horovod",
+                f"elastic training needs strategy.name='horovod', not {strategy.name!r}: each rank "
+                "must hold the whole network to go on without another",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(sentence)
         return self
 
     @property

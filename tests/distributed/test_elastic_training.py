@@ -23,7 +23,7 @@ ELASTIC = {"elastic": {"enabled": True, "slots_per_host": 2}, "max_epochs": 12, 
 def pid_of_a_rank(folder: Path) -> int:
     for pid in pids_whose_command_holds(str(folder)):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"elastic.worker" in command and b"guard.py" not in command:
+        if b"launch.worker" in command and b"guard.py" not in command:
             return pid
     raise AssertionError(f"no rank runs in {folder}")
 

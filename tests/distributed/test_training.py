@@ -142,7 +142,7 @@ def test_nothing_but_the_model_is_left(two_ranks: Trained) -> None:
 
 
 def test_no_secret_reaches_a_rank(two_ranks: Trained) -> None:
-    assert len(two_ranks.commands) == 2 * 2  # a guard and a rank each
+    assert len(two_ranks.commands) == 2 + 2 * 2  # fork server, ranks, and a guard of each
     for text in (*two_ranks.environments, *two_ranks.commands):
         assert SECRET.encode() not in text
         assert b"FALAJ_" not in text

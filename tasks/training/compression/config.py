@@ -65,12 +65,6 @@ class ShrinkingConfig(BaseModel):
         "labels have the rest.",
     )
     max_epochs: int = Field(default=8, ge=1, le=1000, description="Passes over the training rows.")
-    learning_rate: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Peak of the one-cycle schedule; none: the large network's.",
-    )
 
     @property
     def prunes(self) -> bool:

@@ -55,13 +55,12 @@ def plan_student(
         "max_embedding_size": config.max_embedding_size or was.max_embedding_size,
         "num_bins": config.num_bins or was.num_bins,
         "dropout": was.dropout if config.dropout is None else config.dropout,
-        "learning_rate": config.learning_rate or was.learning_rate,
         "max_epochs": config.max_epochs,
         # To the end: what was pruned first loses, and gains when the rate falls.
         "patience": config.max_epochs,
         **{"start": "scratch", "replay_share": None},
     }
-    carried_out = {name: getattr(present, name) for name in CARRIED_OUT}
+    carried_out = {k: v for k, v in present if k in CARRIED_OUT}
     student = was.model_copy(update={**carried_out, **asked})
     _check_smaller(was, student, config)
     shrinking = Shrinking(

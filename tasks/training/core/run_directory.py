@@ -15,12 +15,10 @@ training.log        driver: every line that a rank printed, all attempts
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -119,51 +117,22 @@ class RunResult(Contract):
     """Added by the driver."""
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """Names, writers and readers of a run directory's files."""
 
-    path: Path
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def rows(self) -> Path:
-        """Folder of decoded rows."""
-        return self.path / "rows"
-
-    @property
-    def snapshot(self) -> Path:
-        """The rows of a training that goes on from the champion."""
-        return self.path / "snapshot.parquet"
-
-    @property
-    def taught_snapshot(self) -> Path:
-        """The rows with a teacher's answers."""
-        return self.path / "taught.parquet"
-
-    @property
-    def elastic(self) -> Path:
-        """What became of the ranks of an elastic run."""
-        return self.path / "elastic.json"
-
-    @property
-    def log(self) -> Path:
-        """Every line of every rank."""
-        return self.path / "training.log"
-
-    @property
-    def program(self) -> Path:
-        """The exported program of the best epoch."""
-        return self.path / "model.pt2"
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """Plain state dict of the best epoch."""
-        return self.path / "best.pt"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.rows = path / "rows"
+        # The rows of a training that goes on from the champion, and those with a teacher's answers.
+        self.snapshot = path / "snapshot.parquet"
+        self.taught_snapshot = path / "taught.parquet"
+        # What became of the ranks of an elastic run, and every line of every rank.
+        self.elastic = path / "elastic.json"
+        self.log = path / "training.log"
+        # Of the best epoch: the exported program, and the plain state dict.
+        self.program = path / "model.pt2"
+        self.best_checkpoint = path / "best.pt"
 
     def make(self) -> None:
         """Make the folder, if there is none.
@@ -201,10 +170,8 @@ class RunDirectory:
 
     def read_errors(self) -> list[RankError]:
         """Errors of all ranks that reported one, the earliest first."""
-        errors = [
-            RankError.model_validate_json(path.read_text())
-            for path in self.path.glob("rank-*.json")
-        ]
+        texts = [path.read_text() for path in self.path.glob("rank-*.json")]
+        errors = map(RankError.model_validate_json, texts)
         return sorted(errors, key=lambda error: (error.time_s, error.rank))
 
     def write_progress(self, rank: int, progress: RankProgress) -> None:
@@ -214,11 +181,10 @@ class RunDirectory:
 
     def read_all_progress(self) -> dict[int, RankProgress]:
         """The last report of each rank that has made one."""
-        seen = {
-            int(path.stem.rpartition("-")[2]): self._read(path.name, RankProgress)
+        return {
+            int(path.stem.rpartition("-")[2]): RankProgress.model_validate_json(path.read_text())
             for path in sorted(self.path.glob("progress-*.json"))
         }
-        return {rank: progress for rank, progress in seen.items() if progress is not None}
 
     def write_plan(self, plan: RunPlan) -> None:
         """Rank 0: how much there is to do."""
@@ -230,7 +196,7 @@ class RunDirectory:
 
     def rewrite_epochs(self, epochs: list[EpochMetrics]) -> None:
         """Rank 0: the epochs done so far, one line each."""
-        lines = [json.dumps(epoch.model_dump(mode="json")) + "\n" for epoch in epochs]
+        lines = [epoch.model_dump_json() + "\n" for epoch in epochs]
         write_atomically(self.path / "epochs.jsonl", "".join(lines))
 
     def read_epochs(self) -> list[EpochMetrics]:

@@ -49,7 +49,7 @@ from tasks.training.elastic.process import (
 )
 from tasks.training.elastic.report import ElasticReport, History
 from tasks.training.elastic.stragglers import StragglerWatch
-from tasks.training.launch.outcome import OUR_KINDS
+from tasks.training.launch.processes import error_of_rank
 from tasks.training.launch.rendezvous import Rendezvous, address_of
 
 LOGGER = logging.getLogger(__name__)
@@ -250,7 +250,8 @@ class ElasticDriver:
         if self._done_since is not None:
             return
         if member.error is not None and not member.error.infrastructure:
-            raise _error_of(member, member.error)
+            error = member.error
+            raise error_of_rank(member.label, error.error, error.message, error.traceback)
         if member.state in (MemberState.IN_GROUP, MemberState.FINISHED):
             self._group_ends(now, broken=not (member.left and member.left_in_good_order))
             self._close_rendezvous()
@@ -452,11 +453,3 @@ class ElasticDriver:
         if now - self._done_since > SETTLE_S:
             for member in self._fleet:
                 self._give_up(member, "did not end")
-
-
-def _error_of(member: Member, error: Failed) -> Exception:
-    """The rank's own error: of the same kind where it is one of ours, else a `TrainingError`."""
-    kind = OUR_KINDS.get(error.error, TrainingError)
-    exc = kind(f"{member.label}: {error.error}: {error.message}")
-    exc.add_note(f"Traceback of {member.label}:\n{error.traceback}")
-    return exc

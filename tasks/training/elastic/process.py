@@ -31,7 +31,12 @@ from tasks.training.elastic.messages import (
     from_rank,
 )
 from tasks.training.launch import guard
-from tasks.training.launch.processes import INHERITED_VARIABLES, Lines, inherited_environment
+from tasks.training.launch.processes import (
+    INHERITED_VARIABLES,
+    Lines,
+    end_in_words,
+    inherited_environment,
+)
 
 NUM_LAST_LINES = 5
 # A rank that answers no ping is given up; a remote rank that gets none ends.
@@ -280,11 +285,7 @@ class Member:
             return f"is out of reach: its SSH session broke off{self._last_words()}"
         if self.process.is_remote and code == EXIT_CUT_OFF:
             return "was cut off: no ping of the driver has reached its host for too long"
-        if code == 128 + signal.SIGKILL:
-            return "was killed (signal 9; out of memory?)"
-        if code > 128:
-            return f"was ended by signal {code - 128}{self._last_words()}"
-        return f"ended with exit code {code} and without a report{self._last_words()}"
+        return f"{end_in_words(code)}{self._last_words()}"
 
     def _last_words(self) -> str:
         lines = [line for line in self.process.last_lines if line.strip()]

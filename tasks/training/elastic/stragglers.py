@@ -30,18 +30,13 @@ class Straggler:
 
 
 @dataclass
-class _Record:
-    slow_looks: int = 0
-    quick_looks: int = 0
-    named: bool = False
-
-
-@dataclass
 class _Measure:
     what: str
     advice: str
     floor_s: float
-    records: dict[str, _Record] = field(default_factory=dict)
+    streaks: dict[str, int] = field(default_factory=dict)
+    """Looks in a row in which a rank was slow; negative: quick."""
+    named: set[str] = field(default_factory=set)
 
 
 class StragglerWatch:
@@ -76,8 +71,10 @@ class StragglerWatch:
 
     def forget(self, place: str) -> None:
         """A rank is gone."""
-        for values in (self._busy_s, self._link_s, self._busy.records, self._link.records):
+        for values in (self._busy_s, self._link_s, self._busy.streaks, self._link.streaks):
             values.pop(place, None)
+        self._busy.named.discard(place)
+        self._link.named.discard(place)
 
     def look(self) -> list[Straggler]:
         """Ranks that are named or have recovered since the last look."""
@@ -95,26 +92,18 @@ class StragglerWatch:
             if not others:
                 continue
             median = statistics.median(others)
-            compared = max(median, measure.floor_s)
-            record = measure.records.setdefault(place, _Record())
-            was_named = record.named
-            _advance(record, value / compared)
-            if record.named != was_named:
+            ratio, streak = value / max(median, measure.floor_s), measure.streaks.get(place, 0)
+            if ratio >= RATIO:
+                streak = max(streak, 0) + 1
+            else:
+                streak = min(streak, 0) - 1 if ratio < RELEASE_SHARE * RATIO else 0
+            measure.streaks[place] = streak
+            if streak >= LOOKS and place not in measure.named:
+                measure.named.add(place)
                 seen = measure.what.format(1e3 * value, value / max(median, 1e-9), 1e3 * median)
                 text = f"{place} is a straggler: it {seen}; {measure.advice}"
-                changed.append(
-                    Straggler(
-                        place, record.named, text if record.named else f"{place} has caught up"
-                    )
-                )
+                changed.append(Straggler(place, True, text))
+            elif streak <= -LOOKS and place in measure.named:
+                measure.named.remove(place)
+                changed.append(Straggler(place, False, f"{place} has caught up"))
         return changed
-
-
-def _advance(record: _Record, ratio: float) -> None:
-    slow, quick = ratio >= RATIO, ratio < RELEASE_SHARE * RATIO
-    record.slow_looks = record.slow_looks + 1 if slow else 0
-    record.quick_looks = record.quick_looks + 1 if quick else 0
-    if record.slow_looks >= LOOKS:
-        record.named = True
-    elif record.quick_looks >= LOOKS:
-        record.named = False

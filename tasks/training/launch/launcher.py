@@ -33,7 +33,6 @@ from tasks.training.telemetry.sampler import TelemetrySampler
 
 LOGGER = logging.getLogger(__name__)
 WORKER_MODULE = "tasks.training.launch.worker"
-ELASTIC_WORKER_MODULE = "tasks.training.elastic.worker"
 POLL_S = 0.2
 # How long the guards of a killed driver may take to end its ranks.
 LOCK_WAIT_S = 3 * GRACE_S
@@ -146,7 +145,7 @@ def run_job(
         job: what to do.
         lock: descriptor of the lock on the run directory, see `run_directory.exclusive`.
         on_epoch: called after each epoch.
-        module: what each rank runs; elastic ranks have a module of their own.
+        module: what each rank runs.
 
     Raises:
         TransientError, DataContractError, ConfigurationError, TrainingError, StorageError: as
@@ -211,7 +210,7 @@ def _run_elastic(
 ) -> None:
     """Run ranks wherever there are hosts, which may come and go."""
     spec = ElasticSpec(
-        module=ELASTIC_WORKER_MODULE,
+        module=WORKER_MODULE,
         run_path=run.path,
         variables={
             "OMP_NUM_THREADS": str(job.threads_per_rank),

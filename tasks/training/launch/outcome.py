@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence, Set
 
-from tasks.kernel import errors
-from tasks.kernel.errors import FalajError, StorageError, TrainingError, TransientError
+from tasks.kernel.errors import FalajError, StorageError, TransientError
 from tasks.training.core.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
-
-OUR_KINDS: dict[str, type[FalajError]] = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, FalajError)
-}
+from tasks.training.launch.processes import end_in_words, error_of_rank
 
 
 def failure_of(
@@ -31,16 +24,10 @@ def failure_of(
         return None
     reported = run.read_errors()
     if causes := [error for error in reported if not error.secondary]:
-        return _error_of(causes[0], run)
+        cause = causes[0]
+        message = f"{cause.message}. All lines are in {run.log}"
+        return error_of_rank(f"rank {cause.rank}", cause.kind, message, cause.traceback)
     return _unreported(run, failed, reported, stopped)
-
-
-def _error_of(cause: RankError, run: RunDirectory) -> FalajError:
-    """The rank's own error: of the same kind where it is one of ours, else a `TrainingError`."""
-    kind = OUR_KINDS.get(cause.kind, TrainingError)
-    error = kind(f"rank {cause.rank}: {cause.kind}: {cause.message}. All lines are in {run.log}")
-    error.add_note(f"Traceback of rank {cause.rank}:\n{cause.traceback}")
-    return error
 
 
 def _unreported(
@@ -60,25 +47,10 @@ def _unreported(
             f"a rank could not write its report into {run.path}: the disk is full or read-only. "
             "Free space or mend the permissions and run again; whole checkpoints are kept"
         )
-    ends = [f"rank {rank} {_end_in_words(code)}" for rank, code in sorted(silent.items())]
+    ends = [f"rank {rank} {end_in_words(code)}" for rank, code in sorted(silent.items())]
     ends += [f"rank {error.rank}: {error.kind}: {error.message}" for error in reported]
     ends += [f"rank {rank} did not answer and was stopped" for rank in sorted(stopped)]
     return TransientError(
         f"{'; '.join(ends)}. A new attempt goes on from the newest checkpoint; all lines are in "
         f"{run.log}"
     )
-
-
-def _end_in_words(code: int) -> str:
-    if code == 128 + signal.SIGKILL:
-        return "was killed (signal 9; out of memory?)"
-    if code > 128:
-        return f"was ended by signal {code - 128} ({_signal_name(code - 128)})"
-    return f"ended with exit code {code} and without a report"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"

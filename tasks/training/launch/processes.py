@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from typing import IO
 
+from tasks.kernel import errors
+from tasks.kernel.errors import FalajError, TrainingError
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch.guard import END_WITHIN_S
 
@@ -57,3 +60,26 @@ def end_guard(guarding: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:  # what it guards dies with it
         guarding.kill()
         guarding.wait()
+
+
+def end_in_words(code: int) -> str:
+    """Why a rank is gone that reported nothing, as a clause; 128 plus n where signal n ended it."""
+    if code == 128 + signal.SIGKILL:
+        return "was killed (signal 9; out of memory?)"
+    if code > 128:
+        return f"was ended by signal {code - 128} ({signal.strsignal(code - 128)})"
+    return f"ended with exit code {code} and without a report"
+
+
+OUR_KINDS: dict[str, type[FalajError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, FalajError)
+}
+
+
+def error_of_rank(who: str, kind: str, message: str, traceback: str) -> FalajError:
+    """A rank's own error: of the same kind where it is one of ours, else a `TrainingError`."""
+    error = OUR_KINDS.get(kind, TrainingError)(f"{who}: {kind}: {message}")
+    error.add_note(f"Traceback of {who}:\n{traceback}")
+    return error

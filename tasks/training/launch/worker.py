@@ -1,6 +1,7 @@
 """Entry of one rank: `python -m tasks.training.launch.worker RUN_DIRECTORY`.
 
-The launcher starts one for each rank. It reads `job.json`, trains, and reports errors by file.
+The launcher starts one for each rank, `ElasticDriver` one for each slot. It reads `job.json`,
+trains, and reports errors.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tasks.training.core.run_directory import (
     TrainingJob,
 )
 from tasks.training.core.train import TrainingSession
+from tasks.training.elastic.rank import run_elastic
 from tasks.training.launch.host import Cores, cores_near_gpu
 from tasks.training.strategies.base import Communicator
 from tasks.training.strategies.build import join
@@ -42,15 +44,23 @@ GLOO_SOURCE = "/gloo/"
 
 
 def main(arguments: list[str]) -> None:
-    """Train as the rank that the environment names, in the run directory that `arguments` names."""
-    speak_by_log(sys.stdout)
+    """Train in the run directory that `arguments` names: as one of a fixed group, or elastically.
+
+    An elastic rank may join hours after the start, and may be another number in each group.
+    """
     run = RunDirectory(Path(arguments[0]))
-    rank = int(os.environ["HOROVOD_RANK"])  # torch.distributed's is the same
-    with errors_reported(run, rank):
-        train(run, rank)
+    job = run.read_job()
+    if job.config.elastic.enabled:
+        log_lines(sys.stderr)  # stdout is the driver's
+        train_elastically(run, job)
+    else:
+        log_lines(sys.stdout)
+        rank = int(os.environ["HOROVOD_RANK"])  # torch.distributed's is the same
+        with errors_reported(run, rank):
+            train(run, job, rank)
 
 
-def speak_by_log(stream: TextIO) -> None:
+def log_lines(stream: TextIO) -> None:
     """Write log lines as the driver reads them, see `launch.rank_log`."""
     logging.basicConfig(
         stream=stream, level=logging.INFO, format="%(levelname)s %(message)s", force=True
@@ -93,8 +103,8 @@ def is_loss_of_another_rank(error: BaseException) -> bool:
     return type(error) is RuntimeError and GLOO_SOURCE in str(error)
 
 
-def train(run: RunDirectory, rank: int) -> None:
-    """One rank's whole part; every rank calls it.
+def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
+    """One rank's whole part in a fixed group; every rank calls it.
 
     Raises:
         ConfigurationError: the device that is asked for is not there.
@@ -102,7 +112,6 @@ def train(run: RunDirectory, rank: int) -> None:
         TrainingError: training went wrong in a way that will repeat.
         StorageError: the disk refused a write.
     """
-    job = run.read_job()
     torch.set_num_threads(job.threads_per_rank)
     ProgressReporter(run, rank).enter("meeting the other ranks")
     exchange = join(job.config.strategy, job.config.device)
@@ -117,6 +126,23 @@ def train(run: RunDirectory, rank: int) -> None:
         session.run(lambda _: None)
     LOGGER.info("done; peak memory %d MB", _peak_memory_mb())
     exchange.shut_down()
+
+
+def train_elastically(run: RunDirectory, job: TrainingJob) -> None:
+    """Be whichever rank the driver names, in one group after the other; does not return."""
+    allowed = os.sched_getaffinity(0)
+
+    def meet() -> Communicator:
+        exchange = join(job.config.strategy, job.config.device)
+        prepare_device(job, exchange, allowed)
+        return exchange
+
+    def session() -> TrainingSession:
+        torch.set_num_threads(job.threads_per_rank)
+        store = open_store(job.config.checkpoints, run.path)
+        return TrainingSession(job, run, store, CheckpointWriter(store, job.config.checkpoints))
+
+    run_elastic(session, job.config.elastic, meet)
 
 
 def checkpoints_of(job: TrainingJob, exchange: Communicator, num_cores: int) -> CheckpointConfig:

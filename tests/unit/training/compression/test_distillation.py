@@ -175,5 +175,3 @@ def test_a_teacher_adds_an_answer_to_each_row_and_changes_no_step(
         for one, other in zip(ours.validation.blocks(), theirs.validation.blocks(), strict=True):
             assert torch.equal(labels_of(one.labels), other.labels)
             assert one.labels[:, 0].isnan().all()
-        ours.close()
-        theirs.close()

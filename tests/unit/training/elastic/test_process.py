@@ -90,8 +90,8 @@ def ended(exit_code: int, is_remote: bool = False) -> Member:
 @pytest.mark.parametrize(
     ("member", "words"),
     [
-        (ended(137), "was killed (signal 9; out of memory?)"),
-        (ended(134), "was ended by signal 6 (Permission denied (publickey).)"),
+        (ended(137), "was killed (signal 9; out of memory?) (Permission"),
+        (ended(134), "was ended by signal 6 (Aborted) (Permission denied (publickey).)"),
         (ended(255, is_remote=True), "is out of reach: its SSH session broke off (Permission"),
     ],
 )

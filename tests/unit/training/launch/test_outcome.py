@@ -74,7 +74,7 @@ def test_a_rank_that_was_stopped_is_not_called_killed(run: RunDirectory) -> None
 
 def test_other_ends_without_a_word_are_told(run: RunDirectory) -> None:
     text = str(failure_of(run, {0: 139, 1: 7}, set()))
-    assert "rank 0 was ended by signal 11 (SIGSEGV)" in text
+    assert "rank 0 was ended by signal 11 (Segmentation fault)" in text
     assert "rank 1 ended with exit code 7 and without a report" in text
 
 
