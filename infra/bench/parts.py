@@ -1,19 +1,27 @@
 """The parts of the bench, what each of them measures, and what a measurement is given.
 
 Each measurement is a module with `figures(bench)`, and runs in a process of its own.
+
+What a finished loop has left: the facts that several benches measure on.
+
+Wait for what other processes do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
+
 
 T = TypeVar("T")
 
@@ -118,3 +126,40 @@ def chosen(words: Sequence[str]) -> tuple[Measurement, ...]:
         )
     wanted = set(words) or set(PARTS)
     return tuple(each for each in MEASUREMENTS if {each.part, each.title} & wanted)
+
+
+def newest_record(settings: Settings) -> RunRecord:
+    """The record of the newest finished loop of a state folder.
+
+    Raises:
+        RuntimeError: there is none, or it cannot be read.
+    """
+    report = settings.reports / "latest" / "report.json"
+    if not report.exists():
+        raise RuntimeError(
+            f"{report} does not exist: this is measured on the data of a finished loop. Run "
+            "`make run` first, or name the state folder of one"
+        )
+    try:
+        facts = json.loads(report.read_text())
+        known = {k: v for k, v in facts.items() if k in RunRecord.model_fields}
+        return RunRecord.model_validate(known)
+    except ValueError as exc:  # no JSON, or not the record of this version
+        raise RuntimeError(
+            f"{report} is damaged or was written by another version ({exc}); run `make run` again"
+        ) from exc
+
+
+def wait_until(
+    condition: Callable[[], object], what: str, limit_s: float = 30, pause_s: float = 0.05
+) -> None:
+    """Poll until `condition` holds, every `pause_s` seconds.
+
+    Raises:
+        TimeoutError: it did not within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"not within {limit_s} s: {what}")
+        time.sleep(pause_s)

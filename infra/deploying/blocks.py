@@ -15,8 +15,8 @@ from prefect.client.schemas.objects import BlockDocument
 from prefect.exceptions import ObjectNotFound
 from pydantic import Field, SecretStr
 
+from infra.deploying.file import UseCase
 from infra.deploying.items import MISSING, Comparison, differences
-from infra.deploying.use_cases import UseCase
 from tasks.kernel.errors import ConfigurationError
 
 FIRST_USE_CASE = "first"

@@ -18,11 +18,9 @@ from infra.deploying.blocks import (
     use_case_block,
 )
 from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items
-from infra.deploying.file import PREFECT_FILE, read_prefect_file
+from infra.deploying.file import PREFECT_FILE, read_prefect_file, read_use_cases
 from infra.deploying.items import Item, Outcome
-from infra.deploying.kubernetes import read_image, without_leases
-from infra.deploying.pools import PoolType, pool_items, read_pools_file
-from infra.deploying.use_cases import read_use_cases
+from infra.deploying.pools import PoolType, pool_items, read_image, read_pools_file, without_leases
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import ParameterSchema, parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
-from infra.deploying.file import USE_CASE_REFERENCE, Deployment, PrefectFile, Schedule
+from infra.deploying.file import USE_CASE_REFERENCE, Deployment, PrefectFile, Schedule, UseCase
 from infra.deploying.items import MISSING, Comparison, differences
-from infra.deploying.use_cases import UseCase
 from tasks.kernel.errors import ConfigurationError
 
 OWN_TAG = "falaj"

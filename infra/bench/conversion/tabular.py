@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from infra.bench.conversion.variants import FLOATS, best_of, convert, timed
 from infra.bench.figures import Measured, at_most
-from infra.bench.finished import newest_record
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, newest_record
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.gates.comparison import EAGER

@@ -13,7 +13,7 @@ from pathlib import Path
 from infra.bench.elastic.hosts import DRIVER, INTERFACE, Cluster, pids_of
 from infra.bench.elastic.runs import ElasticRun
 from infra.bench.elastic.worker import TinyJob
-from infra.bench.waiting import wait_until
+from infra.bench.parts import wait_until
 from tasks.training.elastic.config import ElasticConfig
 
 LIMIT_S = 150

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from infra.bench.waiting import wait_until
+from infra.bench.parts import wait_until
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch import guard
 

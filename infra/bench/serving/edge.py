@@ -19,7 +19,7 @@ import psutil
 import yaml
 
 from infra.bench.figures import Measured, at_most
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, wait_until
 from infra.bench.serving.gateway import (
     ISSUER,
     START_LIMIT_S,
@@ -31,7 +31,6 @@ from infra.bench.serving.gateway import (
     write_settings,
 )
 from infra.bench.serving.signer import Signer
-from infra.bench.waiting import wait_until
 from infra.gateway.config import GatewayFiles
 from infra.gateway.prepare import GatewayTraffic, server_tls
 from infra.orchestration.embedded import free_port

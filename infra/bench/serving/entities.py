@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 
 from infra.bench.figures import Measured, at_most
-from infra.bench.finished import newest_record
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, newest_record
 from serving.features.config import EntityConfig
 from serving.features.reader import FeastEntityReader
 from serving.features.recipe import Recipe

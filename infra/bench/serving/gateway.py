@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import yaml
 
+from infra.bench.parts import wait_until
 from infra.bench.serving.signer import AUDIENCE, Signer
-from infra.bench.waiting import wait_until
 from infra.gateway.config import GatewayFiles, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare

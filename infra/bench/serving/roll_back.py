@@ -26,7 +26,7 @@ import yaml
 
 from flows.release import RegistryChampions, traffic_of
 from infra.bench.figures import Measured, at_most
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, wait_until
 from infra.bench.serving.gateway import (
     ISSUER,
     START_LIMIT_S,
@@ -39,7 +39,6 @@ from infra.bench.serving.gateway import (
 )
 from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
 from infra.bench.serving.signer import Signer
-from infra.bench.waiting import wait_until
 from infra.orchestration.embedded import free_port
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef

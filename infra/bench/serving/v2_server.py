@@ -22,7 +22,7 @@ from open_inference.grpc.protocol import (
     ModelInferResponse,
 )
 
-from infra.bench.waiting import wait_until
+from infra.bench.parts import wait_until
 from serving.errors import ServingError
 from serving.security.config import SecurityConfig, read_security
 from serving.security.guard import SecurityGuard, refusal_headers

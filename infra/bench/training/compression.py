@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from infra.bench.figures import Figure, LeftOut, Measured, at_most
-from infra.bench.finished import newest_record
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, newest_record
 from infra.bench.training.compression_rank import WAYS, Outcome
 from infra.bench.training.rank_processes import NUM_RANKS, run_ranks
 from tasks.kernel.settings import PROJECT_ROOT

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from infra.bench.figures import Measured, at_least, at_most
-from infra.bench.finished import newest_record
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, newest_record
 from infra.bench.training.rank_processes import NUM_RANKS, run_ranks
 from infra.bench.training.reading_rank import STEPS
 from tasks.contracts.base import TimeWindow

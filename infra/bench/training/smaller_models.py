@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from infra.bench.figures import Figure, LeftOut, Measured, at_least
-from infra.bench.finished import newest_record
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, newest_record
 from infra.bench.training.click_rows import click_rows, click_splits
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import SnapshotRows, tabular_signature

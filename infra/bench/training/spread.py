@@ -14,8 +14,7 @@ from collections.abc import Callable
 from sklearn.metrics import roc_auc_score
 
 from infra.bench.figures import Figure, at_most
-from infra.bench.finished import newest_record
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, newest_record
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.bench.waiting import wait_until
+from infra.bench.parts import wait_until
 
 
 def pids_whose_command_holds(text: str) -> list[int]:

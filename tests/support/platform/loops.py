@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from infra.bench.small import SMALL
+from infra.bench.running import SMALL
 from tasks.contracts.base import Artifact
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings

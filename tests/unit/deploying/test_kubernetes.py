@@ -8,8 +8,7 @@ import pytest
 
 from falaj.__main__ import main
 from infra.deploying.deploy import make_plan
-from infra.deploying.kubernetes import IMAGE_VARIABLE, read_image
-from infra.deploying.pools import PoolItem
+from infra.deploying.pools import IMAGE_VARIABLE, PoolItem, read_image
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 

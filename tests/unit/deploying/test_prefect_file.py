@@ -13,9 +13,15 @@ from prefect import Flow
 
 from flows.process_labels import not_retried_because, note_process
 from infra.deploying.deployments import DeploymentItem, deployment_items, load_flow
-from infra.deploying.file import PREFECT_FILE, Deployment, PrefectFile, read_prefect_file
+from infra.deploying.file import (
+    PREFECT_FILE,
+    Deployment,
+    PrefectFile,
+    UseCase,
+    read_prefect_file,
+    read_use_cases,
+)
 from infra.deploying.pools import read_pools_file
-from infra.deploying.use_cases import UseCase, read_use_cases
 from infra.orchestration.retry import flow_named
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT

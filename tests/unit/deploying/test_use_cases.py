@@ -14,8 +14,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from falaj.__main__ import main
 from falaj.deploy import NUM_ATTEMPTS
 from infra.deploying.blocks import CHANNELS, channel_blocks
+from infra.deploying.file import read_use_cases
 from infra.deploying.items import differences
-from infra.deploying.use_cases import read_use_cases
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
