@@ -124,9 +124,9 @@ def shares(
 @app.command
 def settings() -> None:
     """List all settings of edge/edge.yaml with their defaults and what they mean."""
-    from serving.described import lines_of, settings_of
+    from serving.described import lines_of
 
-    print("\n".join(lines_of("edge/edge.yaml, in the state folder", settings_of(GatewayConfig))))
+    print("\n".join(lines_of("edge/edge.yaml, in the state folder", GatewayConfig)))
 
 
 @app.command

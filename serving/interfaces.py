@@ -9,7 +9,7 @@ Everything here is called on the event loop's thread and must not wait, coroutin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -181,9 +181,3 @@ class EntityReader(Protocol):
 
 Pages = Mapping[str, Callable[[], tuple[str, bytes]]]
 """Extra pages of the admin interface: path -> function giving content type and body."""
-
-
-def report_to_all(observers: Iterable[Observer], batch: ServedBatch) -> None:
-    """Hand a batch to every observer."""
-    for observer in observers:
-        observer.served(batch)

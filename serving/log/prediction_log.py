@@ -16,7 +16,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serving.calls import Call, Served, ServedBatch
+from serving.calls import Call, ServedBatch, Slot
 from serving.errors import ServingError
 from serving.log.columns import Layout, Refusal
-from serving.log.refusals import RefusalGate, VersionOf
 from tasks.contracts.conversion import Signature
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.predictions.config import (
+    FAULTS_PER_S,
     FLUSH_ROWS,
     QUEUE_BYTES,
+    REFUSALS_PER_S,
     STOP_S,
     UPKEEP_S,
     PredictionLogConfig,
@@ -44,97 +44,35 @@ from tasks.predictions.upkeep import keep_up
 
 NICE = 10
 END_S = 2.0
+"""What is being merged when the log ends is left as it was, and done by the next one."""
 
 
-class Housekeeper:
-    """Sees to old days and small parts, at once and then every `UPKEEP_S`.
+VersionOf = Callable[[str, Slot], str | None]
+"""Which version a model's slot names; called on the loop."""
 
-    Args:
-        home: state folder.
-        config: retention.
-    """
+FAULTS = frozenset({"backend", "deadline", "internal", "not_computed", "not_ready"})
+"""Reasons that may be a version's own fault: those are what releases are judged by."""
 
-    def __init__(self, home: Path, config: PredictionLogConfig) -> None:
-        self._home, self._config = home, config
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="prediction-upkeep", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+class Bucket:
+    """Lets so many through a second on average, and as many at once."""
 
-    def stop(self) -> None:
-        """End soon; what is being merged is left as it was, and done by the next one."""
-        self._stopping.set()
-        self._thread.join(END_S)
+    def __init__(self, rate: float) -> None:
+        self._rate = self._tokens = rate
+        self._at = time.monotonic()
 
-    def _run(self) -> None:
-        with suppress(OSError):  # where it may not, it works like any other thread
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        while not self._stopping.is_set():
-            try:
-                with PartWriter(self._home) as writer:
-                    keep_up(
-                        self._home, writer, self._config, datetime.now(UTC), self._stopping.is_set
-                    )
-            except (OSError, FalajError, pa.ArrowException) as exc:  # it costs no prediction
-                logger.warning("the prediction log could not be seen to: %s", exc)
-            self._stopping.wait(UPKEEP_S)
+    def take(self, now: float) -> bool:
+        """Whether one more may pass."""
+        self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
 
 
 Key = tuple[str, str, date]
 """Model, version and UTC day: the rows of one part."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    tables: list[pa.Table] = field(default_factory=list)
-    num_rows: int = 0
-    num_bytes: int = 0
-
-
-class Pending:
-    """Rows that are tables already; one thread uses it."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Key, _Waiting] = {}
-        self.num_rows = 0
-        self.since = 0.0
-        """When the oldest row was added, on the caller's clock; of no meaning without rows."""
-
-    def add(self, key: Key, table: pa.Table, now: float) -> int:
-        """Keep a table; its bytes."""
-        if not self.num_rows:
-            self.since = now
-        waiting = self._waiting.setdefault(key, _Waiting())
-        waiting.tables.append(table)
-        waiting.num_rows += table.num_rows
-        waiting.num_bytes += table.nbytes
-        self.num_rows += table.num_rows
-        return int(table.nbytes)
-
-    def keys(self) -> list[Key]:
-        """What waits, oldest day first."""
-        return sorted(self._waiting, key=lambda key: (key[2], key[0], key[1]))
-
-    def num_rows_of(self, key: Key) -> int:
-        """Rows of one part."""
-        return self._waiting[key].num_rows
-
-    def table(self, key: Key) -> pa.Table:
-        """All rows of one part, in the order in which they were added."""
-        tables = self._waiting[key].tables
-        if len(tables) == 1:
-            return tables[0].unify_dictionaries()
-        return pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
-
-    def done(self, key: Key) -> int:
-        """Let go of a part that was written or given up; its bytes."""
-        waiting = self._waiting.pop(key)
-        self.num_rows -= waiting.num_rows
-        return waiting.num_bytes
-
-
 logger = logging.getLogger(__name__)
 
 LOOK_S, DRAIN_S, DRAIN_ROWS = 0.05, 0.5, 2000
@@ -161,8 +99,7 @@ class PredictionLog:
         config: what is logged and how.
         home: state folder.
         signature_of: of a model's version; how the features of a batch are named.
-        version_of: which version a slot names, for requests that are refused; without it, the one
-            that answered last.
+        version_of: which version a slot names, for requests that are refused.
 
     Raises:
         ConfigurationError: the key for masked fields is spoilt, or open to others.
@@ -174,7 +111,7 @@ class PredictionLog:
         config: PredictionLogConfig,
         home: Path,
         signature_of: SignatureOf,
-        version_of: VersionOf | None = None,
+        version_of: VersionOf = lambda model, slot: None,
     ) -> None:
         self._config = config
         self._home = home
@@ -189,11 +126,14 @@ class PredictionLog:
         self._rows_in = self._rows_out = self._bytes_in = self._bytes_out = 0
         self._dropped_by_loop: Counter[str] = Counter()
         self._dropped_by_thread: Counter[str] = Counter()
-        self._gate = RefusalGate(version_of)
+        self._version_of = version_of
+        self._faults, self._others = Bucket(FAULTS_PER_S), Bucket(REFUSALS_PER_S)
+        self._models: set[str] = set()
+        """Models that are known: a name that a client made up makes no folder."""
         self._refused = 0
-        self._latest: Served | None = None
         self._rows_drained, self._drained_at = 0, 0.0
-        self._pending = Pending()
+        self._pending: dict[Key, list[pa.Table]] = {}
+        self._pending_since = 0.0
         self._written_rows = self._written_parts = self._written_bytes = self._failures = 0
         self._trouble = ""
         self._failed_in_a_row = 0
@@ -202,7 +142,7 @@ class PredictionLog:
         self._cut_off = False
         self._thread: threading.Thread | None = None
         self._writer: PartWriter | None = None
-        self._housekeeper = Housekeeper(home, config)
+        self._upkeep = threading.Thread(target=self._keep_up, name="prediction-upkeep", daemon=True)
 
     def check_names(
         self, signatures: Mapping[str, Signature], entity_keys: Mapping[str, Iterable[str]]
@@ -216,7 +156,7 @@ class PredictionLog:
         Raises:
             ConfigurationError: a name of `masked` or `left_out` is unknown.
         """
-        self._gate.models.update(signatures)
+        self._models.update(signatures)
         known = {SUBJECT}
         for signature in signatures.values():
             known.update(name for spec in signature.inputs for name in spec.columns)
@@ -242,7 +182,7 @@ class PredictionLog:
         self._writer = PartWriter(self._home)
         self._thread = threading.Thread(target=self._run, name="prediction-log", daemon=True)
         self._thread.start()
-        self._housekeeper.start()
+        self._upkeep.start()
 
     def stop(self, deadline_s: float = STOP_S) -> None:
         """Write what is left and end; what is not written by the deadline is dropped and counted.
@@ -255,7 +195,7 @@ class PredictionLog:
         if self._thread is None or self._writer is None or self._stopping.is_set():
             return
         self._stopping.set()
-        self._housekeeper.stop()
+        self._upkeep.join(END_S)
         self._thread.join(deadline_s)
         if self._thread.is_alive():
             self._cut_off = True
@@ -285,9 +225,6 @@ class PredictionLog:
             key = (batch.served.model, batch.served.version)
             if key not in self._layouts:
                 self._meet(*key)
-            if batch.served is not self._latest:
-                self._latest = batch.served
-                self._gate.note(batch.served)
             self._rows_in += rows
             self._bytes_in += num_bytes
             self._queue.append((batch, rows, num_bytes))
@@ -302,7 +239,7 @@ class PredictionLog:
             self._not_running(1)
             return
         try:
-            judged = self._gate.judge(call, error)
+            judged = self._judged(call, error)
         except Exception:  # the seam: an observer never raises, whatever it was handed
             self._dropped_by_loop["error"] += 1
             logger.exception("a refusal could not be queued for the prediction log")
@@ -313,6 +250,26 @@ class PredictionLog:
             self._dropped_by_loop[self._trouble or "queue_full"] += 1
         else:
             self._refusals.append(judged)
+
+    def _judged(self, call: Call, error: ServingError) -> Refusal | str:
+        """What is to be written of a call, or why nothing is; a flood is only counted."""
+        if call.model not in self._models:
+            return "refusal_unknown_model"
+        now = time.monotonic()
+        if not (self._faults if error.reason in FAULTS else self._others).take(now):
+            return "refusal_rate"
+        waited = now - call.arrived
+        return Refusal(
+            model=call.model,
+            request_id=call.request_id,
+            version=call.version or self._version_of(call.model, call.slot) or "",
+            slot=call.slot,
+            subject=call.subject,
+            num_rows=call.num_rows,
+            error=error.reason,
+            arrived_at=time.time() - waited,
+            latency_us=round(waited * 1e6),
+        )
 
     def unchecked(self, rows: int) -> None:
         """Count rows that were not handed over: a hidden field may be named wrongly."""
@@ -349,6 +306,7 @@ class PredictionLog:
 
     def _meet(self, model: str, version: str) -> None:
         """Remember how the features of a version are named, at its first batch."""
+        self._models.add(model)
         try:
             signature = self._signature_of(model, version)
         except ServingError as exc:
@@ -371,7 +329,7 @@ class PredictionLog:
                 logger.exception("the prediction log met something unforeseen; it goes on")
         while not self._cut_off:
             self._drain()
-            if not self._pending.num_rows:
+            if not self._pending:
                 return
             if not self._flush(time.monotonic()):
                 time.sleep(LOOK_S)
@@ -385,10 +343,11 @@ class PredictionLog:
             self._flush(now)
 
     def _is_due(self, now: float) -> bool:
-        pending = self._pending
-        most = min(FLUSH_ROWS, self._limit_rows)
-        old = now - pending.since >= self._config.flush_s - DRAIN_S
-        return pending.num_rows > 0 and (old or pending.num_rows >= most)
+        if not self._pending:
+            return False
+        rows = sum(_rows_of(tables) for tables in self._pending.values())
+        is_old = now - self._pending_since >= self._config.flush_s - DRAIN_S
+        return is_old or rows >= min(FLUSH_ROWS, self._limit_rows)
 
     def _drain(self) -> None:
         """Turn queued batches into tables."""
@@ -422,8 +381,12 @@ class PredictionLog:
         return self._keep(*key, table, now)
 
     def _keep(self, model: str, version: str, table: pa.Table, now: float) -> int:
+        if not self._pending:
+            self._pending_since = now
         parts = _by_day(table)
-        return sum(self._pending.add((model, version, day), part, now) for day, part in parts)
+        for day, part in parts:
+            self._pending.setdefault((model, version, day), []).append(part)
+        return sum(part.nbytes for _, part in parts)
 
     def _take_refusals(self, now: float) -> None:
         by_model: dict[str, list[Refusal]] = {}
@@ -440,10 +403,11 @@ class PredictionLog:
 
     def _flush(self, now: float) -> bool:
         """Write all pending tables; False where the disk refused, and they are kept."""
-        for key in self._pending.keys():
-            rows = self._pending.num_rows_of(key)
+        for key in sorted(self._pending, key=lambda key: (key[2], key[0], key[1])):
+            tables = self._pending[key]
+            rows = _rows_of(tables)
             try:
-                self._write(key)
+                self._write(key, tables)
             except OSError as exc:
                 self._note_failure(exc, now)
                 return False
@@ -454,17 +418,31 @@ class PredictionLog:
                 self._rows_out += rows
                 self._written_rows += rows
                 self._written_parts += 1
-            self._bytes_out += self._pending.done(key)
+            self._bytes_out += sum(table.nbytes for table in self._pending.pop(key))
         if self._trouble:
             logger.warning("the prediction log is written again")
         self._trouble, self._failed_in_a_row = "", 0
         return True
 
-    def _write(self, key: Key) -> None:
+    def _write(self, key: Key, tables: list[pa.Table]) -> None:
         assert self._writer is not None
         model, _, day = key
-        file = self._writer.write(self._pending.table(key), day_folder(self._home, model, day))
+        table = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
+        file = self._writer.write(table, day_folder(self._home, model, day))
         self._written_bytes += file.stat().st_size
+
+    def _keep_up(self) -> None:
+        """On a thread of its own: see to old days and small parts, at once and then often."""
+        with suppress(OSError):  # where it may not, it works like any other thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while not self._stopping.is_set():
+            stops, now = self._stopping.is_set, datetime.now(UTC)
+            try:
+                with PartWriter(self._home) as writer:
+                    keep_up(self._home, writer, self._config, now, stops)
+            except (OSError, FalajError, pa.ArrowException) as exc:  # it costs no prediction
+                logger.warning("the prediction log could not be seen to: %s", exc)
+            self._stopping.wait(UPKEEP_S)
 
     def _note_failure(self, exc: OSError, now: float) -> None:
         self._failures += 1
@@ -478,6 +456,10 @@ class PredictionLog:
         delay = RETRY_S[min(self._failed_in_a_row, len(RETRY_S) - 1)]
         self._retry_at = now + delay
         self._failed_in_a_row += 1
+
+
+def _rows_of(tables: Iterable[pa.Table]) -> int:
+    return sum(table.num_rows for table in tables)
 
 
 def _by_day(table: pa.Table) -> list[tuple[date, pa.Table]]:

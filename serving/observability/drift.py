@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,7 +28,6 @@ class DriftVerdicts:
         self._settings = settings
         self._ledger: Ledger | None = None
         self._found: dict[str, Mapping[str, Any] | None] = {}
-        self._lock = threading.Lock()
 
     def of(self, model: str) -> Mapping[str, Any] | None:
         """The newest verdict on a model, None before the first."""
@@ -37,16 +35,15 @@ class DriftVerdicts:
 
     def look(self, models: Iterable[str]) -> None:
         """Read the newest verdicts; what was found before stays where the database is away."""
-        with self._lock:
-            try:
-                ledger = self._opened()
-                if ledger is None:
-                    return
-                for model in models:
-                    stored = ledger.newest_verdict(model, self._settings.use_case)
-                    self._found[model] = None if stored is None else _told(stored)
-            except FalajError as exc:
-                logger.warning("the newest drift verdicts were not read: %s", exc)
+        try:
+            ledger = self._opened()
+            if ledger is None:
+                return
+            for model in models:
+                stored = ledger.newest_verdict(model, self._settings.use_case)
+                self._found[model] = None if stored is None else _report_of(stored)
+        except FalajError as exc:
+            logger.warning("the newest drift results were not read: %s", exc)
 
     def _opened(self) -> Ledger | None:
         """The record; None where there is none yet, which looking must not make."""
@@ -58,7 +55,7 @@ class DriftVerdicts:
         return self._ledger
 
 
-def _told(stored: StoredVerdict) -> dict[str, Any]:
+def _report_of(stored: StoredVerdict) -> dict[str, Any]:
     evidence = stored.evidence
     return {
         "verdict": evidence.verdict.value,

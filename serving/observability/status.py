@@ -311,33 +311,6 @@ def _notices(models: list[dict[str, Any]]) -> Iterable[str]:
             yield f"{name}: the newest drift check says {drift['verdict'].replace('_', ' ')}"
 
 
-_TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<title>Falaj serving</title>
-<style>{style}</style>
-</head>
-<body>
-<header>
-<h1>Falaj <span>serving</span></h1>
-<p id="process"></p>
-<p id="asked" role="status"></p>
-</header>
-<main id="main"></main>
-<noscript><p class="plain">This page draws <a href="status.json">status.json</a> with a script of
-its own; without scripts, read that.</p></noscript>
-<script type="application/json" id="seen">{seen}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
-
 def status_page(status: Mapping[str, Any]) -> str:
     """The page with what is known now; its script asks for more."""
     style, script = _text("page.css"), _text("page.js")
@@ -346,7 +319,7 @@ def status_page(status: Mapping[str, Any]) -> str:
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
     seen = json.dumps(status, allow_nan=False).replace("<", "\\u003c")
-    return _TEMPLATE.format(policy=policy, style=style, seen=seen, script=script)
+    return _text("page.html").format(policy=policy, style=style, seen=seen, script=script)
 
 
 @cache

@@ -22,7 +22,7 @@ from serving.assembly import Parts, ServingProcess
 from serving.calls import Answer, Call, Served, ServedBatch, Slot
 from serving.config import ServingConfig, checked_config
 from serving.errors import NotReadyError, ServingError, UnknownModelError
-from serving.interfaces import Done, Observer, VersionState, report_to_all
+from serving.interfaces import Done, Observer, VersionState
 from tasks.contracts.conversion import Signature
 
 MODEL = "tabular"
@@ -89,12 +89,10 @@ class SessionEngine:
         for call, done in queue:
             done(call, Answer({"score": score[at : at + call.num_rows]}, self._served))
             at += call.num_rows
-        report_to_all(
-            self._observers,
-            ServedBatch(
-                calls, inputs, {"score": score}, self._served, started, finished, time.time()
-            ),
-        )
+        outputs = {"score": score}
+        batch = ServedBatch(calls, inputs, outputs, self._served, started, finished, time.time())
+        for observer in self._observers:
+            observer.served(batch)
 
     def refusal(
         self, model: str, version: str | None = None, slot: Slot = "stable"

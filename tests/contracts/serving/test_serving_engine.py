@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tasks.registry.mlflow_registry import Registry
 from tests.support.conversion.forging import passed_off
 from tests.support.serving.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 BOTH = (
     HardwareConfig(name="cpu", variants=("onnx-fp32",)),
@@ -96,107 +96,91 @@ async def until(condition: Any, limit_s: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
-
-
 def scores(answer: Answer) -> Array:
     (only,) = answer.outputs.values()
     return only
 
 
-def test_registered_versions_are_served_as_pytorch_answers_and_the_alias_is_followed(
+async def test_registered_versions_are_served_as_pytorch_answers_and_the_alias_is_followed(
     world: ServedHome,
 ) -> None:
     rows = flight_rows(40)
     first, second = (world.expected(ref(world, number), rows) for number in (1, 2))
 
-    async def test() -> None:
-        async with serving(world) as engine:
-            answer = await ask(engine, FLIGHTS, rows)
-            np.testing.assert_allclose(scores(answer), first, atol=1e-5)
-            served = answer.served
-            assert (served.version, served.variant, served.hardware) == ("1", "onnx-fp32", "cpu")
-            (state,) = engine.states()
-            assert (state.platform, state.slots) == ("onnxruntime_onnx", ("stable",))
+    async with serving(world) as engine:
+        answer = await ask(engine, FLIGHTS, rows)
+        np.testing.assert_allclose(scores(answer), first, atol=1e-5)
+        served = answer.served
+        assert (served.version, served.variant, served.hardware) == ("1", "onnx-fp32", "cpu")
+        (state,) = engine.states()
+        assert (state.platform, state.slots) == ("onnxruntime_onnx", ("stable",))
 
-            world.promote(ref(world, 2))
-            await until(lambda: engine.slots(FLIGHTS)["stable"] == "2")
-            answer = await ask(engine, FLIGHTS, rows)
-            np.testing.assert_allclose(scores(answer), second, atol=1e-5)
-            with pytest.raises(UnknownModelError, match=r"no version '9'.*it has 1, 2, 3"):
-                await engine.load(FLIGHTS, "9")
-
-    run(test())
+        world.promote(ref(world, 2))
+        await until(lambda: engine.slots(FLIGHTS)["stable"] == "2")
+        answer = await ask(engine, FLIGHTS, rows)
+        np.testing.assert_allclose(scores(answer), second, atol=1e-5)
+        with pytest.raises(UnknownModelError, match=r"no version '9'.*it has 1, 2, 3"):
+            await engine.load(FLIGHTS, "9")
 
 
-def test_sequences_of_any_length_are_served(world: ServedHome) -> None:
+async def test_sequences_of_any_length_are_served(world: ServedHome) -> None:
     rng = np.random.default_rng(0)
     texts = [rng.integers(4, 60, length) for length in (3, 9, 3, 24)]
 
-    async def test() -> None:
-        async with serving(world, ServedModel(name=ENCODER)) as engine:
-            asked = [ask(engine, ENCODER, padded([text])) for text in texts]
-            for text, answer in zip(texts, await asyncio.gather(*asked), strict=True):
-                expected = world.expected(ref(world, 1, ENCODER), padded([text]))
-                np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
-            with pytest.raises(ServingError, match="at most"):
-                await ask(engine, ENCODER, padded([np.full(25, 5)]))
-            beyond = padded([np.array([2, 4000, 3])])
-            with pytest.raises(NotComputedError, match="cannot compute these inputs"):
-                await ask(engine, ENCODER, beyond)
-            assert engine.is_ready(ENCODER)
-
-    run(test())
+    async with serving(world, ServedModel(name=ENCODER)) as engine:
+        asked = [ask(engine, ENCODER, padded([text])) for text in texts]
+        for text, answer in zip(texts, await asyncio.gather(*asked), strict=True):
+            expected = world.expected(ref(world, 1, ENCODER), padded([text]))
+            np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
+        with pytest.raises(ServingError, match="at most"):
+            await ask(engine, ENCODER, padded([np.full(25, 5)]))
+        beyond = padded([np.array([2, 4000, 3])])
+        with pytest.raises(NotComputedError, match="cannot compute these inputs"):
+            await ask(engine, ENCODER, beyond)
+        assert engine.is_ready(ENCODER)
 
 
-def test_the_other_backend_answers_when_one_dies_and_it_comes_back(world: ServedHome) -> None:
+async def test_the_other_backend_answers_when_one_dies_and_it_comes_back(world: ServedHome) -> None:
     rows = flight_rows(3)
     expected = world.expected(ref(world, 1), rows)
 
-    async def test() -> None:
-        async with serving(world, hardware=BOTH) as engine:
-            version = engine.served(FLIGHTS).versions["1"]
-            cpu, gpu = version.backends
-            works = cpu.score
+    async with serving(world, hardware=BOTH) as engine:
+        version = engine.served(FLIGHTS).versions["1"]
+        cpu, gpu = version.backends
+        works = cpu.score
 
-            def dead(arrays: dict[str, Array]) -> Array:
-                raise RuntimeError("the device is gone")
+        def dead(arrays: dict[str, Array]) -> Array:
+            raise RuntimeError("the device is gone")
 
-            cpu.score = dead
-            for _ in range(3):  # the one that fails, and those after it
-                answer = await ask(engine, FLIGHTS, rows)
-                np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
-                told = answer.served
-                assert (told.hardware, told.variant) == ("gpu", "openvino-fp32")
-                assert told.fell_over_from == "cpu"
-            cpu.score = works
-            await until(lambda: cpu.circuit.closed)
-            gpu.score = dead
+        cpu.score = dead
+        for _ in range(3):  # the one that fails, and those after it
             answer = await ask(engine, FLIGHTS, rows)
             np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
-            assert (answer.served.hardware, answer.served.fell_over_from) == ("cpu", "")
+            told = answer.served
+            assert (told.hardware, told.variant) == ("gpu", "openvino-fp32")
+            assert told.fell_over_from == "cpu"
+        cpu.score = works
+        await until(lambda: cpu.circuit.closed)
+        gpu.score = dead
+        answer = await ask(engine, FLIGHTS, rows)
+        np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
+        assert (answer.served.hardware, answer.served.fell_over_from) == ("cpu", "")
 
-    run(test())
 
-
-def test_without_variants_pytorch_answers_only_where_that_is_allowed(world: ServedHome) -> None:
+async def test_without_variants_pytorch_answers_only_where_that_is_allowed(
+    world: ServedHome,
+) -> None:
     rows = flight_rows(5)
 
-    async def test() -> None:
-        async with serving(world) as engine:
-            with pytest.raises(NotReadyError, match="no variant was kept for hardware class 'cpu'"):
-                await engine.set_slots(FLIGHTS, {"stable": "3"})
-            assert engine.slots(FLIGHTS)["stable"] == "1"
-        async with serving(world, program="last_resort") as engine:
+    async with serving(world) as engine:
+        with pytest.raises(NotReadyError, match="no variant was kept for hardware class 'cpu'"):
             await engine.set_slots(FLIGHTS, {"stable": "3"})
-            answer = await ask(engine, FLIGHTS, rows)
-            assert answer.served.variant == "pytorch-program"
-            np.testing.assert_allclose(
-                scores(answer), world.expected(ref(world, 3), rows), atol=1e-6
-            )
-
-    run(test())
+        assert engine.slots(FLIGHTS)["stable"] == "1"
+    async with serving(world, program="last_resort") as engine:
+        await engine.set_slots(FLIGHTS, {"stable": "3"})
+        answer = await ask(engine, FLIGHTS, rows)
+        assert answer.served.variant == "pytorch-program"
+        np.testing.assert_allclose(scores(answer), world.expected(ref(world, 3), rows), atol=1e-6)
 
 
 @pytest.fixture
@@ -219,25 +203,22 @@ def _changed(folder: Path) -> None:
     ("spoil", "words"),
     [(_changed, "were changed or damaged"), (shutil.rmtree, "No such file")],
 )
-def test_damaged_files_do_not_serve_and_what_served_goes_on(
+async def test_damaged_files_do_not_serve_and_what_served_goes_on(
     spoiled: tuple[ServedHome, Path], spoil: Callable[[Path], None], words: str
 ) -> None:
     world, folder = spoiled
     spoil(folder)
 
-    async def test() -> None:
-        async with serving(world) as engine:
-            world.promote(ref(world, 2))
-            await until(lambda: any(s.version == "2" for s in engine.states()))
-            await until(lambda: any(s.state == "UNAVAILABLE" for s in engine.states()))
-            (bad,) = [s for s in engine.states() if s.version == "2"]
-            assert words in bad.reason
-            assert (await ask(engine, FLIGHTS, flight_rows(1))).served.version == "1"
-
-    run(test())
+    async with serving(world) as engine:
+        world.promote(ref(world, 2))
+        await until(lambda: any(s.version == "2" for s in engine.states()))
+        await until(lambda: any(s.state == "UNAVAILABLE" for s in engine.states()))
+        (bad,) = [s for s in engine.states() if s.version == "2"]
+        assert words in bad.reason
+        assert (await ask(engine, FLIGHTS, flight_rows(1))).served.version == "1"
 
 
-def test_a_form_of_something_else_is_betrayed_by_the_golden_batch(tmp_path: Path) -> None:
+async def test_a_form_of_something_else_is_betrayed_by_the_golden_batch(tmp_path: Path) -> None:
     world = ServedHome.at(tmp_path)
     honest, other = world.add_flights(0), world.add_flights(1)
     true_form = world.convert(honest, ONNX)[0]
@@ -246,39 +227,31 @@ def test_a_form_of_something_else_is_betrayed_by_the_golden_batch(tmp_path: Path
     world.attach(honest, (true_form.model_copy(update={"files": forged.files}),))
     world.promote(honest)
 
-    async def test() -> None:
-        async with serving(world) as engine:
-            assert not engine.is_ready()
-            with pytest.raises(NotReadyError, match="onnx-fp32 answers the golden batch"):
-                await engine.load(FLIGHTS)
-        async with serving(world, ServedModel(name=FLIGHTS, bounds={"fp32": 1.0})) as engine:
-            assert engine.is_ready()
-
-    run(test())
+    async with serving(world) as engine:
+        assert not engine.is_ready()
+        with pytest.raises(NotReadyError, match="onnx-fp32 answers the golden batch"):
+            await engine.load(FLIGHTS)
+    async with serving(world, ServedModel(name=FLIGHTS, bounds={"fp32": 1.0})) as engine:
+        assert engine.is_ready()
 
 
-def test_golden_answers_are_kept_and_a_damaged_file_is_made_anew(world: ServedHome) -> None:
-    async def test() -> None:
-        async with serving(world):
-            pass
-
-    run(test())
+async def test_golden_answers_are_kept_and_a_damaged_file_is_made_anew(world: ServedHome) -> None:
+    async with serving(world):
+        pass
     (file,) = (world.home / GOLDEN_FOLDER / FLIGHTS).glob(f"{ref(world, 1).program_sha256}.npz")
     before = file.read_bytes()
     file.write_bytes(before[:-9])
-    run(test())
+    async with serving(world):
+        pass
     assert file.read_bytes() == before
 
 
-def test_an_installation_without_a_registry_starts_and_makes_none(tmp_path: Path) -> None:
+async def test_an_installation_without_a_registry_starts_and_makes_none(tmp_path: Path) -> None:
     world = ServedHome.at(tmp_path)
 
-    async def test() -> None:
-        async with serving(world) as engine:
-            assert not engine.is_ready()
-            with pytest.raises(UnknownModelError, match="no version"):
-                await engine.load(FLIGHTS)
-        assert world.location.database_path is not None
-        assert not world.location.database_path.exists()
-
-    run(test())
+    async with serving(world) as engine:
+        assert not engine.is_ready()
+        with pytest.raises(UnknownModelError, match="no version"):
+            await engine.load(FLIGHTS)
+    assert world.location.database_path is not None
+    assert not world.location.database_path.exists()

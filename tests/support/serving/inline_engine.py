@@ -22,7 +22,7 @@ from serving.errors import (
     ServingError,
     UnknownModelError,
 )
-from serving.interfaces import Done, Observer, VersionState, report_to_all
+from serving.interfaces import Done, Observer, VersionState
 from tasks.contracts.conversion import Signature
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -156,10 +156,9 @@ class InlineEngine:
             done(call, Answer(part, served))
         finished = time.monotonic()
         assert num_rows_of(inputs) == at
-        report_to_all(
-            self.observers,
-            ServedBatch(calls, inputs, outputs, served, started, finished, time.time()),
-        )
+        batch = ServedBatch(calls, inputs, outputs, served, started, finished, time.time())
+        for observer in self.observers:
+            observer.served(batch)
 
     def refusal(
         self, model: str, version: str | None = None, slot: Slot = "stable"

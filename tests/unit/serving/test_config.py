@@ -7,7 +7,7 @@ import pytest
 
 from infra.gateway.config import GatewayConfig
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
-from serving.described import all_settings, lines_of, settings_of
+from serving.described import all_settings, lines_of
 from serving.protocol.http.openapi import docs_html, document
 from serving.protocol.http.pages import TOKEN_FILE, admin_token
 from tasks.kernel.errors import ConfigurationError
@@ -78,7 +78,7 @@ def test_the_document_and_its_page_name_every_path() -> None:
 
 
 def test_every_setting_is_told_with_its_default_and_meaning() -> None:
-    lines = all_settings() + lines_of("edge", settings_of(GatewayConfig))
+    lines = all_settings() + lines_of("edge", GatewayConfig)
     text = "\n".join(lines)
     for expected in (
         "http.port: 8000",

@@ -23,7 +23,7 @@ from tasks.features.access.versions import drop_service_version
 from tasks.features.config import OnlineConfig
 from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, request_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"), pytest.mark.anyio]
 
 
 def reader_of(serving: Serving, origin: ModelOrigin | None = None, **config: Any) -> Any:
@@ -55,7 +55,7 @@ async def until(reader: FeastEntityReader, counter: str, least: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_another_definition_than_in_training_is_refused_or_told(on_sqlite: Serving) -> None:
+async def test_another_definition_than_in_training_is_refused_or_told(on_sqlite: Serving) -> None:
     """As where the registry was made anew, and gives the same number to something else."""
     views = {**on_sqlite.origin.feature_views, "weather": "f" * 32}
     pins = on_sqlite.origin.pins
@@ -67,128 +67,111 @@ def test_another_definition_than_in_training_is_refused_or_told(on_sqlite: Servi
         }
     )
 
-    async def trial() -> None:
-        for origin, sentence in (
-            (moved, "the registry is of another installation"),
-            (moved.model_copy(update={"pins": None}), "weather is .* expected ffffffffffff"),
-        ):
-            reader = reader_of(on_sqlite, origin)
-            await reader.start()
-            with pytest.raises(NotReadyError, match=sentence):
-                await asked(reader, on_sqlite)
-            with pytest.raises(NotReadyError, match=sentence):
-                reader.keys_of(MODEL)
-            await reader.stop()
-        telling = reader_of(on_sqlite, moved, definitions="tell")
-        await telling.start()
-        told = (await asked(telling, on_sqlite))["views"]
-        await telling.stop()
-        assert told["weather"]["as_trained"] is False
-        assert told["origin_stats"]["as_trained"] is True
-
-    asyncio.run(trial())
-
-
-def test_a_model_without_feature_views_takes_no_entities(on_sqlite: Serving) -> None:
-    async def trial() -> None:
-        reader = reader_of(on_sqlite, ModelOrigin())
+    for origin, sentence in (
+        (moved, "the registry is of another installation"),
+        (moved.model_copy(update={"pins": None}), "weather is .* expected ffffffffffff"),
+    ):
+        reader = reader_of(on_sqlite, origin)
         await reader.start()
-        assert reader.keys_of(MODEL) is None
-        with pytest.raises(UnknownModelError, match="was not trained on feature views"):
+        with pytest.raises(NotReadyError, match=sentence):
             await asked(reader, on_sqlite)
+        with pytest.raises(NotReadyError, match=sentence):
+            reader.keys_of(MODEL)
         await reader.stop()
+    telling = reader_of(on_sqlite, moved, definitions="tell")
+    await telling.start()
+    told = (await asked(telling, on_sqlite))["views"]
+    await telling.stop()
+    assert told["weather"]["as_trained"] is False
+    assert told["origin_stats"]["as_trained"] is True
 
-    asyncio.run(trial())
+
+async def test_a_model_without_feature_views_takes_no_entities(on_sqlite: Serving) -> None:
+    reader = reader_of(on_sqlite, ModelOrigin())
+    await reader.start()
+    assert reader.keys_of(MODEL) is None
+    with pytest.raises(UnknownModelError, match="was not trained on feature views"):
+        await asked(reader, on_sqlite)
+    await reader.stop()
 
 
-def test_a_view_that_lost_a_column_is_refused(on_sqlite: Serving) -> None:
+async def test_a_view_that_lost_a_column_is_refused(on_sqlite: Serving) -> None:
     columns = on_sqlite.origin.columns
     assert columns is not None
     more = (*columns.numeric, "weather__snow")
     wider = DatasetSchema(**{**columns.model_dump(), "numeric": more})
     origin = on_sqlite.origin.model_copy(update={"columns": wider})
 
-    async def trial() -> None:
-        reader = reader_of(on_sqlite, origin)
-        await reader.start()
-        with pytest.raises(NotReadyError, match="no column weather__snow"):
-            reader.keys_of(MODEL)
-        await reader.stop()
-
-    asyncio.run(trial())
+    reader = reader_of(on_sqlite, origin)
+    await reader.start()
+    with pytest.raises(NotReadyError, match="no column weather__snow"):
+        reader.keys_of(MODEL)
+    await reader.stop()
 
 
-def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
+async def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
     served: list[VersionState] = []
 
-    async def trial() -> None:
-        reader = FeastEntityReader(
-            on_sqlite.settings,
-            EntityConfig(moment=WATERMARK),
-            states=lambda: served,
-            origins=on_sqlite.origins,
-        )
-        await reader.start()
-        with pytest.raises(UnknownModelError, match="is not served here"):
-            await asked(reader, on_sqlite)
-        served.append(VersionState(MODEL, "1", "READY", slots=("candidate",)))
-        with pytest.raises(NotReadyError, match="no version of flight-delay is ready in slot stab"):
-            reader.keys_of(MODEL)
-        served.append(VersionState(MODEL, "2", "READY", slots=("stable",)))
-        with pytest.raises(NotReadyError, match="not opened yet"):
-            reader.keys_of(MODEL)
-        assert (await asked(reader, on_sqlite))["trained_version"] == "2", (
-            "opened when it is needed"
-        )
-        signature, request = (
-            tabular_signature(on_sqlite.snapshot.columns),
-            request_of(on_sqlite.rows()),
-        )
-        _, features = await reader.resolve(MODEL, request, signature, slot="candidate")
-        assert features.version == "1"
-        served[0] = VersionState(MODEL, "1", "READY")
-        _, features = await reader.resolve(MODEL, request, signature, slot="candidate")
-        assert features.version == "2", "which the engine lets answer for an empty slot"
-        with pytest.raises(NotReadyError, match="slot shadow"):
-            await reader.resolve(MODEL, request, signature, slot="shadow")
-        with pytest.raises(UnknownModelError, match="version '9'"):
-            await reader.resolve(MODEL, request, signature, version="9")
-        served.clear()
-        await reader.follow()
-        assert reader.counters()["freshness"] == {}
-        await reader.stop()
-
-    asyncio.run(trial())
+    reader = FeastEntityReader(
+        on_sqlite.settings,
+        EntityConfig(moment=WATERMARK),
+        states=lambda: served,
+        origins=on_sqlite.origins,
+    )
+    await reader.start()
+    with pytest.raises(UnknownModelError, match="is not served here"):
+        await asked(reader, on_sqlite)
+    served.append(VersionState(MODEL, "1", "READY", slots=("candidate",)))
+    with pytest.raises(NotReadyError, match="no version of flight-delay is ready in slot stab"):
+        reader.keys_of(MODEL)
+    served.append(VersionState(MODEL, "2", "READY", slots=("stable",)))
+    with pytest.raises(NotReadyError, match="not opened yet"):
+        reader.keys_of(MODEL)
+    assert (await asked(reader, on_sqlite))["trained_version"] == "2", "opened when it is needed"
+    signature, request = (
+        tabular_signature(on_sqlite.snapshot.columns),
+        request_of(on_sqlite.rows()),
+    )
+    _, features = await reader.resolve(MODEL, request, signature, slot="candidate")
+    assert features.version == "1"
+    served[0] = VersionState(MODEL, "1", "READY")
+    _, features = await reader.resolve(MODEL, request, signature, slot="candidate")
+    assert features.version == "2", "which the engine lets answer for an empty slot"
+    with pytest.raises(NotReadyError, match="slot shadow"):
+        await reader.resolve(MODEL, request, signature, slot="shadow")
+    with pytest.raises(UnknownModelError, match="version '9'"):
+        await reader.resolve(MODEL, request, signature, version="9")
+    served.clear()
+    await reader.follow()
+    assert reader.counters()["freshness"] == {}
+    await reader.stop()
 
 
-def test_a_store_that_went_away_is_not_ready_and_comes_back(on_redis: Serving) -> None:
+async def test_a_store_that_went_away_is_not_ready_and_comes_back(on_redis: Serving) -> None:
     """The server is stopped in its tracks, so that a read waits for it in vain."""
     assert on_redis.server is not None
     redis = on_redis.server.connect()
 
-    async def trial() -> None:
-        reader = reader_of(on_redis)
-        await reader.start()
-        assert (await asked(reader, on_redis))["views"]["weather"]["state"] == ["fresh"]
-        redis.execute_command("CLIENT", "PAUSE", "4000", "ALL")
-        with pytest.raises(NotReadyError, match="could not be read") as refused:
-            await asked(reader, on_redis)
-        assert refused.value.retry_after_s == 1.0
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    assert (await asked(reader, on_redis))["views"]["weather"]["age_s"]
-                    break
-                except NotReadyError:
-                    await asyncio.sleep(0.1)
-        assert reader.counters()["refused"]["not_ready"] >= 1
-        await reader.stop()
-
-    asyncio.run(trial())
+    reader = reader_of(on_redis)
+    await reader.start()
+    assert (await asked(reader, on_redis))["views"]["weather"]["state"] == ["fresh"]
+    redis.execute_command("CLIENT", "PAUSE", "4000", "ALL")
+    with pytest.raises(NotReadyError, match="could not be read") as refused:
+        await asked(reader, on_redis)
+    assert refused.value.retry_after_s == 1.0
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                assert (await asked(reader, on_redis))["views"]["weather"]["age_s"]
+                break
+            except NotReadyError:
+                await asyncio.sleep(0.1)
+    assert reader.counters()["refused"]["not_ready"] >= 1
+    await reader.stop()
 
 
 @pytest.mark.slow
-def test_a_changed_definition_makes_a_new_reader_and_the_model_keeps_its_own(
+async def test_a_changed_definition_makes_a_new_reader_and_the_model_keeps_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a store of its own: a new version of `weather` is applied and published."""
@@ -196,30 +179,27 @@ def test_a_changed_definition_makes_a_new_reader_and_the_model_keeps_its_own(
     serving = made("sqlite", tmp_path / "own", ExitStack())
     home, repo = serving.installation.home, serving.installation.repository.path
 
-    async def trial() -> None:
-        pinned, plain = reader_of(serving), reader_of(serving, _without_pins(serving))
-        for reader in (pinned, plain):
-            await reader.start()
-            assert (await asked(reader, serving))["service"] == "flight_delay_v1.v1"
-        await asyncio.to_thread(_shorten_ttl, repo)
-        await asyncio.to_thread(_materialize, serving)
-        await until(pinned, "looks", pinned.counters()["looks"] + 2)
-        told = await asked(pinned, serving)
-        assert told["service"] == "flight_delay_v1.v1"
-        assert told["views"]["weather"]["version"] == 0, "the model reads what it was trained with"
-        assert pinned.counters()["reopened"] == 0, "nothing that it reads has changed"
-        await until(plain, "reopened", 1)
-        with pytest.raises(NotReadyError, match="reads other definitions than flight-delay"):
-            await asked(plain, serving)
-        store = open_store(home, repo)
-        await asyncio.to_thread(drop_service_version, store, "flight_delay_v1", 1)
-        await until(pinned, "reopened", 1)
-        with pytest.raises(NotReadyError, match="does not hold any more"):
-            await asked(pinned, serving)
-        for reader in (pinned, plain):
-            await reader.stop()
-
-    asyncio.run(trial())
+    pinned, plain = reader_of(serving), reader_of(serving, _without_pins(serving))
+    for reader in (pinned, plain):
+        await reader.start()
+        assert (await asked(reader, serving))["service"] == "flight_delay_v1.v1"
+    await asyncio.to_thread(_shorten_ttl, repo)
+    await asyncio.to_thread(_materialize, serving)
+    await until(pinned, "looks", pinned.counters()["looks"] + 2)
+    told = await asked(pinned, serving)
+    assert told["service"] == "flight_delay_v1.v1"
+    assert told["views"]["weather"]["version"] == 0, "the model reads what it was trained with"
+    assert pinned.counters()["reopened"] == 0, "nothing that it reads has changed"
+    await until(plain, "reopened", 1)
+    with pytest.raises(NotReadyError, match="reads other definitions than flight-delay"):
+        await asked(plain, serving)
+    store = open_store(home, repo)
+    await asyncio.to_thread(drop_service_version, store, "flight_delay_v1", 1)
+    await until(pinned, "reopened", 1)
+    with pytest.raises(NotReadyError, match="does not hold any more"):
+        await asked(pinned, serving)
+    for reader in (pinned, plain):
+        await reader.stop()
 
 
 def _without_pins(serving: Serving) -> ModelOrigin:

@@ -32,64 +32,55 @@ from tests.support.serving.standins import (
     Witness,
     asked,
     made_call,
-    run,
     serving,
     until,
     version_of,
 )
 
-
-def test_calls_that_come_together_are_computed_together_and_answered_apart() -> None:
-    async def test() -> None:
-        shelf, witness = Shelf(), Witness()
-        async with serving(shelf, witness=witness) as desk:
-            calls = [desk.ask(float(n), rows=n) for n in (1, 2, 3)]
-            assert not desk.outcomes  # never within submit
-            await desk.settled()
-            for n, call in zip((1, 2, 3), calls, strict=True):
-                answer = desk.answer(call)
-                assert answer.outputs["score"].tolist() == [1000.0 + 2 * n] * n
-                assert (answer.served.version, answer.served.slot) == ("1", "stable")
-            assert shelf.behaviours["1", "cpu"].sizes == [6]
-            (batch,) = witness.batches
-            assert [call.request_id for call in batch.calls] == ["r0", "r1", "r2"]
-            assert batch.inputs["x"].shape == (6, 2)
-            assert batch.outputs["score"].shape == (6,)
-            assert batch.started <= batch.finished
-
-    run(test())
+pytestmark = pytest.mark.anyio
 
 
-def test_a_batch_has_no_more_rows_than_allowed_unless_one_call_brings_them() -> None:
-    async def test() -> None:
-        shelf = Shelf()
-        async with serving(shelf, batch_rows=4) as desk:
-            for rows in (3, 2, 2, 9, 1):
-                desk.ask(rows=rows)
-            await desk.settled()
-            assert shelf.behaviours["1", "cpu"].sizes == [3, 4, 9, 1]
+async def test_calls_that_come_together_are_computed_together_and_answered_apart() -> None:
+    shelf, witness = Shelf(), Witness()
+    async with serving(shelf, witness=witness) as desk:
+        calls = [desk.ask(float(n), rows=n) for n in (1, 2, 3)]
+        assert not desk.outcomes  # never within submit
+        await desk.settled()
+        for n, call in zip((1, 2, 3), calls, strict=True):
+            answer = desk.answer(call)
+            assert answer.outputs["score"].tolist() == [1000.0 + 2 * n] * n
+            assert (answer.served.version, answer.served.slot) == ("1", "stable")
+        assert shelf.behaviours["1", "cpu"].sizes == [6]
+        (batch,) = witness.batches
+        assert [call.request_id for call in batch.calls] == ["r0", "r1", "r2"]
+        assert batch.inputs["x"].shape == (6, 2)
+        assert batch.outputs["score"].shape == (6,)
+        assert batch.started <= batch.finished
 
-    run(test())
+
+async def test_a_batch_has_no_more_rows_than_allowed_unless_one_call_brings_them() -> None:
+    shelf = Shelf()
+    async with serving(shelf, batch_rows=4) as desk:
+        for rows in (3, 2, 2, 9, 1):
+            desk.ask(rows=rows)
+        await desk.settled()
+        assert shelf.behaviours["1", "cpu"].sizes == [3, 4, 9, 1]
 
 
-def test_sequences_of_one_length_are_computed_together() -> None:
-    async def test() -> None:
-        shelf = Shelf(signatures={"1": SEQUENCES})
-        async with serving(shelf) as desk:
-            calls = [
-                desk.ask(inputs={"x": np.ones((1, length), np.float32)})
-                for length in (3, 5, 3, 5, 3)
-            ]
-            long = desk.ask(inputs={"x": np.ones((1, 10), np.float32)})
-            none = desk.ask(inputs={"x": np.ones((0, 4), np.float32)}, rows=0)
-            await desk.settled()
-            assert shelf.behaviours["1", "cpu"].sizes == [3, 2]
-            sums = [desk.answer(call).outputs["sums"].tolist() for call in calls]
-            assert sums == [[[1000.0 + n, -1000.0 - n]] for n in (3, 5, 3, 5, 3)]
-            assert "at most {'seq': 9}" in str(desk.error(long))
-            assert desk.answer(none).outputs["sums"].shape == (0, 2)
-
-    run(test())
+async def test_sequences_of_one_length_are_computed_together() -> None:
+    shelf = Shelf(signatures={"1": SEQUENCES})
+    async with serving(shelf) as desk:
+        calls = [
+            desk.ask(inputs={"x": np.ones((1, length), np.float32)}) for length in (3, 5, 3, 5, 3)
+        ]
+        long = desk.ask(inputs={"x": np.ones((1, 10), np.float32)})
+        none = desk.ask(inputs={"x": np.ones((0, 4), np.float32)}, rows=0)
+        await desk.settled()
+        assert shelf.behaviours["1", "cpu"].sizes == [3, 2]
+        sums = [desk.answer(call).outputs["sums"].tolist() for call in calls]
+        assert sums == [[[1000.0 + n, -1000.0 - n]] for n in (3, 5, 3, 5, 3)]
+        assert "at most {'seq': 9}" in str(desk.error(long))
+        assert desk.answer(none).outputs["sums"].shape == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -102,167 +93,143 @@ def test_sequences_of_one_length_are_computed_together() -> None:
         ({"x": np.zeros((1001, 2), np.float32)}, 1001, TooLargeError, "at most 1000"),
     ],
 )
-def test_inputs_that_the_version_does_not_take_are_refused(
+async def test_inputs_that_the_version_does_not_take_are_refused(
     inputs: dict[str, Any], rows: int, kind: type[Exception], words: str
 ) -> None:
-    async def test() -> None:
-        async with serving(Shelf()) as desk:
-            call = desk.ask(inputs=inputs, rows=rows)
-            await desk.settled()
-            with pytest.raises(kind, match=words):
-                raise desk.error(call)
-
-    run(test())
+    async with serving(Shelf()) as desk:
+        call = desk.ask(inputs=inputs, rows=rows)
+        await desk.settled()
+        with pytest.raises(kind, match=words):
+            raise desk.error(call)
 
 
-def test_one_bad_call_does_not_take_its_neighbours_down() -> None:
-    async def test() -> None:
-        async with serving(Shelf()) as desk:
-            good, bad, other = desk.ask(1.0), desk.ask(666.0), desk.ask(2.0)
-            await desk.settled()
-            assert isinstance(desk.error(bad), BadRequestError)
-            assert "index out of bounds" in str(desk.error(bad))
-            assert [desk.answer(c).outputs["score"][0] for c in (good, other)] == [1002, 1004]
-            alone = desk.ask(666.0)
-            await desk.settled()
-            assert isinstance(desk.error(alone), BadRequestError)
-            assert desk.engine.is_ready("m")
-
-    run(test())
+async def test_one_bad_call_does_not_take_its_neighbours_down() -> None:
+    async with serving(Shelf()) as desk:
+        good, bad, other = desk.ask(1.0), desk.ask(666.0), desk.ask(2.0)
+        await desk.settled()
+        assert isinstance(desk.error(bad), BadRequestError)
+        assert "index out of bounds" in str(desk.error(bad))
+        assert [desk.answer(c).outputs["score"][0] for c in (good, other)] == [1002, 1004]
+        alone = desk.ask(666.0)
+        await desk.settled()
+        assert isinstance(desk.error(alone), BadRequestError)
+        assert desk.engine.is_ready("m")
 
 
-def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_to_come() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        async with serving(shelf, requests=3, rows=10, batch_rows=1) as desk:
-            behaviour = shelf.behaviours["1", "cpu"]
+async def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_to_come() -> None:
+    shelf = Shelf(seconds=0.01)
+    async with serving(shelf, requests=3, rows=10, batch_rows=1) as desk:
+        behaviour = shelf.behaviours["1", "cpu"]
+        behaviour.gate.clear()
+        first = desk.ask()
+        await until(lambda: behaviour.sizes == [1])
+        waiting = [desk.ask() for _ in range(3)]
+        refused = desk.ask()
+        await asyncio.sleep(0)
+        error = desk.error(refused)
+        assert isinstance(error, OverloadedError)
+        assert error.retry_after_s is not None
+        assert "3 requests with 3 rows wait for m (stable)" in str(error)
+        behaviour.gate.set()
+        await desk.settled()
+        assert all(version_of(desk.answer(call)) == "1" for call in (first, *waiting))
+
+        behaviour.gate.clear()
+        desk.ask()
+        await until(lambda: behaviour.sizes[-1] == 1 and len(behaviour.sizes) == 5)
+        desk.ask(rows=8)
+        much, never = desk.ask(rows=3), desk.ask(rows=11)
+        await asyncio.sleep(0)
+        assert isinstance(desk.error(much), OverloadedError)
+        assert isinstance(desk.error(never), TooLargeError)
+
+
+async def test_mirrored_calls_make_room_for_those_that_somebody_waits_for() -> None:
+    shelf = Shelf(seconds=0.01)
+    async with serving(shelf, requests=8, total_requests=8) as desk:
+        await desk.engine.set_slots("m", {"shadow": "2"})
+        for behaviour in shelf.behaviours.values():
             behaviour.gate.clear()
-            first = desk.ask()
-            await until(lambda: behaviour.sizes == [1])
-            waiting = [desk.ask() for _ in range(3)]
-            refused = desk.ask()
-            await asyncio.sleep(0)
-            error = desk.error(refused)
-            assert isinstance(error, OverloadedError)
-            assert error.retry_after_s is not None
-            assert "3 requests with 3 rows wait for m (stable)" in str(error)
+        begun = [desk.ask(), desk.ask(slot="shadow")]
+        await until(lambda: all(b.sizes for b in shelf.behaviours.values()))
+        mirrored = [desk.ask(slot="shadow") for _ in range(3)]  # a quarter of 8 has room
+        await asyncio.sleep(0)
+        assert isinstance(desk.error(mirrored[2]), OverloadedError)
+        real = [desk.ask() for _ in range(8)]
+        await asyncio.sleep(0)
+        assert all("made room" in str(desk.error(call)) for call in mirrored[:2])
+        assert all(call.request_id not in desk.outcomes for call in (*begun, *real))
+        for behaviour in shelf.behaviours.values():
             behaviour.gate.set()
-            await desk.settled()
-            assert all(version_of(desk.answer(call)) == "1" for call in (first, *waiting))
-
-            behaviour.gate.clear()
-            desk.ask()
-            await until(lambda: behaviour.sizes[-1] == 1 and len(behaviour.sizes) == 5)
-            desk.ask(rows=8)
-            much, never = desk.ask(rows=3), desk.ask(rows=11)
-            await asyncio.sleep(0)
-            assert isinstance(desk.error(much), OverloadedError)
-            assert isinstance(desk.error(never), TooLargeError)
-
-    run(test())
+        await desk.settled()
+        assert {version_of(desk.answer(call)) for call in real} == {"1"}
 
 
-def test_mirrored_calls_make_room_for_those_that_somebody_waits_for() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        async with serving(shelf, requests=8, total_requests=8) as desk:
-            await desk.engine.set_slots("m", {"shadow": "2"})
-            for behaviour in shelf.behaviours.values():
-                behaviour.gate.clear()
-            begun = [desk.ask(), desk.ask(slot="shadow")]
-            await until(lambda: all(b.sizes for b in shelf.behaviours.values()))
-            mirrored = [desk.ask(slot="shadow") for _ in range(3)]  # a quarter of 8 has room
-            await asyncio.sleep(0)
-            assert isinstance(desk.error(mirrored[2]), OverloadedError)
-            real = [desk.ask() for _ in range(8)]
-            await asyncio.sleep(0)
-            assert all("made room" in str(desk.error(call)) for call in mirrored[:2])
-            assert all(call.request_id not in desk.outcomes for call in (*begun, *real))
-            for behaviour in shelf.behaviours.values():
-                behaviour.gate.set()
-            await desk.settled()
-            assert {version_of(desk.answer(call)) for call in real} == {"1"}
-
-    run(test())
+async def test_calls_that_nobody_waits_for_are_not_computed() -> None:
+    shelf = Shelf(seconds=0.01)
+    async with serving(shelf) as desk:
+        behaviour = shelf.behaviours["1", "cpu"]
+        behaviour.gate.clear()
+        desk.ask()
+        await until(lambda: behaviour.sizes == [1])
+        late = desk.ask(deadline=time.monotonic() + 0.01)
+        gone = desk.ask()
+        gone.is_gone = True
+        kept = desk.ask()
+        await until(lambda: late.request_id in desk.outcomes)  # while the backend is at work
+        assert isinstance(desk.error(late), DeadlineError)
+        behaviour.gate.set()
+        await desk.settled()
+        assert isinstance(desk.error(gone), ClientGoneError)
+        assert version_of(desk.answer(kept)) == "1"
+        assert behaviour.sizes == [1, 1]
 
 
-def test_calls_that_nobody_waits_for_are_not_computed() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        async with serving(shelf) as desk:
-            behaviour = shelf.behaviours["1", "cpu"]
-            behaviour.gate.clear()
-            desk.ask()
-            await until(lambda: behaviour.sizes == [1])
-            late = desk.ask(deadline=time.monotonic() + 0.01)
-            gone = desk.ask()
-            gone.is_gone = True
-            kept = desk.ask()
-            await until(lambda: late.request_id in desk.outcomes)  # while the backend is at work
-            assert isinstance(desk.error(late), DeadlineError)
-            behaviour.gate.set()
-            await desk.settled()
-            assert isinstance(desk.error(gone), ClientGoneError)
-            assert version_of(desk.answer(kept)) == "1"
-            assert behaviour.sizes == [1, 1]
-
-    run(test())
+async def test_what_waits_is_answered_by_the_new_version_and_the_old_one_goes() -> None:
+    shelf = Shelf(seconds=0.01)
+    async with serving(shelf, keep_warm=0) as desk:
+        behaviour = shelf.behaviours["1", "cpu"]
+        behaviour.gate.clear()
+        begun = desk.ask()
+        await until(lambda: behaviour.sizes == [1])
+        waiting = desk.ask()
+        await desk.engine.set_slots("m", {"stable": "2"})
+        assert [s.version for s in desk.engine.states()] == ["2"]
+        behaviour.gate.set()
+        await desk.settled()
+        assert version_of(desk.answer(begun)) == "1"
+        assert version_of(desk.answer(waiting)) == "2"
 
 
-def test_what_waits_is_answered_by_the_new_version_and_the_old_one_goes() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        async with serving(shelf, keep_warm=0) as desk:
-            behaviour = shelf.behaviours["1", "cpu"]
-            behaviour.gate.clear()
-            begun = desk.ask()
-            await until(lambda: behaviour.sizes == [1])
-            waiting = desk.ask()
-            await desk.engine.set_slots("m", {"stable": "2"})
-            assert [s.version for s in desk.engine.states()] == ["2"]
-            behaviour.gate.set()
-            await desk.settled()
-            assert version_of(desk.answer(begun)) == "1"
-            assert version_of(desk.answer(waiting)) == "2"
-
-    run(test())
+async def test_what_waits_for_a_version_that_takes_something_else_is_answered_by_it() -> None:
+    shelf = Shelf(seconds=0.01, signatures={"2": SEQUENCES})
+    async with serving(shelf, keep_warm=0) as desk:
+        behaviour = shelf.behaviours["1", "cpu"]
+        behaviour.gate.clear()
+        desk.ask()
+        await until(lambda: behaviour.sizes == [1])
+        waiting = desk.ask()
+        await desk.engine.set_slots("m", {"stable": "2"})
+        new = desk.ask(inputs={"x": np.ones((1, 4), np.float32)})
+        assert desk.engine.signature("m") == SEQUENCES
+        behaviour.gate.set()
+        await desk.settled()
+        assert version_of(desk.answer(waiting)) == "1"
+        assert version_of(desk.answer(new), "sums") == "2"
 
 
-def test_what_waits_for_a_version_that_takes_something_else_is_answered_by_it() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01, signatures={"2": SEQUENCES})
-        async with serving(shelf, keep_warm=0) as desk:
-            behaviour = shelf.behaviours["1", "cpu"]
-            behaviour.gate.clear()
-            desk.ask()
-            await until(lambda: behaviour.sizes == [1])
-            waiting = desk.ask()
-            await desk.engine.set_slots("m", {"stable": "2"})
-            new = desk.ask(inputs={"x": np.ones((1, 4), np.float32)})
-            assert desk.engine.signature("m") == SEQUENCES
-            behaviour.gate.set()
-            await desk.settled()
-            assert version_of(desk.answer(waiting)) == "1"
-            assert version_of(desk.answer(new), "sums") == "2"
-
-    run(test())
+async def test_the_former_stable_version_stays_warm_so_going_back_loads_nothing() -> None:
+    shelf = Shelf()
+    async with serving(shelf) as desk:
+        await desk.engine.set_slots("m", {"stable": "2"})
+        await desk.engine.set_slots("m", {"stable": "1"})
+        assert shelf.opened == ["1", "2"]
+        await desk.engine.set_slots("m", {"stable": "3"})
+        assert {s.version for s in desk.engine.states()} == {"1", "3"}
+        assert version_of(desk.answer(await asked(desk))) == "3"
 
 
-def test_the_former_stable_version_stays_warm_so_going_back_loads_nothing() -> None:
-    async def test() -> None:
-        shelf = Shelf()
-        async with serving(shelf) as desk:
-            await desk.engine.set_slots("m", {"stable": "2"})
-            await desk.engine.set_slots("m", {"stable": "1"})
-            assert shelf.opened == ["1", "2"]
-            await desk.engine.set_slots("m", {"stable": "3"})
-            assert {s.version for s in desk.engine.states()} == {"1", "3"}
-            assert version_of(desk.answer(await asked(desk))) == "3"
-
-    run(test())
-
-
-def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:
+async def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:
     class Slow(Shelf):
         gate = threading.Event()
 
@@ -271,180 +238,153 @@ def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:
                 self.gate.wait(20)
             return super().open(key)
 
-    async def test() -> None:
-        shelf = Slow()
-        async with serving(shelf) as desk:
-            await desk.engine.set_slots("m", {"stable": "2"})
-            loading = asyncio.ensure_future(desk.engine.set_slots("m", {"shadow": "3"}))
-            try:
-                await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
-                behind = asyncio.ensure_future(desk.engine.set_slots("m", {"candidate": "1"}))
-                await asyncio.sleep(0)
-                assert not behind.done()  # in the order in which they were asked for
-            finally:
-                shelf.gate.set()
-                await asyncio.gather(loading, behind)
-            shelf.gate.clear()
-            await desk.engine.unload("m", "3")
-            loading = asyncio.ensure_future(desk.engine.load("m", "3"))
-            try:
-                await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
-                await asyncio.wait_for(desk.engine.set_slots("m", {"stable": "1"}), 20)
-                assert desk.engine.slots("m")["stable"] == "1"
-                assert not loading.done()
-                assert version_of(desk.answer(await asked(desk))) == "1"
-            finally:
-                shelf.gate.set()
-                await loading
-
-    run(test())
+    shelf = Slow()
+    async with serving(shelf) as desk:
+        await desk.engine.set_slots("m", {"stable": "2"})
+        loading = asyncio.ensure_future(desk.engine.set_slots("m", {"shadow": "3"}))
+        try:
+            await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
+            behind = asyncio.ensure_future(desk.engine.set_slots("m", {"candidate": "1"}))
+            await asyncio.sleep(0)
+            assert not behind.done()  # in the order in which they were asked for
+        finally:
+            shelf.gate.set()
+            await asyncio.gather(loading, behind)
+        shelf.gate.clear()
+        await desk.engine.unload("m", "3")
+        loading = asyncio.ensure_future(desk.engine.load("m", "3"))
+        try:
+            await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
+            await asyncio.wait_for(desk.engine.set_slots("m", {"stable": "1"}), 20)
+            assert desk.engine.slots("m")["stable"] == "1"
+            assert not loading.done()
+            assert version_of(desk.answer(await asked(desk))) == "1"
+        finally:
+            shelf.gate.set()
+            await loading
 
 
-def test_slots_and_versions_that_are_asked_for_answer() -> None:
-    async def test() -> None:
-        async with serving(Shelf()) as desk:
-            await desk.engine.set_slots("m", {"candidate": "2", "shadow": "3"})
+async def test_slots_and_versions_that_are_asked_for_answer() -> None:
+    async with serving(Shelf()) as desk:
+        await desk.engine.set_slots("m", {"candidate": "2", "shadow": "3"})
+        await desk.engine.load("m", "4")
+        seen = {}
+        for told in (
+            {"slot": "stable"},
+            {"slot": "candidate"},
+            {"slot": "shadow"},
+            {"version": "4"},
+            {"version": "2"},
+        ):
+            call = await asked(desk, **told)
+            seen[str(told)] = (version_of(desk.answer(call)), desk.answer(call).served.slot)
+        assert list(seen.values()) == [
+            ("1", "stable"), ("2", "candidate"), ("3", "shadow"), ("4", "stable"),
+            ("2", "stable"),
+        ]  # fmt: skip
+        unknown = await asked(desk, version="9")
+        assert isinstance(desk.error(unknown), UnknownModelError)
+        other = await asked(desk, slot="candidate", version="77")
+        assert "version 77 is not loaded here; loaded are 1, 2, 3, 4" in str(desk.error(other))
+
+
+async def test_an_emptied_candidate_slot_is_answered_by_stable_and_says_so() -> None:
+    shelf = Shelf(seconds=0.01)
+    async with serving(shelf) as desk:
+        await desk.engine.set_slots("m", {"candidate": "2"})
+        behaviour = shelf.behaviours["2", "cpu"]
+        behaviour.gate.clear()
+        desk.ask(slot="candidate")
+        await until(lambda: behaviour.sizes == [1])
+        waiting = desk.ask(slot="candidate")
+        await desk.engine.set_slots("m", {"candidate": None})
+        after = desk.ask(slot="candidate")
+        shadow = desk.ask(slot="shadow")
+        await until(lambda: after.request_id in desk.outcomes)
+        for call in (waiting, after):
+            answer = desk.answer(call)
+            assert (version_of(answer), answer.served.slot) == ("1", "stable")
+        assert "no shadow version" in str(desk.error(shadow))
+        behaviour.gate.set()
+        await desk.settled()
+        assert desk.engine.counters()["passed_on"] == {("m",): 2}
+
+
+async def test_a_version_that_cannot_be_loaded_changes_no_slot() -> None:
+    shelf = Shelf(bad={"2": "golden batch differs"})
+    async with serving(shelf) as desk:
+        with pytest.raises(NotReadyError, match="golden batch differs"):
+            await desk.engine.set_slots("m", {"candidate": "3", "stable": "2"})
+        assert desk.engine.slots("m") == {"stable": "1", "candidate": None, "shadow": None}
+        with pytest.raises(UnknownModelError):
+            await desk.engine.load("m", "99")
+        (state,) = [s for s in desk.engine.states() if s.version == "2"]
+        assert (state.state, state.reason) == ("UNAVAILABLE", "golden batch differs")
+        assert version_of(desk.answer(await asked(desk))) == "1"
+
+
+async def test_without_models_it_starts_and_loads_what_it_is_told_to() -> None:
+    async with serving(Shelf(), models=()) as desk:
+        assert desk.engine.states() == []
+        assert desk.engine.is_ready()
+        missing = await asked(desk)
+        assert isinstance(desk.error(missing), UnknownModelError)
+        state = await desk.engine.load("m")
+        assert (state.state, state.slots) == ("READY", ("stable",))
+        assert version_of(desk.answer(await asked(desk))) == "1"
+        await desk.engine.unload("m")
+        assert not desk.engine.is_ready("m")
+        gone = await asked(desk)
+        assert "it was unloaded" in str(desk.error(gone))
+
+
+async def test_no_more_versions_are_loaded_than_allowed() -> None:
+    shelf = Shelf()
+    async with serving(shelf, max_versions=2) as desk:
+        await desk.engine.set_slots("m", {"stable": "2"})
+        await desk.engine.set_slots("m", {"candidate": "3"})  # takes the warm one's place
+        assert {s.version for s in desk.engine.states()} == {"2", "3"}
+        with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
             await desk.engine.load("m", "4")
-            seen = {}
-            for told in (
-                {"slot": "stable"},
-                {"slot": "candidate"},
-                {"slot": "shadow"},
-                {"version": "4"},
-                {"version": "2"},
-            ):
-                call = await asked(desk, **told)
-                seen[str(told)] = (version_of(desk.answer(call)), desk.answer(call).served.slot)
-            assert list(seen.values()) == [
-                ("1", "stable"), ("2", "candidate"), ("3", "shadow"), ("4", "stable"),
-                ("2", "stable"),
-            ]  # fmt: skip
-            unknown = await asked(desk, version="9")
-            assert isinstance(desk.error(unknown), UnknownModelError)
-            other = await asked(desk, slot="candidate", version="77")
-            assert "version 77 is not loaded here; loaded are 1, 2, 3, 4" in str(desk.error(other))
-
-    run(test())
 
 
-def test_an_emptied_candidate_slot_is_answered_by_stable_and_says_so() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        async with serving(shelf) as desk:
-            await desk.engine.set_slots("m", {"candidate": "2"})
-            behaviour = shelf.behaviours["2", "cpu"]
-            behaviour.gate.clear()
-            desk.ask(slot="candidate")
-            await until(lambda: behaviour.sizes == [1])
-            waiting = desk.ask(slot="candidate")
-            await desk.engine.set_slots("m", {"candidate": None})
-            after = desk.ask(slot="candidate")
-            shadow = desk.ask(slot="shadow")
-            await until(lambda: after.request_id in desk.outcomes)
-            for call in (waiting, after):
-                answer = desk.answer(call)
-                assert (version_of(answer), answer.served.slot) == ("1", "stable")
-            assert "no shadow version" in str(desk.error(shadow))
-            behaviour.gate.set()
-            await desk.settled()
-            assert desk.engine.counters()["passed_on"] == {("m",): 2}
-
-    run(test())
+async def test_a_warm_version_that_a_slot_is_about_to_mean_makes_no_room() -> None:
+    async with serving(Shelf(), max_versions=2) as desk:
+        await desk.engine.set_slots("m", {"stable": "2"})
+        with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
+            await desk.engine.set_slots("m", {"stable": "1", "candidate": "3"})
+        assert version_of(desk.answer(await asked(desk))) == "2"
+        await desk.engine.set_slots("m", {"stable": "1"})
+        assert version_of(desk.answer(await asked(desk))) == "1"
 
 
-def test_a_version_that_cannot_be_loaded_changes_no_slot() -> None:
-    async def test() -> None:
-        shelf = Shelf(bad={"2": "golden batch differs"})
-        async with serving(shelf) as desk:
-            with pytest.raises(NotReadyError, match="golden batch differs"):
-                await desk.engine.set_slots("m", {"candidate": "3", "stable": "2"})
-            assert desk.engine.slots("m") == {"stable": "1", "candidate": None, "shadow": None}
-            with pytest.raises(UnknownModelError):
-                await desk.engine.load("m", "99")
-            (state,) = [s for s in desk.engine.states() if s.version == "2"]
-            assert (state.state, state.reason) == ("UNAVAILABLE", "golden batch differs")
-            assert version_of(desk.answer(await asked(desk))) == "1"
-
-    run(test())
-
-
-def test_without_models_it_starts_and_loads_what_it_is_told_to() -> None:
-    async def test() -> None:
-        async with serving(Shelf(), models=()) as desk:
-            assert desk.engine.states() == []
-            assert desk.engine.is_ready()
-            missing = await asked(desk)
-            assert isinstance(desk.error(missing), UnknownModelError)
-            state = await desk.engine.load("m")
-            assert (state.state, state.slots) == ("READY", ("stable",))
-            assert version_of(desk.answer(await asked(desk))) == "1"
-            await desk.engine.unload("m")
-            assert not desk.engine.is_ready("m")
-            gone = await asked(desk)
-            assert "it was unloaded" in str(desk.error(gone))
-
-    run(test())
-
-
-def test_no_more_versions_are_loaded_than_allowed() -> None:
-    async def test() -> None:
-        shelf = Shelf()
-        async with serving(shelf, max_versions=2) as desk:
-            await desk.engine.set_slots("m", {"stable": "2"})
-            await desk.engine.set_slots("m", {"candidate": "3"})  # takes the warm one's place
-            assert {s.version for s in desk.engine.states()} == {"2", "3"}
-            with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
-                await desk.engine.load("m", "4")
-
-    run(test())
-
-
-def test_a_warm_version_that_a_slot_is_about_to_mean_makes_no_room() -> None:
-    async def test() -> None:
-        async with serving(Shelf(), max_versions=2) as desk:
-            await desk.engine.set_slots("m", {"stable": "2"})
-            with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
-                await desk.engine.set_slots("m", {"stable": "1", "candidate": "3"})
-            assert version_of(desk.answer(await asked(desk))) == "2"
-            await desk.engine.set_slots("m", {"stable": "1"})
-            assert version_of(desk.answer(await asked(desk))) == "1"
-
-    run(test())
-
-
-def test_stopping_answers_what_waits_and_refuses_what_comes() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.02)
-        async with serving(shelf) as desk:
-            calls = [desk.ask() for _ in range(3)]
-            await asyncio.sleep(0)
-            stopping = asyncio.ensure_future(desk.engine.stop())
-            await asyncio.sleep(0)
-            late = desk.ask()
-            await stopping
-            assert {version_of(desk.answer(call)) for call in calls} == {"1"}
-            assert "stopping" in str(desk.error(late))
-
-    run(test())
+async def test_stopping_answers_what_waits_and_refuses_what_comes() -> None:
+    shelf = Shelf(seconds=0.02)
+    async with serving(shelf) as desk:
+        calls = [desk.ask() for _ in range(3)]
+        await asyncio.sleep(0)
+        stopping = asyncio.ensure_future(desk.engine.stop())
+        await asyncio.sleep(0)
+        late = desk.ask()
+        await stopping
+        assert {version_of(desk.answer(call)) for call in calls} == {"1"}
+        assert "stopping" in str(desk.error(late))
 
 
 # The alias
 
 
-def test_a_moved_alias_is_served_and_a_bad_one_is_tried_again_later() -> None:
-    async def test() -> None:
-        shelf = Shelf(bad={"2": "its files are damaged"})
-        async with serving(shelf) as desk:
-            shelf.aliases["champion"] = "2"
-            await until(lambda: shelf.opened.count("2") >= 2)
-            assert version_of(desk.answer(await asked(desk))) == "1"
-            shelf.bad.clear()
-            await until(lambda: desk.engine.slots("m")["stable"] == "2")
-
-    run(test())
+async def test_a_moved_alias_is_served_and_a_bad_one_is_tried_again_later() -> None:
+    shelf = Shelf(bad={"2": "its files are damaged"})
+    async with serving(shelf) as desk:
+        shelf.aliases["champion"] = "2"
+        await until(lambda: shelf.opened.count("2") >= 2)
+        assert version_of(desk.answer(await asked(desk))) == "1"
+        shelf.bad.clear()
+        await until(lambda: desk.engine.slots("m")["stable"] == "2")
 
 
-def test_faults_that_nobody_foresaw_do_not_end_the_following(
+async def test_faults_that_nobody_foresaw_do_not_end_the_following(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Odd(Shelf):
@@ -454,71 +394,54 @@ def test_faults_that_nobody_foresaw_do_not_end_the_following(
                 raise LookupError("no such operator")
             return super().open(key)
 
-    async def test() -> None:
-        shelf = Odd()
-        async with serving(shelf) as desk:
-            shelf.aliases["champion"] = "2"
-            await until(lambda: shelf.opened.count("2") >= 2)
-            told = next(s for s in desk.engine.states() if s.version == "2")
-            assert told.state == "UNAVAILABLE"
-            assert "no such operator" in told.reason
-            with monkeypatch.context() as patch:
-                looks: list[str] = []
+    shelf = Odd()
+    async with serving(shelf) as desk:
+        shelf.aliases["champion"] = "2"
+        await until(lambda: shelf.opened.count("2") >= 2)
+        told = next(s for s in desk.engine.states() if s.version == "2")
+        assert told.state == "UNAVAILABLE"
+        assert "no such operator" in told.reason
+        with monkeypatch.context() as patch:
+            looks: list[str] = []
 
-                def broken(model: str, alias: str) -> VersionKey | None:
-                    looks.append(alias)
-                    raise LookupError("a table is gone")
+            def broken(model: str, alias: str) -> VersionKey | None:
+                looks.append(alias)
+                raise LookupError("a table is gone")
 
-                patch.setattr(shelf, "by_alias", broken)
-                await until(lambda: len(looks) >= 2)
-            shelf.aliases["champion"] = "3"
-            await until(lambda: desk.engine.slots("m")["stable"] == "3")
-
-    run(test())
+            patch.setattr(shelf, "by_alias", broken)
+            await until(lambda: len(looks) >= 2)
+        shelf.aliases["champion"] = "3"
+        await until(lambda: desk.engine.slots("m")["stable"] == "3")
 
 
 @pytest.mark.parametrize(
     ("on_move", "expected"),
     [("swap", ("2", None)), ("offer", ("1", "2")), ("hold", ("1", None))],
 )
-def test_what_a_moved_alias_does_is_configured(on_move: Any, expected: tuple[str, Any]) -> None:
-    async def test() -> None:
-        shelf = Shelf()
-        model = ServedModel(name="m", on_move=on_move)
-        async with serving(shelf, models=(model,)) as desk:
-            shelf.aliases["champion"] = "2"
-            assert desk.engine._follower is not None
-            await desk.engine._follower.look()
-            slots = desk.engine.slots("m")
-            assert (slots["stable"], slots["candidate"]) == expected
-
-    run(test())
-
-
-def test_slots_that_a_person_set_stand_until_the_alias_moves() -> None:
-    async def test() -> None:
-        shelf = Shelf()
-        async with serving(shelf) as desk:
-            await desk.engine.set_slots("m", {"stable": "3"})
-            await asyncio.sleep(0.1)
-            assert desk.engine.slots("m")["stable"] == "3"
-            shelf.aliases["champion"] = "2"
-            await until(lambda: desk.engine.slots("m")["stable"] == "2")
-
-    run(test())
+async def test_what_a_moved_alias_does_is_configured(
+    on_move: Any, expected: tuple[str, Any]
+) -> None:
+    shelf = Shelf()
+    model = ServedModel(name="m", on_move=on_move)
+    async with serving(shelf, models=(model,)) as desk:
+        shelf.aliases["champion"] = "2"
+        assert desk.engine._follower is not None
+        await desk.engine._follower.look()
+        slots = desk.engine.slots("m")
+        assert (slots["stable"], slots["candidate"]) == expected
 
 
-def test_without_a_champion_or_a_registry_it_says_so_and_waits() -> None:
-    async def test() -> None:
-        shelf = Shelf(aliases={}, away=True)
-        async with serving(shelf) as desk:
-            assert "the registry is away" in str(desk.error(await asked(desk)))
-            shelf.away = False
-            await until(lambda: "no version has the alias" in _why(desk))
-            assert not desk.engine.is_ready()
-            shelf.aliases["champion"] = "1"
-            await until(lambda: desk.engine.is_ready())
+async def test_slots_that_a_person_set_stand_until_the_alias_moves() -> None:
+    shelf = Shelf()
+    async with serving(shelf) as desk:
+        await desk.engine.set_slots("m", {"stable": "3"})
+        await asyncio.sleep(0.1)
+        assert desk.engine.slots("m")["stable"] == "3"
+        shelf.aliases["champion"] = "2"
+        await until(lambda: desk.engine.slots("m")["stable"] == "2")
 
+
+async def test_without_a_champion_or_a_registry_it_says_so_and_waits() -> None:
     def _why(desk: Desk) -> str:
         try:
             desk.engine.signature("m")
@@ -526,38 +449,41 @@ def test_without_a_champion_or_a_registry_it_says_so_and_waits() -> None:
             return str(exc)
         return ""
 
-    run(test())
+    shelf = Shelf(aliases={}, away=True)
+    async with serving(shelf) as desk:
+        assert "the registry is away" in str(desk.error(await asked(desk)))
+        shelf.away = False
+        await until(lambda: "no version has the alias" in _why(desk))
+        assert not desk.engine.is_ready()
+        shelf.aliases["champion"] = "1"
+        await until(lambda: desk.engine.is_ready())
 
 
-def test_the_same_version_with_new_variants_is_loaded_anew() -> None:
-    async def test() -> None:
-        shelf = Shelf()
-        async with serving(shelf) as desk:
-            shelf.digest = "b"
-            await until(lambda: shelf.opened == ["1", "1"])
-            assert version_of(desk.answer(await asked(desk))) == "1"
-            assert len(desk.engine.states()) == 1
-            assert desk.engine.signature("m") == SIGNATURE
-
-    run(test())
+async def test_the_same_version_with_new_variants_is_loaded_anew() -> None:
+    shelf = Shelf()
+    async with serving(shelf) as desk:
+        shelf.digest = "b"
+        await until(lambda: shelf.opened == ["1", "1"])
+        assert version_of(desk.answer(await asked(desk))) == "1"
+        assert len(desk.engine.states()) == 1
+        assert desk.engine.signature("m") == SIGNATURE
 
 
-def test_a_receiver_that_raises_takes_nobody_elses_answer(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with serving(Shelf()) as desk:
-            desk.ask()
-            broken = made_call("broken", 1.0, 1)
-            desk.engine.submit(broken, lambda *_: 1 / 0)
-            desk.ask()
-            await desk.settled()
-            await asked(desk)
-            assert desk.engine.counters()["lost_outcomes"] == {(): 1}
-
-    run(test())
+async def test_a_receiver_that_raises_takes_nobody_elses_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(Shelf()) as desk:
+        desk.ask()
+        broken = made_call("broken", 1.0, 1)
+        desk.engine.submit(broken, lambda *_: 1 / 0)
+        desk.ask()
+        await desk.settled()
+        await asked(desk)
+        assert desk.engine.counters()["lost_outcomes"] == {(): 1}
     assert "the outcome of request broken could not be handed over" in caplog.text
 
 
-def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Witness):
         def served(self, batch: ServedBatch) -> None:
             raise LookupError("a fault of ours")
@@ -565,39 +491,30 @@ def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptureFixtu
         def refused(self, call: Call, error: ServingError) -> None:
             raise LookupError("a fault of ours")
 
-    async def test() -> None:
-        async with serving(Shelf(), witness=Broken()) as desk:
-            observability = Witness()
-            desk.engine.observers.append(observability)
-            for _ in range(3):
-                desk.answer(await asked(desk))
-            desk.engine.submit(replace(made_call("r", 1.0, 1), model="x"), lambda *_: None)
-            await until(lambda: observability.refusals)
-            assert len(observability.batches) == 3
-            assert desk.engine.counters()["unseen_outcomes"] == {(): 4}
-
-    run(test())
+    async with serving(Shelf(), witness=Broken()) as desk:
+        observability = Witness()
+        desk.engine.observers.append(observability)
+        for _ in range(3):
+            desk.answer(await asked(desk))
+        desk.engine.submit(replace(made_call("r", 1.0, 1), model="x"), lambda *_: None)
+        await until(lambda: observability.refusals)
+        assert len(observability.batches) == 3
+        assert desk.engine.counters()["unseen_outcomes"] == {(): 4}
     assert "an observer raised" in caplog.text
 
 
-def test_emptying_slots_of_a_model_that_nobody_knows_makes_none() -> None:
-    async def test() -> None:
-        async with serving(Shelf()) as desk:
-            with pytest.raises(UnknownModelError, match="no model 'other'"):
-                await desk.engine.set_slots("other", {"candidate": None})
-            with pytest.raises(UnknownModelError):
-                desk.engine.slots("other")
-
-    run(test())
+async def test_emptying_slots_of_a_model_that_nobody_knows_makes_none() -> None:
+    async with serving(Shelf()) as desk:
+        with pytest.raises(UnknownModelError, match="no model 'other'"):
+            await desk.engine.set_slots("other", {"candidate": None})
+        with pytest.raises(UnknownModelError):
+            desk.engine.slots("other")
 
 
-def test_names_that_clients_make_up_are_counted_together() -> None:
-    async def test() -> None:
-        witness = Witness()
-        async with serving(Shelf(), witness=witness) as desk:
-            for n in range(3):
-                desk.engine.submit(replace(made_call("r", 1.0, 1), model=f"x{n}"), lambda *_: None)
-            await until(lambda: len(witness.refusals) == 3)
-            assert desk.engine.counters()["refused"] == {("", "stable", "unknown_model"): 3}
-
-    run(test())
+async def test_names_that_clients_make_up_are_counted_together() -> None:
+    witness = Witness()
+    async with serving(Shelf(), witness=witness) as desk:
+        for n in range(3):
+            desk.engine.submit(replace(made_call("r", 1.0, 1), model=f"x{n}"), lambda *_: None)
+        await until(lambda: len(witness.refusals) == 3)
+        assert desk.engine.counters()["refused"] == {("", "stable", "unknown_model"): 3}

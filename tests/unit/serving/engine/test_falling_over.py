@@ -21,11 +21,12 @@ from tests.support.serving.standins import (
     Shelf,
     asked,
     made_call,
-    run,
     serving,
     until,
     version_of,
 )
+
+pytestmark = pytest.mark.anyio
 
 
 def backends(*ms: float) -> list[Backend]:
@@ -102,99 +103,87 @@ def test_times_are_learned_and_larger_batches_are_guessed_from_smaller_ones() ->
     assert times.expected_ms(4) == pytest.approx(3.0, abs=0.01)
 
 
-def test_a_batch_whose_backend_dies_is_answered_by_the_other_and_both_ways() -> None:
-    async def test() -> None:
-        shelf = Shelf(hardware=("cpu", "gpu"))
-        async with serving(shelf, hardware=TWO_KINDS) as desk:
-            cpu, gpu = (shelf.behaviours["1", name] for name in ("cpu", "gpu"))
-            cpu.broken = True
-            calls = [desk.ask(float(n)) for n in range(3)]
-            await desk.settled()
-            for n, call in enumerate(calls):
-                answer = desk.answer(call)
-                assert answer.outputs["score"].tolist() == [1000 + 2 * n]
-                assert (answer.served.hardware, answer.served.fell_over_from) == ("gpu", "cpu")
-            assert desk.engine.is_ready("m")
-            counters, on_cpu = desk.engine.counters(), ("m", "1", "cpu-fp32", "cpu")
-            assert counters["backend_closed"][on_cpu] == 0
-            assert counters["backend_failures"][on_cpu] == 1
+async def test_a_batch_whose_backend_dies_is_answered_by_the_other_and_both_ways() -> None:
+    shelf = Shelf(hardware=("cpu", "gpu"))
+    async with serving(shelf, hardware=TWO_KINDS) as desk:
+        cpu, gpu = (shelf.behaviours["1", name] for name in ("cpu", "gpu"))
+        cpu.broken = True
+        calls = [desk.ask(float(n)) for n in range(3)]
+        await desk.settled()
+        for n, call in enumerate(calls):
+            answer = desk.answer(call)
+            assert answer.outputs["score"].tolist() == [1000 + 2 * n]
+            assert (answer.served.hardware, answer.served.fell_over_from) == ("gpu", "cpu")
+        assert desk.engine.is_ready("m")
+        counters, on_cpu = desk.engine.counters(), ("m", "1", "cpu-fp32", "cpu")
+        assert counters["backend_closed"][on_cpu] == 0
+        assert counters["backend_failures"][on_cpu] == 1
 
-            gpu.broken = True
-            both = desk.ask()
-            await desk.settled()
-            assert isinstance(desk.error(both), BackendError | NotReadyError)
-            assert "the device is gone" in str(desk.error(both))
-            await until(lambda: not desk.engine.is_ready("m"))
-            (state,) = desk.engine.states()
-            assert (state.state, "cpu: the device is gone" in state.reason) == ("UNAVAILABLE", True)
-            now = await asked(desk)
-            assert isinstance(desk.error(now), NotReadyError)
-            assert desk.error(now).retry_after_s is not None
+        gpu.broken = True
+        both = desk.ask()
+        await desk.settled()
+        assert isinstance(desk.error(both), BackendError | NotReadyError)
+        assert "the device is gone" in str(desk.error(both))
+        await until(lambda: not desk.engine.is_ready("m"))
+        (state,) = desk.engine.states()
+        assert (state.state, "cpu: the device is gone" in state.reason) == ("UNAVAILABLE", True)
+        now = await asked(desk)
+        assert isinstance(desk.error(now), NotReadyError)
+        assert desk.error(now).retry_after_s is not None
 
-            cpu.broken = gpu.broken = False
-            version = desk.engine.served("m").versions["1"]
-            await until(lambda: all(one.circuit.closed for one in version.backends))
-            served = desk.answer(await asked(desk)).served
-            assert (served.hardware, served.fell_over_from) == ("cpu", "")
-
-    run(test())
+        cpu.broken = gpu.broken = False
+        version = desk.engine.served("m").versions["1"]
+        await until(lambda: all(one.circuit.closed for one in version.backends))
+        served = desk.answer(await asked(desk)).served
+        assert (served.hardware, served.fell_over_from) == ("cpu", "")
 
 
-def test_a_batch_that_does_not_come_back_is_computed_elsewhere() -> None:
-    async def test() -> None:
-        shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
-        async with serving(shelf, hardware=TWO_KINDS, batch_s=0.1) as desk:
-            cpu = shelf.behaviours["1", "cpu"]
-            cpu.gate.clear()
-            first, second = desk.ask(1.0), desk.ask(2.0)
-            await desk.settled()
-            for call, score in ((first, 1002), (second, 1004)):
-                answer = desk.answer(call)
-                assert answer.outputs["score"].tolist() == [score]
-                assert (answer.served.hardware, answer.served.fell_over_from) == ("gpu", "cpu")
-            version = desk.engine.served("m").versions["1"]
-            assert "no answer within 0.1 s" in version.backends[0].circuit.reason
-            cpu.gate.set()
-            await until(lambda: version.backends[0].circuit.closed)
-            assert desk.answer(await asked(desk)).served.hardware == "cpu"
-            assert len(desk.outcomes[first.request_id]) == 1
-
-    run(test())
+async def test_a_batch_that_does_not_come_back_is_computed_elsewhere() -> None:
+    shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
+    async with serving(shelf, hardware=TWO_KINDS, batch_s=0.1) as desk:
+        cpu = shelf.behaviours["1", "cpu"]
+        cpu.gate.clear()
+        first, second = desk.ask(1.0), desk.ask(2.0)
+        await desk.settled()
+        for call, score in ((first, 1002), (second, 1004)):
+            answer = desk.answer(call)
+            assert answer.outputs["score"].tolist() == [score]
+            assert (answer.served.hardware, answer.served.fell_over_from) == ("gpu", "cpu")
+        version = desk.engine.served("m").versions["1"]
+        assert "no answer within 0.1 s" in version.backends[0].circuit.reason
+        cpu.gate.set()
+        await until(lambda: version.backends[0].circuit.closed)
+        assert desk.answer(await asked(desk)).served.hardware == "cpu"
+        assert len(desk.outcomes[first.request_id]) == 1
 
 
-def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> None:
-    async def test() -> None:
-        shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
-        patient = (ServedModel(name="m", goal_ms=1000),)
-        kinds: dict[str, Any] = {"hardware": TWO_KINDS, "helped_from": 4}
-        async with serving(shelf, models=patient, batch_rows=1, **kinds) as desk:
-            calls = [desk.ask() for _ in range(30)]
-            await desk.settled()
-            served = [desk.answer(call).served for call in calls]
-            helped = [one for one in served if one.hardware == "gpu"]
-            assert 5 <= len(helped) < 25
-            assert {one.fell_over_from for one in helped} == {"cpu"}
-            assert {one.fell_over_from for one in served if one.hardware == "cpu"} == {""}
-            assert not desk.engine.served("m").queues["stable"].is_spilling
-            assert version_of(desk.answer(await asked(desk))) == "1"
-
-    run(test())
+async def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> None:
+    shelf = Shelf(hardware=("cpu", "gpu"), seconds=0.005)
+    patient = (ServedModel(name="m", goal_ms=1000),)
+    kinds: dict[str, Any] = {"hardware": TWO_KINDS, "helped_from": 4}
+    async with serving(shelf, models=patient, batch_rows=1, **kinds) as desk:
+        calls = [desk.ask() for _ in range(30)]
+        await desk.settled()
+        served = [desk.answer(call).served for call in calls]
+        helped = [one for one in served if one.hardware == "gpu"]
+        assert 5 <= len(helped) < 25
+        assert {one.fell_over_from for one in helped} == {"cpu"}
+        assert {one.fell_over_from for one in served if one.hardware == "cpu"} == {""}
+        assert not desk.engine.served("m").queues["stable"].is_spilling
+        assert version_of(desk.answer(await asked(desk))) == "1"
 
 
-def test_no_more_batches_run_beside_each_other_than_there_are_threads() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        async with serving(shelf, hardware=(HardwareConfig(workers=1),)) as desk:
-            await desk.engine.set_slots("m", {"candidate": "2"})
-            first, second = (shelf.behaviours[n, "cpu"] for n in "12")
-            first.gate.clear()
-            desk.ask()
-            await until(lambda: first.sizes == [1])
-            other = desk.ask(slot="candidate")
-            await asyncio.sleep(0.03)
-            assert second.sizes == []
-            first.gate.set()
-            await desk.settled()
-            assert version_of(desk.answer(other)) == "2"
-
-    run(test())
+async def test_no_more_batches_run_beside_each_other_than_there_are_threads() -> None:
+    shelf = Shelf(seconds=0.01)
+    async with serving(shelf, hardware=(HardwareConfig(workers=1),)) as desk:
+        await desk.engine.set_slots("m", {"candidate": "2"})
+        first, second = (shelf.behaviours[n, "cpu"] for n in "12")
+        first.gate.clear()
+        desk.ask()
+        await until(lambda: first.sizes == [1])
+        other = desk.ask(slot="candidate")
+        await asyncio.sleep(0.03)
+        assert second.sizes == []
+        first.gate.set()
+        await desk.settled()
+        assert version_of(desk.answer(other)) == "2"

@@ -14,7 +14,9 @@ from serving.engine.config import ServedModel
 from serving.engine.queues import PACE_HOLDS_S, Limits, RequestQueue
 from serving.engine.versions import VersionKey
 from serving.errors import OverloadedError
-from tests.support.serving.standins import Desk, Shelf, made_call, run, serving, until
+from tests.support.serving.standins import Desk, Shelf, made_call, serving, until
+
+pytestmark = pytest.mark.anyio
 
 
 def waiting_behind(desk: Desk, shelf: Shelf, most: int = 100) -> int:
@@ -38,65 +40,56 @@ async def with_one_running(desk: Desk, shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize(("goal_ms", "most"), [(50, 5), (200, 11), (1, 5)])
-def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
+async def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
     goal_ms: float, most: int
 ) -> None:
     """Batches of 10 ms: 25 ms would be two of them, and four may wait whatever the goal says."""
 
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        models = (ServedModel(name="m", goal_ms=goal_ms),)
-        async with serving(shelf, models=models, batch_rows=1) as desk:
-            await with_one_running(desk, shelf)
-            assert waiting_behind(desk, shelf) == most
-            error = desk.engine.refusal("m")
-            assert isinstance(error, OverloadedError)
-            assert error.retry_after_s == pytest.approx(0.01 * most)
-            refused = desk.ask()  # also where nobody asked before
-            shelf.behaviours["1", "cpu"].gate.set()
-            await desk.settled()
-            assert isinstance(desk.error(refused), OverloadedError)
-            assert desk.engine.counters()["refused"] == {("m", "stable", "overloaded"): 3}
-
-    run(test())
+    shelf = Shelf(seconds=0.01)
+    models = (ServedModel(name="m", goal_ms=goal_ms),)
+    async with serving(shelf, models=models, batch_rows=1) as desk:
+        await with_one_running(desk, shelf)
+        assert waiting_behind(desk, shelf) == most
+        error = desk.engine.refusal("m")
+        assert isinstance(error, OverloadedError)
+        assert error.retry_after_s == pytest.approx(0.01 * most)
+        refused = desk.ask()  # also where nobody asked before
+        shelf.behaviours["1", "cpu"].gate.set()
+        await desk.settled()
+        assert isinstance(desk.error(refused), OverloadedError)
+        assert desk.engine.counters()["refused"] == {("m", "stable", "overloaded"): 3}
 
 
-def test_what_fits_into_the_next_batch_is_taken_however_long_the_batch_takes() -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        async with serving(shelf, batch_rows=100, requests=99) as desk:
-            await with_one_running(desk, shelf)
-            first_backend(desk).times.note(200, 60_000)
-            assert waiting_behind(desk, shelf, 99) == 99
-            shelf.behaviours["1", "cpu"].gate.set()
-            await desk.settled()
-
-    run(test())
+async def test_what_fits_into_the_next_batch_is_taken_however_long_the_batch_takes() -> None:
+    shelf = Shelf(seconds=0.01)
+    async with serving(shelf, batch_rows=100, requests=99) as desk:
+        await with_one_running(desk, shelf)
+        first_backend(desk).times.note(200, 60_000)
+        assert waiting_behind(desk, shelf, 99) == 99
+        shelf.behaviours["1", "cpu"].gate.set()
+        await desk.settled()
 
 
 @pytest.mark.parametrize("num_rows", [1, 20])
-def test_turns_that_take_long_count_more_than_what_the_model_takes(num_rows: int) -> None:
+async def test_turns_that_take_long_count_more_than_what_the_model_takes(num_rows: int) -> None:
     """The loop may be reading and refusing: then a batch comes but once a turn.
 
     A call of more rows than a batch has comes alone, whole, and takes one turn too.
     """
 
-    async def test() -> None:
-        shelf = Shelf(seconds=0.01)
-        async with serving(shelf, batch_rows=1) as desk:
-            await with_one_running(desk, shelf)
-            desk.ask(rows=num_rows)
-            assert (desk.engine.refusal("m") is None) == (num_rows == 1)
-            queue, now = desk.engine.served("m").queues["stable"], time.monotonic()
-            queue.note_taken(1, now - 0.5)
-            queue.note_taken(1, now)
-            error = desk.engine.refusal("m")
-            assert error is not None
-            assert error.retry_after_s == pytest.approx(0.5)
-            shelf.behaviours["1", "cpu"].gate.set()
-            await desk.settled()
-
-    run(test())
+    shelf = Shelf(seconds=0.01)
+    async with serving(shelf, batch_rows=1) as desk:
+        await with_one_running(desk, shelf)
+        desk.ask(rows=num_rows)
+        assert (desk.engine.refusal("m") is None) == (num_rows == 1)
+        queue, now = desk.engine.served("m").queues["stable"], time.monotonic()
+        queue.note_taken(1, now - 0.5)
+        queue.note_taken(1, now)
+        error = desk.engine.refusal("m")
+        assert error is not None
+        assert error.retry_after_s == pytest.approx(0.5)
+        shelf.behaviours["1", "cpu"].gate.set()
+        await desk.settled()
 
 
 def test_the_pace_is_measured_while_calls_wait_and_soon_forgotten() -> None:
@@ -115,27 +108,24 @@ def test_the_pace_is_measured_while_calls_wait_and_soon_forgotten() -> None:
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_a_short_batch_leaves_its_thread_where_the_loop_is_slow_to_come_back(
+async def test_a_short_batch_leaves_its_thread_where_the_loop_is_slow_to_come_back(
     is_slow: bool,
 ) -> None:
-    async def test() -> None:
-        shelf = Shelf(seconds=0.002)  # more than `inline_ms`, less than a turn
-        async with serving(shelf, batch_rows=1) as desk:
-            backend, threads = first_backend(desk), set()
-            score = backend.score
+    shelf = Shelf(seconds=0.002)  # more than `inline_ms`, less than a turn
+    async with serving(shelf, batch_rows=1) as desk:
+        backend, threads = first_backend(desk), set()
+        score = backend.score
 
-            def noted(arrays: dict[str, Array]) -> Any:
-                threads.add(threading.current_thread() is threading.main_thread())
-                return score(arrays)
+        def noted(arrays: dict[str, Array]) -> Any:
+            threads.add(threading.current_thread() is threading.main_thread())
+            return score(arrays)
 
-            backend.score = noted
+        backend.score = noted
+        desk.ask()
+        if is_slow:  # another one waits, and the last turns took long
             desk.ask()
-            if is_slow:  # another one waits, and the last turns took long
-                desk.ask()
-                queue, now = desk.engine.served("m").queues["stable"], time.monotonic()
-                queue.note_taken(1, now - 0.5)
-                queue.note_taken(1, now)
-            await desk.settled()
-            assert (True in threads) == is_slow
-
-    run(test())
+            queue, now = desk.engine.served("m").queues["stable"], time.monotonic()
+            queue.note_taken(1, now - 0.5)
+            queue.note_taken(1, now)
+        await desk.settled()
+        assert (True in threads) == is_slow
