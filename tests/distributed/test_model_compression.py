@@ -93,25 +93,6 @@ def test_a_lesson_that_weighs_next_to_nothing_gives_the_curve_of_plain_training(
         assert one == pytest.approx(other, rel=1e-5)
 
 
-def test_a_student_without_a_teacher_is_plain_training_to_the_last_bit(
-    tmp_path: Path, folder: Path, parent: ShrinkingParent
-) -> None:
-    plan = planned(folder, parent, method="distillation", hidden_sizes=[4], max_epochs=3)
-    student = taught(tmp_path, plan.config, None)
-    plain = taught(folder, SMALL, None)
-    assert losses(student.epochs) == losses(plain.epochs)
-    assert student.program.sha256 == plain.program.sha256
-
-
-def test_a_lesson_of_the_teacher_alone_brings_the_student_near_to_it(
-    folder: Path, answers: ScoredWindow
-) -> None:
-    # Labels have no part in the loss here, and yet it learns what they say.
-    lesson = Lesson(answers=answers, weight=1.0, temperature=2.0)
-    model = taught(folder, SMALL, lesson)
-    assert model.epochs[model.best_epoch].quality > 0.6
-
-
 def test_a_taught_training_is_the_same_on_two_ranks_as_on_one(
     folder: Path, answers: ScoredWindow
 ) -> None:

@@ -140,6 +140,16 @@ def test_gradients_travel_only_where_there_is_another_rank(seen: Seen, size: int
         assert (sent.pop() > 0) == (size > 1)
 
 
+@pytest.mark.parametrize(
+    ("way", "share"),
+    [("sending fp16", 0.6), ("sending low ranks", 0.6), ("4 local steps", 0.3)],
+)
+@pytest.mark.parametrize("name", ["horovod", "ddp"])
+def test_fewer_bytes_are_sent(seen: Seen, name: str, way: str, share: float) -> None:
+    sent, whole = (seen.of(case, 2)[0]["wire_bytes"] for case in (f"{name}, {way}", name))
+    assert 0 < sent < share * whole
+
+
 @pytest.mark.parametrize("name", ["horovod", "ddp", "fsdp"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_broken_gradient_names_its_rank_and_changes_no_weight(

@@ -6,22 +6,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import r2_score, roc_auc_score
-from torch.nn import functional
 
 from tasks.kernel.errors import DataContractError
 from tasks.training.config import TrainingConfig
 from tasks.training.core.objective import (
-    Classification,
     Regression,
     histogram_auc,
-    objective_of,
     score_histograms,
 )
 from tasks.training.core.run_directory import TrainingJob
 from tasks.training.data.decode import RowFacts
 from tasks.training.data.fitting import fit_labels, label_moments
 from tests.support.data.builders import COLUMNS, splits
-from tests.support.training.parents import SCALE, preprocessing
+from tests.support.training.parents import SCALE
 from tests.support.training.reading_ranks import on_ranks
 
 
@@ -82,21 +79,6 @@ def test_the_loss_of_a_large_error_grows_with_its_size_and_not_its_square() -> N
     labels = torch.tensor([3300.0, 5300.0, 103300.0])
     losses = Regression(SCALE).row_losses(torch.zeros(3), labels)
     assert losses.tolist() == pytest.approx([0.0, 0.5, 49.5])
-
-
-def test_a_classification_still_has_the_loss_and_auc_that_it_had() -> None:
-    outputs, labels = torch.tensor([-2.0, 0.5, 3.0]), torch.tensor([0.0, 1.0, 1.0])
-    objective = Classification()
-    expected = functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
-    assert torch.equal(objective.row_losses(outputs, labels), expected)
-    assert objective.quality(objective.totals(outputs, labels)) == {"validation_auc": 1.0}
-
-
-def test_the_task_decides_the_objective() -> None:
-    fitted = preprocessing()
-    assert isinstance(objective_of(fitted), Classification)
-    numbers = type(fitted)(fitted.vocabularies, fitted.edges, fitted.flagged, SCALE)
-    assert isinstance(objective_of(numbers), Regression)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 9))

@@ -47,13 +47,6 @@ def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -
     assert (run.checkpoints / "epoch-0001.pt").read_bytes() == b"state"
 
 
-def test_epochs_are_read_as_they_were_written(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    run.rewrite_epochs([epoch(0), epoch(1)])
-    assert run.read_epochs() == [epoch(0), epoch(1)]
-    assert len((tmp_path / "epochs.jsonl").read_text().splitlines()) == 2
-
-
 def test_progress_is_written_at_once_and_then_at_most_once_a_second(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     reporter = ProgressReporter(run, rank=3)

@@ -71,11 +71,6 @@ def test_the_rank_has_the_given_environment_and_little_else(
     assert str(tmp_path) in printed
 
 
-def test_the_exit_code_is_the_ranks(tmp_path: Path) -> None:
-    with started(tmp_path, "raise SystemExit(41)") as process:
-        assert process.wait(30) == 41
-
-
 def test_a_closed_session_ends_a_rank_that_does_not_listen(tmp_path: Path) -> None:
     with started(tmp_path, SLEEPER) as process:
         assert process.stdin is not None

@@ -14,14 +14,6 @@ REMOTE = {
 }
 
 
-def test_this_machine_alone_needs_nothing_said() -> None:
-    assert ElasticConfig().discovery == "local"
-
-
-def test_other_hosts_are_reached_where_all_is_said() -> None:
-    assert ElasticConfig.model_validate(REMOTE).interface == "eth0"
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

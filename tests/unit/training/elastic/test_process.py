@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.messages import Failed
 from tasks.training.elastic.process import ElasticSpec, Lines, Member, RankProcess, ssh_command
 from tests.support.host.processes import wait_until
 
@@ -99,29 +98,9 @@ def test_the_end_of_a_rank_is_put_into_words(member: Member, words: str) -> None
     assert member.end_in_words().startswith(words)
 
 
-def test_a_broken_session_is_held_against_the_host_and_a_killed_rank_is_not() -> None:
-    assert ended(255, is_remote=True).lost_host
-    assert not ended(255).lost_host
-    assert not ended(137, is_remote=True).lost_host
-
-
-def test_who_goes_after_a_notice_has_not_failed() -> None:
-    assert ended(77).left_in_good_order
-    assert ended(143).left_in_good_order
-    assert not ended(137).left_in_good_order
-
-
 def test_a_rank_that_was_given_up_has_not_left_though_its_guard_ends_by_a_signal() -> None:
     member = ended(143, is_remote=True)
     member.given_up = "has not answered for 15 s"
     assert not member.left_in_good_order
     assert member.lost_host
     assert member.end_in_words() == "has not answered for 15 s"
-
-
-def test_an_error_of_its_own_is_told_before_all_else() -> None:
-    member = ended(1)
-    member.error = Failed(
-        error="TransientError", message="the store is away", traceback="", infrastructure=True
-    )
-    assert member.end_in_words() == "ended with TransientError: the store is away"

@@ -93,12 +93,6 @@ def test_threads_are_the_cores_divided_unless_they_are_given() -> None:
     assert plan_ranks(config(launch={"threads_per_rank": 5}), host).threads_per_rank == 5
 
 
-def test_the_plan_reads_as_words() -> None:
-    host = Host(num_cores=4, num_gpus=0)
-    assert str(plan_ranks(config(), host)) == "1 rank x 4 threads"
-    assert str(plan_ranks(config(launch={"ranks": 4}), host)) == "4 ranks x 1 thread"
-
-
 def test_gpus_that_stay_idle_are_told_with_what_to_set(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         plan_ranks(config(device="cuda", launch={"ranks": 2}), Host(num_cores=8, num_gpus=2))
@@ -160,15 +154,6 @@ def test_only_allowed_cores_are_given(sysfs: Path) -> None:
     cores = Cores.of_host({1, 5, 9}, sysfs)
     assert cores.number == 3
     assert shares(cores, 2, 1) == [{1}, {5}]
-
-
-def test_a_host_that_says_nothing_is_one_node(tmp_path: Path) -> None:
-    assert Cores.of_host({3, 0, 2, 1}, tmp_path).nodes == (((0,), (1,), (2,), (3,)),)
-
-
-def test_this_host_can_be_read() -> None:
-    allowed = os.sched_getaffinity(0)
-    assert Cores.of_host(allowed).number == len(allowed)
 
 
 @given(

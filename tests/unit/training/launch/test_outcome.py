@@ -32,10 +32,6 @@ def report(
     )
 
 
-def test_ranks_that_all_ended_well_are_no_failure(run: RunDirectory) -> None:
-    assert failure_of(run, {0: 0, 1: 0}, set()) is None
-
-
 def test_the_earliest_error_that_is_not_secondary_is_the_cause(run: RunDirectory) -> None:
     report(run, 0, "HorovodInternalError", 1.0, secondary=True)
     report(run, 1, "DataContractError", 3.0)
@@ -56,13 +52,6 @@ def test_an_error_that_is_none_of_ours_becomes_a_training_error(
     assert str(failure).startswith(f"rank 0: {kind}: what was seen")
 
 
-def test_a_killed_rank_is_transient_and_named(run: RunDirectory) -> None:
-    report(run, 0, "HorovodInternalError", secondary=True)
-    failure = failure_of(run, {0: 1, 1: 137}, set())
-    assert isinstance(failure, TransientError)
-    assert str(failure).startswith("rank 1 was killed (signal 9; out of memory?)")
-
-
 def test_a_rank_that_was_stopped_is_not_called_killed(run: RunDirectory) -> None:
     report(run, 0, "HorovodInternalError", secondary=True)
     failure = failure_of(run, {0: 1, 1: 143}, {1})
@@ -73,7 +62,11 @@ def test_a_rank_that_was_stopped_is_not_called_killed(run: RunDirectory) -> None
 
 
 def test_other_ends_without_a_word_are_told(run: RunDirectory) -> None:
-    text = str(failure_of(run, {0: 139, 1: 7}, set()))
+    assert failure_of(run, {0: 0, 1: 0}, set()) is None
+    failure = failure_of(run, {0: 139, 1: 7, 2: 137}, set())
+    assert isinstance(failure, TransientError)
+    text = str(failure)
+    assert "rank 2 was killed (signal 9; out of memory?)" in text
     assert "rank 0 was ended by signal 11 (Segmentation fault)" in text
     assert "rank 1 ended with exit code 7 and without a report" in text
 

@@ -13,13 +13,6 @@ def config(**fields: object) -> StrategyConfig:
     return StrategyConfig.model_validate(fields)
 
 
-def test_the_default_is_horovod_in_fp32_with_nothing_else() -> None:
-    default = StrategyConfig()
-    assert (default.name, default.precision, default.engine) == ("horovod", "fp32", "horovod")
-    assert default.accumulation_steps == default.local_steps == default.ranks_per_replica == 1
-    assert not any((default.compile, default.asynchronous))
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -45,24 +38,6 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     fields: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ValidationError, match=re.escape(sentence)):
-        config(**fields)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"name": "mpi"},
-        {"precision": "int8"},
-        {"accumulation_steps": 0},
-        {"max_gradient_norm": 0.0},
-        {"max_gradient_norm": float("nan")},
-        {"max_gradient_norm": float("inf")},
-        {"local_steps": 10_001},
-        {"unknown": 1},
-    ],
-)
-def test_values_out_of_bounds_are_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
         config(**fields)
 
 
