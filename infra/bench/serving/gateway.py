@@ -1,31 +1,79 @@
-"""What stands before a server in the benches: Envoy, its settings, and requests with a token."""
+"""Servers in the benches and what stands before them: Envoy, and requests with a token."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jwt
 import psutil
 import yaml
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from infra.bench.parts import wait_until
-from infra.bench.serving.signer import AUDIENCE, Signer
 from infra.gateway.config import GatewayFiles, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare
 from tasks.kernel.settings import PROJECT_ROOT
 
-ISSUER = "https://issuer.test"
+AUDIENCE, ISSUER = "falaj", "https://issuer.test"
 PLENTY = {"per_s": 1e6, "burst": 1_000_000}
 START_LIMIT_S = 180
 HEALTHY = r"cluster\.http-(stable|candidate)\.membership_healthy"
+
+
+@dataclass
+class Signer:
+    """An issuer that signs tokens with ES256; its public keys are those in `published`."""
+
+    issuer: str
+    kid: str = "one"
+    key: Any = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+    published: dict[str, Any] = field(default_factory=dict)
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.published.setdefault(self.kid, self.key)
+
+    def rotate(self, kid: str) -> None:
+        """Sign with a new key; the old ones are not published any more."""
+        self.kid, self.key = kid, ec.generate_private_key(ec.SECP256R1())
+        self.published = {kid: self.key}
+
+    def keys(self) -> str:
+        """The published keys as a JWKS."""
+        entries = [
+            json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key()))
+            | {"kid": kid, "alg": "ES256", "use": "sig"}
+            for kid, key in self.published.items()
+        ]
+        return json.dumps({"keys": entries})
+
+    def token(
+        self,
+        *roles: str,
+        key: Any = None,
+        alg: str = "ES256",
+        kid: str | None = None,
+        **claims: Any,
+    ) -> str:
+        """A token; claims that are None are left out."""
+        now = int(time.time())
+        usual = {"iss": self.issuer, "aud": AUDIENCE, "sub": "somebody", "iat": now}
+        content = usual | {"exp": now + 600, "roles": list(roles)} | claims
+        content = {name: value for name, value in content.items() if value is not None}
+        signing = self.key if key is None else key
+        return jwt.encode(content, signing, algorithm=alg, headers={"kid": kid or self.kid})
 
 
 def write_settings(home: Path, model: str, signer: Signer, ports: Mapping[str, int]) -> Any:
@@ -56,34 +104,51 @@ def envoy(home: Path, log: Path) -> Iterator[psutil.Process]:
     command = [sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run"]
     admin = Admin(GatewayFiles(home).folder)
 
-    def is_well() -> bool:
+    def is_well(_: psutil.Process) -> bool:
         found = admin.stats(HEALTHY) if admin.is_ready() else {}
         return bool(found) and all(found.values())
 
-    with running(command, log) as process:
-        wait_until(is_well, "Envoy has found its server", START_LIMIT_S)
+    with running(command, log, is_well) as process:
         (child,) = process.children()
         yield child
 
 
 @contextmanager
 def running(
-    command: list[str], log: Path, environment: Mapping[str, str] | None = None
+    command: list[str],
+    log: Path,
+    is_ready: Callable[[psutil.Process], bool],
+    environment: Mapping[str, str] | None = None,
+    folder: Path = PROJECT_ROOT,
 ) -> Iterator[psutil.Process]:
-    """A process that ends with the block."""
+    """A process, once it is ready; it and all that it has started end with the block.
+
+    Raises:
+        RuntimeError: it ended before, or took too long; with what it wrote last.
+    """
+    environment = {**os.environ, **(environment or {})}
     with log.open("ab") as output:
         started = subprocess.Popen(
             command,
             stdout=output,
             stderr=output,
-            cwd=PROJECT_ROOT,
-            env={**os.environ, **(environment or {})},
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
         )
     try:
-        yield psutil.Process(started.pid)
+        process, deadline = psutil.Process(started.pid), time.monotonic() + START_LIMIT_S
+        while not is_ready(process):
+            if started.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command} did not start: {log.read_text()[-3000:]}")
+            time.sleep(0.05)
+        yield process
     finally:
-        started.terminate()
-        started.wait()
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, how)
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(20)
 
 
 def request(model: str, signer: Signer, body: bytes, **claims: Any) -> bytes:

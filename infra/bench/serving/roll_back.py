@@ -29,7 +29,7 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench, wait_until
 from infra.bench.serving.gateway import (
     ISSUER,
-    START_LIMIT_S,
+    Signer,
     connected,
     envoy,
     read_answer,
@@ -38,7 +38,6 @@ from infra.bench.serving.gateway import (
     write_settings,
 )
 from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
-from infra.bench.serving.signer import Signer
 from infra.orchestration.embedded import free_port
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
@@ -208,14 +207,13 @@ def _installation(folder: Path) -> Iterator[tuple[Installation, ModelVersionRef]
     command = [sys.executable, "-m", "serving", "--home", str(home), "--admin-port", "0"]
     command += ["--http-port", str(ports["http"]), "--grpc-port", str(ports["grpc"])]
     with ExitStack() as stack:
-        server = stack.enter_context(running(command, folder / "serving.log", environment))
-
-        def is_there() -> bool:
-            if not server.is_running() or server.status() == "zombie":
-                raise RuntimeError((folder / "serving.log").read_text()[-3000:])
-            told = read_addresses(home)
-            return told is not None and told.get("pid") == server.pid
-
-        wait_until(is_there, "the serving process is ready", START_LIMIT_S)
+        stack.enter_context(
+            running(
+                command,
+                folder / "serving.log",
+                lambda _: read_addresses(home) is not None,
+                environment,
+            )
+        )
         stack.enter_context(envoy(home, folder / "envoy.log"))
         yield made, world.add(1)

@@ -1,6 +1,6 @@
 """A serving process around one ONNX session, to measure the protocol in front of it.
 
-    python -m infra.bench.serving.session_engine MODEL_FILE STATE_FOLDER
+    python -m infra.bench.serving.session_engine MODEL_FILE STATE_FOLDER PORT
 
 What came in during a turn of the loop is computed together, on the loop's thread.
 """
@@ -14,20 +14,86 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import uvloop
+from onnx import TensorProto, helper, numpy_helper
 
-from infra.bench.serving.tabular_program import SIGNATURE
 from serving.assembly import Parts, ServingProcess
 from serving.calls import Answer, Call, Served, ServedBatch, Slot
 from serving.config import ServingConfig, checked_config
 from serving.errors import NotReadyError, ServingError, UnknownModelError
 from serving.interfaces import Done, Observer, VersionState
-from tasks.contracts.conversion import Signature
+from tasks.contracts.conversion import MOST_ROWS, Signature
 
 MODEL = "tabular"
 _VERSION = "1"
 _MOST_TOGETHER = 256
+
+
+CATEGORICAL, NUMERIC = 7, 72
+_CODES, _WIDTH, _HIDDEN = 512, 16, (256, 128)
+
+SIGNATURE = Signature.model_validate(
+    {
+        "inputs": [
+            {"name": "categorical", "dtype": "int32", "shape": ("batch", CATEGORICAL)},
+            {"name": "numeric", "dtype": "float32", "shape": ("batch", NUMERIC)},
+        ],
+        "output": {"name": "score", "dtype": "float32", "shape": ("batch",)},
+        "largest": {"batch": MOST_ROWS},
+    }
+)
+
+
+def write_program(path: Path) -> Path:
+    """Embeddings, missing numbers as zero, two hidden layers, a sigmoid; weights are seeded."""
+    rng = np.random.default_rng(7)
+    weights: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
+    nodes = [
+        helper.make_node("IsNaN", ["numeric"], ["absent"]),
+        helper.make_node("Where", ["absent", "zero", "numeric"], ["numbers"]),
+        helper.make_node("Cast", ["absent"], ["flags"], to=TensorProto.FLOAT),
+    ]
+    parts = ["numbers", "flags"]
+    for column in range(CATEGORICAL):
+        weights[f"table{column}"] = rng.normal(size=(_CODES, _WIDTH)).astype(np.float32)
+        nodes += [
+            helper.make_node("Gather", ["categorical", f"at{column}"], [f"code{column}"], axis=1),
+            helper.make_node("Gather", [f"table{column}", f"code{column}"], [f"part{column}"]),
+        ]
+        parts.append(f"part{column}")
+    nodes.append(helper.make_node("Concat", parts, ["x0"], axis=1))
+    width = 2 * NUMERIC + CATEGORICAL * _WIDTH
+    for layer, hidden in enumerate((*_HIDDEN, 1)):
+        scale = np.float32(1 / np.sqrt(width))
+        weights[f"w{layer}"] = rng.normal(size=(width, hidden)).astype(np.float32) * scale
+        weights[f"b{layer}"] = np.zeros(hidden, np.float32)
+        nodes.append(
+            helper.make_node("Gemm", [f"x{layer}", f"w{layer}", f"b{layer}"], [f"y{layer}"])
+        )
+        kind = "Relu" if layer < len(_HIDDEN) else "Sigmoid"
+        nodes.append(helper.make_node(kind, [f"y{layer}"], [f"x{layer + 1}"]))
+        width = hidden
+    nodes.append(helper.make_node("Squeeze", [f"x{len(_HIDDEN) + 1}", "one"], ["score"]))
+    constants = [
+        numpy_helper.from_array(np.float32(0), "zero"),
+        numpy_helper.from_array(np.array([1], np.int64), "one"),
+        *(numpy_helper.from_array(np.int64(at), f"at{at}") for at in range(CATEGORICAL)),
+        *(numpy_helper.from_array(array, name) for name, array in weights.items()),
+    ]
+    described = [
+        ("categorical", TensorProto.INT32, ["batch", CATEGORICAL]),
+        ("numeric", TensorProto.FLOAT, ["batch", NUMERIC]),
+        ("score", TensorProto.FLOAT, ["batch"]),
+    ]
+    inputs = [helper.make_tensor_value_info(*told) for told in described]
+    graph = helper.make_graph(nodes, "tabular", inputs[:2], inputs[2:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
 
 
 class Counting:
@@ -127,22 +193,18 @@ class SessionEngine:
         raise NotReadyError("a bench has one slot")
 
 
-def main(arguments: list[str]) -> int:
-    """Serve until told to end."""
-    file, home = Path(arguments[0]), Path(arguments[1])
-    config = checked_config(
-        {"http": {"port": 0}, "grpc": {"port": 0}, "admin": {"port": 0}}, "the bench"
-    )
+def main(file: str, home: str, port: str) -> None:
+    """Serve until the process is ended."""
+    ports = {"http": {"port": int(port)}, "grpc": {"port": 0}, "admin": {"port": 0}}
 
     def parts_of(config: ServingConfig, home: Path) -> Parts:
-        return Parts(SessionEngine(open_session(file), (Counting(),)))
+        return Parts(SessionEngine(open_session(Path(file)), (Counting(),)))
 
     async def run() -> None:
-        await ServingProcess(config, home, parts_of).run()
+        await ServingProcess(checked_config(ports, "the bench"), Path(home), parts_of).run()
 
     uvloop.run(run())
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -14,8 +14,8 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.utils import base64url_encode
 
-from infra.bench.serving.signer import AUDIENCE as AUDIENCE
-from infra.bench.serving.signer import Signer
+from infra.bench.serving.gateway import AUDIENCE as AUDIENCE
+from infra.bench.serving.gateway import Signer
 
 
 def signed_with_public_key(claims: dict[str, Any], key: Any, kid: str) -> str:
