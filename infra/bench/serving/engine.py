@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,6 +96,36 @@ async def _started(world: BenchHome, batch_rows: int = 256, most_waiting: int = 
     return engine
 
 
+async def _ask(
+    engine: ModelEngine,
+    call_of: Callable[[int], Call],
+    num_calls: int,
+    num_open: int,
+    take: Callable[[Call, Answer | ServingError], None] = lambda call, outcome: None,
+) -> None:
+    """Submit calls, of which always so many are open, until all have an outcome."""
+    ended = asyncio.get_running_loop().create_future()
+    num_submitted = num_ended = 0
+
+    def ask() -> None:
+        nonlocal num_submitted
+        num_submitted += 1
+        engine.submit(call_of(num_submitted), done)
+
+    def done(call: Call, outcome: Answer | ServingError) -> None:
+        nonlocal num_ended
+        num_ended += 1
+        take(call, outcome)
+        if num_submitted < num_calls:
+            ask()
+        elif num_ended == num_calls:
+            ended.set_result(None)
+
+    for _ in range(num_open):
+        ask()
+    await ended
+
+
 # Cost of a call
 
 
@@ -105,96 +135,50 @@ async def _overhead(world: BenchHome, chunks: int) -> Measured:
     backend = engine.served(MODEL).versions["1"].backends[0]
     inputs = dict(backend.probe)
     row = _call(inputs, 1)
-    one: list[float] = []
-    many: list[float] = []
-    bare: list[float] = []
-    turns: list[float] = []
-    for _ in range(chunks):
-        started = time.thread_time()
+
+    async def bare() -> None:
         for _ in range(CHUNK):
             backend.score(inputs)
-        bare.append((time.thread_time() - started) / CHUNK * 1e6)
-        one.append(await _one_after_the_other(engine, row))
-        many.append(await _together(engine, row))
-        turns.append(await _empty_turns())
+
+    async def empty_turns() -> None:
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def turn(left: int) -> None:
+            if left:
+                loop.call_soon(turn, left - 1)
+            else:
+                ended.set_result(None)
+
+        turn(CHUNK)
+        await ended
+
+    async def cpu_us(work: Awaitable[None], num_calls: int) -> float:
+        started = time.thread_time()
+        await work
+        return (time.thread_time() - started) / num_calls * 1e6
+
+    taken = [
+        (
+            await cpu_us(bare(), CHUNK),
+            await cpu_us(empty_turns(), CHUNK),
+            await cpu_us(_ask(engine, lambda n: row, CHUNK, 1), CHUNK),
+            await cpu_us(_ask(engine, lambda n: row, CONCURRENCY, CONCURRENCY), CONCURRENCY),
+        )
+        for _ in range(chunks)
+    ]
     await engine.stop()
-    alone, direct, rows = _undisturbed(one), _undisturbed(bare), _undisturbed(many)
-    turn = _undisturbed(turns)
+    # Of the turns in which other programs took least of the processor's caches.
+    direct, turn, alone, rows = np.quantile(np.array(taken), 0.1, axis=0).tolist()
     told = (
         f"CPU: session.run {direct:.1f} us, an empty turn of the loop {turn:.1f} us, through the "
         f"engine {alone:.1f} us"
     )
+    together = f"{rows:.1f} us of CPU a call"
     return [
         at_most("engine above session.run and a turn, us", alone - direct - turn, 6.0, told),
-        at_most(
-            "1 row of 64 together, of its own session.run",
-            rows / direct,
-            0.6,
-            f"{rows:.1f} us of CPU a call",
-        ),
+        at_most("1 row of 64 together, of its own session.run", rows / direct, 0.6, together),
     ]
-
-
-async def _one_after_the_other(engine: ModelEngine, call: Call) -> float:
-    """Microseconds of CPU for a call, each submitted when the one before it is answered."""
-    ended = asyncio.get_running_loop().create_future()
-    left = CHUNK
-
-    def done(_: Call, outcome: Answer | ServingError) -> None:
-        nonlocal left
-        left -= 1
-        if left:
-            engine.submit(call, done)
-        else:
-            ended.set_result(None)
-
-    started = time.thread_time()
-    engine.submit(call, done)
-    await ended
-    return (time.thread_time() - started) / CHUNK * 1e6
-
-
-async def _empty_turns() -> float:
-    """Microseconds of CPU for a turn of the loop that does nothing."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    left = CHUNK
-
-    def turn() -> None:
-        nonlocal left
-        left -= 1
-        if left:
-            loop.call_soon(turn)
-        else:
-            ended.set_result(None)
-
-    started = time.thread_time()
-    turn()
-    await ended
-    return (time.thread_time() - started) / CHUNK * 1e6
-
-
-async def _together(engine: ModelEngine, call: Call) -> float:
-    """Microseconds of CPU for a call of 64 that are queued in one turn of the loop."""
-    ended = asyncio.get_running_loop().create_future()
-    left = CONCURRENCY
-
-    def done(_: Call, outcome: Answer | ServingError) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            ended.set_result(None)
-
-    started = time.thread_time()
-    for _ in range(CONCURRENCY):
-        engine.submit(call, done)
-    await ended
-    return (time.thread_time() - started) / CONCURRENCY * 1e6
-
-
-def _undisturbed(values: list[float]) -> float:
-    """Of the turns in which other programs took least of the processor's caches."""
-    return float(np.quantile(values, 0.1))
 
 
 # Overload
@@ -255,31 +239,9 @@ async def _overload(world: BenchHome, seconds: float) -> list[Figure]:
 
 async def _capacity(engine: ModelEngine, row: Mapping[str, Array]) -> float:
     """Calls a second that are answered when two batches always wait: fewer than are refused."""
-    outcomes = Outcomes()
-    loop = asyncio.get_running_loop()
-    ending = time.monotonic() + 2.0
-    ended = loop.create_future()
-    out = 3 * SLOW_ROWS
-
-    def again() -> None:
-        engine.submit(_call(row, 1), done)
-
-    def done(call: Call, outcome: Answer | ServingError) -> None:
-        nonlocal out
-        outcomes.take(call, outcome)
-        if time.monotonic() >= ending:
-            out -= 1
-            if not out:
-                ended.set_result(None)
-        elif isinstance(outcome, ServingError):  # asked again at once, refusals would fill the loop
-            loop.call_later(TICK_S, again)
-        else:
-            again()
-
-    started = time.monotonic()
-    for _ in range(out):
-        again()
-    await ended
+    outcomes, started = Outcomes(), time.monotonic()
+    num_calls = round(2 * SLOW_ROWS / SLOW_S)
+    await _ask(engine, lambda n: _call(row, 1), num_calls, 3 * SLOW_ROWS, outcomes.take)
     return outcomes.answered / (time.monotonic() - started)
 
 
@@ -309,15 +271,7 @@ async def _offer(
 async def _recovery(engine: ModelEngine, row: Mapping[str, Array], since: float) -> float:
     while True:
         asked = time.monotonic()
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(
-            _: Call, outcome: Answer | ServingError, told: asyncio.Future[None] = answer
-        ) -> None:
-            told.set_result(None)
-
-        engine.submit(_call(row, 1), done)
-        await answer
+        await _ask(engine, lambda n: _call(row, 1), 1, 1)
         if time.monotonic() - asked < 0.05:
             return time.monotonic() - since
 
@@ -346,35 +300,18 @@ async def _swap(
     await engine.load(MODEL, "2")
     calls = [_call({"rows": rows[n : n + 1]}, 1, str(n)) for n in range(NUM_ROWS)]
     counted: Counter[str] = Counter()
-    ended = asyncio.get_running_loop().create_future()
-    left = submitted = 0
 
-    def ask() -> None:
-        nonlocal submitted
-        submitted += 1
-        engine.submit(calls[submitted % NUM_ROWS], done)
-
-    def done(call: Call, outcome: Answer | ServingError) -> None:
-        nonlocal left
-        left -= 1
+    def take(call: Call, outcome: Answer | ServingError) -> None:
         if not isinstance(outcome, Answer):
             counted["lost"] += 1
-        else:
-            version = outcome.served.version
-            seen = outcome.outputs["score"]
-            gap = abs(float(seen[0]) - float(expected[version][int(call.request_id)]))
-            counted[f"version {version}"] += 1
-            counted["wrong"] += seen.shape != (1,) or not gap < TOLERANCE
-        if submitted < num_calls:
-            ask()
-        elif not left:
-            ended.set_result(None)
+            return
+        version, seen = outcome.served.version, outcome.outputs["score"]
+        gap = abs(float(seen[0]) - float(expected[version][int(call.request_id)]))
+        counted[f"version {version}"] += 1
+        counted["wrong"] += seen.shape != (1,) or not gap < TOLERANCE
 
-    left = num_calls
     swapping = asyncio.ensure_future(_keep_swapping(engine))
-    for _ in range(CONCURRENCY):
-        ask()
-    await ended
+    await _ask(engine, lambda n: calls[n % NUM_ROWS], num_calls, CONCURRENCY, take)
     swapping.cancel()
     swaps, loads = await swapping
     await engine.stop()
