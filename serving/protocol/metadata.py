@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -97,16 +98,8 @@ def admin_state(engine: Engine, model: str) -> dict[str, Any]:
 
 
 def version_state(state: VersionState) -> dict[str, Any]:
-    """A version's state as plain data."""
-    return {
-        "version": state.version,
-        "state": state.state,
-        "reason": state.reason,
-        "slots": list(state.slots),
-        "variant": state.variant,
-        "hardware": state.hardware,
-        "platform": state.platform,
-    }
+    """A version's state as plain data, without the model's name."""
+    return {name: value for name, value in asdict(state).items() if name != "name"}
 
 
 def _platform(states: Sequence[VersionState], version: str | None) -> str:

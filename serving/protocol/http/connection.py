@@ -323,7 +323,9 @@ class Connection(asyncio.Protocol):
             return
         start, *bodies = sent
         content = b"".join([message.get("body", b"") for message in bodies])
-        self._write(request, start["status"], _lines(start["headers"]), content)
+        usual = {**dict(SECURITY_HEADERS), b"x-request-id": request.request_id.encode()}
+        headers = {**usual, **dict(start["headers"])}
+        self._write(request, start["status"], _lines(headers.items()), content)
 
     def _answer_error(self, request: Request, error: ServingError) -> None:
         lines = _lines(refusal_headers(error, request.request_id))

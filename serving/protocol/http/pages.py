@@ -22,9 +22,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving.errors import BadRequestError, ServingError, UnauthorizedError
-from serving.interfaces import Action, Pages
-from serving.protocol.answers import JSON, SECURITY_HEADERS, encode_error, refusal_headers
-from serving.protocol.front import Front, RequestIds
+from serving.interfaces import Action, Engine, Pages
+from serving.protocol.answers import encode_error, refusal_headers
+from serving.protocol.front import Front
 from serving.protocol.http.openapi import (
     DOCS_POLICY,
     IndexRequest,
@@ -45,7 +45,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import private_folder, write_atomically
 
 TOKEN_FILE = Path("serving") / "secrets" / "admin-token"
-Page = Callable[[Request], Awaitable[Response]]
+Admit = Callable[[Request], None]
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
@@ -67,51 +67,53 @@ class PublicPages:
     def application(self) -> Starlette:
         """The pages, routed."""
         model = "/v2/models/{model}"
-        both = (model, model + "/versions/{version}")
         repository = "/v2/repository/models/{model}"
-        routes = [
-            Route("/v2", self.server),
-            Route("/v2/health/live", self.live),
-            Route("/v2/health/ready", self.ready),
-            *(Route(path, self.metadata) for path in both),
-            *(Route(path + "/ready", self.model_ready) for path in both),
-            *(Route(path + "/infer", self.infer, methods=["POST"]) for path in both),
-            Route("/v2/repository/index", self.index, methods=["POST"]),
-            Route(repository + "/load", self.load, methods=["POST"]),
-            Route(repository + "/unload", self.unload, methods=["POST"]),
-            Route("/openapi.json", self.openapi),
-            Route("/v2/docs", self.docs),
-        ]
-        return application(routes, self._front.ids)
+        return application(
+            _route("/v2/health/live", self._live),
+            _route("/v2/health/ready", self._ready),
+            _route("/v2", self._server, self._admit("read")),
+            *(
+                route
+                for path in (model, model + "/versions/{version}")
+                for route in (
+                    _route(path, self._metadata, self._admit("read")),
+                    _route(path + "/ready", self._model_ready, self._admit("read")),
+                    _route(path + "/infer", self._infer, method="POST"),
+                )
+            ),
+            _route("/v2/repository/index", self._index, self._admit("admin"), "POST"),
+            _route(repository + "/load", self._load, self._admit("admin"), "POST"),
+            _route(repository + "/unload", self._unload, self._admit("admin"), "POST"),
+            _route("/openapi.json", self._openapi, self._admit("read")),
+            _route("/v2/docs", self._docs, self._admit("read")),
+        )
 
-    def _admit(self, request: Request, action: Action, model: str | None = None) -> None:
-        address = request.client.host if request.client else ""
-        self._front.guard.admit(request.headers.raw, address, action, model)
+    def _admit(self, action: Action) -> Admit:
+        def admit(request: Request) -> None:
+            address = request.client.host if request.client else ""
+            model = request.path_params.get("model")
+            self._front.guard.admit(request.headers.raw, address, action, model)
 
-    async def live(self, request: Request) -> Response:
+        return admit
+
+    async def _live(self, request: Request) -> Any:
         """Whether the process answers. Asked without credentials, by whatever watches it."""
-        return json_response({"live": True})
+        return {"live": True}
 
-    async def ready(self, request: Request) -> Response:
+    async def _ready(self, request: Request) -> Any:
         """Whether all models answer. Asked without credentials too."""
         ready = not self._front.stopping and self._engine.is_ready()
         return json_response({"ready": ready}, 200 if ready else 503)
 
-    async def server(self, request: Request) -> Response:
-        """Name, version and extensions of the server."""
-        self._admit(request, "read")
-        return json_response(server_metadata())
+    async def _server(self, request: Request) -> Any:
+        return server_metadata()
 
-    async def metadata(self, request: Request) -> Response:
-        """Tensors and versions of a model."""
-        name, version = _names(request)
-        self._admit(request, "read", name)
-        return json_response(model_metadata(self._engine, name, version))
+    async def _metadata(self, request: Request) -> Any:
+        return model_metadata(self._engine, *_names(request))
 
-    async def model_ready(self, request: Request) -> Response:
+    async def _model_ready(self, request: Request) -> Any:
         """Whether a model, or a version, answers; where not, why."""
         name, version = _names(request)
-        self._admit(request, "read", name)
         refuse_unknown(self._engine, name, version)
         ready = not self._front.stopping and self._engine.is_ready(name, version)
         state: dict[str, Any] = {"name": name, "ready": ready}
@@ -121,41 +123,26 @@ class PublicPages:
             state["reason"] = "; ".join(reasons)
         return json_response(state, 200 if ready else 503)
 
-    async def infer(self, request: Request) -> Response:
+    async def _infer(self, request: Request) -> Any:
         """Refuse a name that is none; requests for answers are routed before."""
         raise BadRequestError(f"model {_names(request)[0]!r} is no name that can be asked")
 
-    async def index(self, request: Request) -> Response:
-        """All versions of all models."""
-        self._admit(request, "admin")
-        wanted = await decoded(request, IndexRequest)
-        return json_response(repository_index(self._engine, wanted.ready))
+    async def _index(self, request: Request) -> Any:
+        return repository_index(self._engine, (await decoded(request, IndexRequest)).ready)
 
-    async def load(self, request: Request) -> Response:
+    async def _load(self, request: Request) -> Any:
         """Load what the registry names, or a version."""
-        name, _ = _names(request)
-        self._admit(request, "admin", name)
-        wanted = await decoded(request, LoadRequest)
-        state = await self._engine.load(name, wanted.parameters.version)
-        return json_response({"name": name, **version_state(state)})
+        name, version = _names(request)[0], (await decoded(request, LoadRequest)).parameters.version
+        return {"name": name, **version_state(await self._engine.load(name, version))}
 
-    async def unload(self, request: Request) -> Response:
-        """Take a model, or a version, out of service."""
-        name, _ = _names(request)
-        self._admit(request, "admin", name)
+    async def _unload(self, request: Request) -> Any:
         version = (await decoded(request, LoadRequest)).parameters.version
-        refuse_unknown(self._engine, name, version)
-        await self._engine.unload(name, version)
-        return json_response({"name": name, "unloaded": True})
+        return await _unloaded(self._engine, _names(request)[0], version)
 
-    async def openapi(self, request: Request) -> Response:
-        """The description of all this for programs."""
-        self._admit(request, "read")
-        return json_response(document())
+    async def _openapi(self, request: Request) -> Any:
+        return document()
 
-    async def docs(self, request: Request) -> Response:
-        """The description of all this for people."""
-        self._admit(request, "read")
+    async def _docs(self, request: Request) -> Any:
         headers = {"content-security-policy": DOCS_POLICY}
         return Response(docs_html(), 200, headers, "text/html; charset=utf-8")
 
@@ -165,30 +152,21 @@ class AdminPages:
 
     def __init__(self, front: Front, token: str, extra: Pages) -> None:
         self._engine = front.engine
-        self._ids = front.ids
         self._token = token.encode()
         self._extra = extra
 
     def application(self) -> Starlette:
         """The pages, routed."""
         model = "/admin/models/{model}"
-        pages: list[tuple[str, str, Page]] = [
-            ("GET", "/admin/models", self.models),
-            ("GET", model, self.model),
-            ("POST", model + "/slots", self.set_slots),
-            ("POST", model + "/load", self.load),
-            ("POST", model + "/unload", self.unload),
-            *(("GET", path, self._shown(path)) for path in self._extra),
-        ]
-        routes = [Route(path, self._guarded(page), methods=[how]) for how, path, page in pages]
-        return application(routes, self._ids, for_browsers=True)
-
-    def _guarded(self, page: Page) -> Page:
-        async def guarded(request: Request) -> Response:
-            self._admit(request)
-            return await page(request)
-
-        return guarded
+        return application(
+            _route("/admin/models", self._models, self._admit),
+            _route(model, self._model, self._admit),
+            _route(model + "/slots", self._set_slots, self._admit, "POST"),
+            _route(model + "/load", self._load, self._admit, "POST"),
+            _route(model + "/unload", self._unload, self._admit, "POST"),
+            *(_route(path, self._shown, self._admit) for path in self._extra),
+            for_browsers=True,
+        )
 
     def _admit(self, request: Request) -> None:
         kind, _, presented = request.headers.get("authorization", "").partition(" ")
@@ -203,26 +181,19 @@ class AdminPages:
                 "in the state folder; a browser that looks at a page gives it as the password"
             )
 
-    def _shown(self, path: str) -> Page:
-        async def shown(request: Request) -> Response:
-            content_type, body = self._extra[path]()
-            # Such a page may have scripts, and has its own policy for them.
-            headers = {"content-security-policy": "frame-ancestors 'none'"}
-            response = Response(body, 200, headers)
-            response.headers["content-type"] = content_type
-            return response
+    async def _shown(self, request: Request) -> Any:
+        content_type, body = self._extra[request.url.path]()
+        # Such a page may have scripts, and has its own policy for them.
+        headers = {"content-security-policy": "frame-ancestors 'none'"}
+        return Response(body, 200, headers | {"content-type": content_type})
 
-        return shown
+    async def _models(self, request: Request) -> Any:
+        return repository_index(self._engine, only_ready=False)
 
-    async def models(self, request: Request) -> Response:
-        """All versions of all models."""
-        return json_response(repository_index(self._engine, only_ready=False))
+    async def _model(self, request: Request) -> Any:
+        return admin_state(self._engine, _names(request)[0])
 
-    async def model(self, request: Request) -> Response:
-        """Slots and versions of a model."""
-        return json_response(admin_state(self._engine, _names(request)[0]))
-
-    async def set_slots(self, request: Request) -> Response:
+    async def _set_slots(self, request: Request) -> Any:
         """Set which version each slot means, all at once."""
         name, _ = _names(request)
         wanted = msgspec.structs.asdict(await decoded(request, Slots))
@@ -230,24 +201,42 @@ class AdminPages:
         if not slots:
             raise BadRequestError('name a slot at least, as {"stable": "3", "candidate": null}')
         await self._engine.set_slots(name, slots)  # type: ignore[arg-type]
-        return json_response(admin_state(self._engine, name))
+        return admin_state(self._engine, name)
 
-    async def load(self, request: Request) -> Response:
-        """Load a version, check it, make it ready."""
+    async def _load(self, request: Request) -> Any:
         version = (await decoded(request, VersionRequest)).version
-        return json_response(version_state(await self._engine.load(_names(request)[0], version)))
+        return version_state(await self._engine.load(_names(request)[0], version))
 
-    async def unload(self, request: Request) -> Response:
-        """Take a version, or all, out of service."""
+    async def _unload(self, request: Request) -> Any:
         version = (await decoded(request, VersionRequest)).version
-        name, _ = _names(request)
-        refuse_unknown(self._engine, name, version)
-        await self._engine.unload(name, version)
-        return json_response({"name": name, "unloaded": True})
+        return await _unloaded(self._engine, _names(request)[0], version)
 
 
-def application(routes: list[Route], ids: RequestIds, for_browsers: bool = False) -> Starlette:
-    """Pages whose refusals are JSON, each answer with the headers that all have.
+async def _unloaded(engine: Engine, name: str, version: str | None) -> dict[str, Any]:
+    """Take a version, or all, out of service."""
+    refuse_unknown(engine, name, version)
+    await engine.unload(name, version)
+    return {"name": name, "unloaded": True}
+
+
+def _route(
+    path: str,
+    answer: Callable[[Request], Awaitable[Any]],
+    admit: Admit = lambda request: None,
+    method: str = "GET",
+) -> Route:
+    """A page whose answer is a response, or plain data."""
+
+    async def page(request: Request) -> Response:
+        admit(request)
+        found = await answer(request)
+        return found if isinstance(found, Response) else json_response(found)
+
+    return Route(path, page, methods=[method])
+
+
+def application(*routes: Route, for_browsers: bool = False) -> Starlette:
+    """Pages whose refusals are JSON.
 
     Args:
         for_browsers: let a browser ask for a password where nobody is known.
@@ -255,12 +244,10 @@ def application(routes: list[Route], ids: RequestIds, for_browsers: bool = False
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServingError)
-        response = Response(encode_error(str(error)), error.status)
-        response.raw_headers[:] = refusal_headers(error)
-        response.headers["content-length"] = str(len(response.body))
+        headers = {name.decode(): value.decode() for name, value in refusal_headers(error)}
         if for_browsers and isinstance(error, UnauthorizedError):
-            response.headers["www-authenticate"] = 'Basic realm="falaj admin", charset="UTF-8"'
-        return response
+            headers["www-authenticate"] = 'Basic realm="falaj admin", charset="UTF-8"'
+        return Response(encode_error(str(error)), error.status, headers)
 
     async def unrouted(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -271,37 +258,15 @@ def application(routes: list[Route], ids: RequestIds, for_browsers: bool = False
         headers = {"allow": allowed} if allowed else {}
         return Response(encode_error(reason), error.status_code, headers, "application/json")
 
-    made = Starlette(
-        routes=routes, exception_handlers={ServingError: refused, HTTPException: unrouted}
-    )
+    handlers = {ServingError: refused, HTTPException: unrouted}
+    made = Starlette(routes=routes, exception_handlers=handlers)
     made.router.redirect_slashes = False
-    made.add_middleware(CommonHeaders, ids=ids)
     return made
-
-
-class CommonHeaders:
-    """ASGI middleware: headers of every answer, where the page has not set them itself."""
-
-    def __init__(self, app: Any, ids: RequestIds) -> None:
-        self._app = app
-        self._ids = ids
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request."""
-        sent = dict(scope["headers"]).get(b"x-request-id")
-        common = [*SECURITY_HEADERS, (b"x-request-id", self._ids.accepted(sent).encode())]
-
-        async def with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = list({**dict(common), **dict(message["headers"])}.items())
-            await send(message)
-
-        await self._app(scope, receive, with_headers)
 
 
 def json_response(value: Any, status: int = 200) -> Response:
     """Plain data as a response."""
-    return Response(msgspec.json.encode(value), status, media_type=JSON[1].decode())
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 async def decoded(request: Request, kind: type[Kind]) -> Kind:
