@@ -18,7 +18,7 @@ from tasks.evaluation.task import fit_yardstick, judge_candidate, score_model_wi
 from tasks.features.task import build_training_set
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
-from tasks.lineage.task import record_recalibration
+from tasks.lineage.task import record_version
 from tasks.registry.task import (
     claim_model_name,
     find_calibration_source,
@@ -80,10 +80,9 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     commit = code_commit()
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     entities, staging = config.features.training_set.sql, config.staging_queries
-    record_recalibration(
-        version_before, version, model, dataset, evaluation, entities, staging, commit,
-        return_state=True,
-    )  # fmt: skip
+    record_version(
+        version, model, dataset, evaluation, entities, staging, commit, return_state=True
+    )
     variants = conversion_flow(version, dataset, config)
     decision = promotion_flow(version, evaluation, dataset, variants, config)
     return result.model_copy(

@@ -18,7 +18,7 @@ from tasks.evaluation.task import fit_yardstick, judge_candidate, judge_student,
 from tasks.features.task import build_training_set
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
-from tasks.lineage.task import record_shrinking
+from tasks.lineage.task import record_version
 from tasks.registry.task import (
     claim_model_name,
     find_rival,
@@ -96,8 +96,8 @@ def release(
     commit = code_commit()
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     entities, staging = config.features.training_set.sql, config.staging_queries
-    record_shrinking(
-        model, version, dataset, evaluation, entities, staging, commit, return_state=True
+    record_version(
+        version, model, dataset, evaluation, entities, staging, commit, return_state=True
     )
     variants = conversion_flow(version, dataset, config)
     decision = promotion_flow(version, evaluation, dataset, variants, config)

@@ -12,7 +12,7 @@ from tasks.evaluation.task import check_test_window, fit_yardstick, judge_candid
 from tasks.features.task import build_training_set, rank_single_features
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
-from tasks.lineage.task import record_training
+from tasks.lineage.task import record_version
 from tasks.registry.task import claim_model_name, find_rival, find_start, register_candidate
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
@@ -55,5 +55,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     trained = TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)
     entities, staging = config.features.training_set.sql, config.staging_queries
-    record_training(trained, entities, staging, commit, return_state=True)
+    record_version(
+        version, model, dataset, evaluation, entities, staging, commit, return_state=True
+    )
     return trained

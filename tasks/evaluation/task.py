@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
@@ -27,17 +29,16 @@ from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 
 TIMEOUT_S = 1800
-
-
-@task(
-    name="fit-yardstick",
-    task_run_name="fit-yardstick-{splits.train.slug}",
+_KEPT: dict[str, Any] = {
     **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
-)
+    "timeout_seconds": TIMEOUT_S,
+    "persist_result": True,
+    "result_serializer": "json",
+    "cache_policy": ByContent(task_file=__file__),
+}
+
+
+@task(name="fit-yardstick", task_run_name="fit-yardstick-{splits.train.slug}", **_KEPT)
 def fit_yardstick(
     dataset: ValidatedDataset, splits: DataSplits, config: YardstickConfig
 ) -> Yardstick:
@@ -77,15 +78,7 @@ def check_test_window(
     check(dataset, splits.test, config, Settings.from_environment().store)
 
 
-@task(
-    name="judge-candidate",
-    task_run_name="judge-{trained.splits.test.slug}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
-)
+@task(name="judge-candidate", task_run_name="judge-{trained.splits.test.slug}", **_KEPT)
 def judge_candidate(
     trained: CandidateModel,
     dataset: ValidatedDataset,
@@ -121,15 +114,7 @@ def judge_candidate(
     return report
 
 
-@task(
-    name="score-window",
-    task_run_name="score-v{model.version.version}-{window.slug}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
-)
+@task(name="score-window", task_run_name="score-v{model.version.version}-{window.slug}", **_KEPT)
 def score_model_window(
     model: RegisteredProgram,
     dataset: ValidatedDataset,
@@ -153,11 +138,7 @@ def score_model_window(
 @task(
     name="judge-served",
     task_run_name="judge-served-{served.dataset.snapshot.window.slug}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
+    **_KEPT,
 )
 def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> ScoredWindow:
     """Judge the scores that were served on the rows whose label is known by now.
@@ -169,15 +150,7 @@ def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> Score
     return judge_served(served, config, Settings.from_environment().store)
 
 
-@task(
-    name="compare-former",
-    task_run_name="compare-former-{present.window.slug}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
-)
+@task(name="compare-former", task_run_name="compare-former-{present.window.slug}", **_KEPT)
 def compare_former(
     former: ScoredWindow, present: ScoredWindow, dataset: ValidatedDataset
 ) -> Comparison | None:
@@ -194,15 +167,7 @@ def compare_former(
     return compare_scored(former, present, dataset.snapshot.columns, store)
 
 
-@task(
-    name="judge-student",
-    task_run_name="judge-student-of-v{parent.version.version}",
-    **RETRIED,
-    timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
-    cache_policy=ByContent(task_file=__file__),
-)
+@task(name="judge-student", task_run_name="judge-student-of-v{parent.version.version}", **_KEPT)
 def judge_student(
     student: ShrunkModel,
     parent: RegisteredProgram,

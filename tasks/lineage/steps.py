@@ -26,8 +26,8 @@ from tasks.contracts.data import (
     ValidationResult,
 )
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.contracts.release import ModelVariant, TrainingResult
-from tasks.contracts.training import CandidateModel, ShrunkModel
+from tasks.contracts.release import ModelVariant
+from tasks.contracts.training import CandidateModel, RecalibratedModel, ShrunkModel, TrainedModel
 
 
 @dataclass(frozen=True)
@@ -101,71 +101,53 @@ def refresh_steps(refresh: FeatureRefresh, queries: Mapping[str, Query]) -> Iter
             yield _view_step(view.name, tables[view.table], made)
 
 
-def training_steps(trained: TrainingResult, query: Query | None) -> Iterator[Step]:
-    """Steps of one training: the snapshot, the model version, its predictions.
-
-    Args:
-        trained: what the training returned.
-        query: of the entity frame.
-    """
-    yield from snapshot_steps(trained.dataset.snapshot, query)
-    snapshot = _snapshot(trained.dataset)
-    model = _model(trained.version, trained.model)
-    description = f"Trained on {trained.model.num_ranks} rank(s) and registered the best epoch."
-    yield Step(f"train.{trained.version.name}", (snapshot,), (model,), description)
-    yield _judge_step(trained.version, model, snapshot, trained.evaluation)
-
-
-def recalibration_steps(
-    source: ModelVersionRef,
+def version_steps(
     version: ModelVersionRef,
     model: CandidateModel,
     dataset: ValidatedDataset,
     evaluation: EvaluationReport,
     query: Query | None,
 ) -> Iterator[Step]:
-    """Steps of one recalibration: the snapshot, the new version of the source, its predictions.
+    """Steps to one model version: the snapshot, the version, its predictions.
 
     Args:
-        source: version whose scores were mapped.
         version: what was registered.
-        model: the same, as it was judged.
-        dataset: rows of the fit and of the judgement.
+        model: the same, as it was judged; its kind says how it was made.
+        dataset: rows of training, or of the fit, and of the judgement.
         evaluation: the judgement.
         query: of the entity frame.
     """
     yield from snapshot_steps(dataset.snapshot, query)
     snapshot, made = _snapshot(dataset), _model(version, model)
-    description = f"Fitted a map of version {source.version}'s scores on {model.splits.validation}."
-    yield Step(f"recalibrate.{version.name}", (_model(source), snapshot), (made,), description)
+    verb, source, description = _origin(model)
+    inputs = (snapshot,) if source is None else (_model(source), snapshot)
+    yield Step(f"{verb}.{version.name}", inputs, (made,), description)
     yield _judge_step(version, made, snapshot, evaluation)
 
 
-def shrinking_steps(
-    shrunk: ShrunkModel,
-    version: ModelVersionRef,
-    dataset: ValidatedDataset,
-    evaluation: EvaluationReport,
-    query: Query | None,
-) -> Iterator[Step]:
-    """Steps of one shrinking: the snapshot, the smaller version of its parent, its predictions.
-
-    Args:
-        shrunk: the smaller network.
-        version: what was registered.
-        dataset: rows of training and judgement.
-        evaluation: the judgement.
-        query: of the entity frame.
-    """
-    yield from snapshot_steps(dataset.snapshot, query)
-    snapshot, made, how = _snapshot(dataset), _model(version, shrunk), shrunk.shrinking
-    description = (
-        f"Made version {how.parent.version} smaller by {how.method}, "
-        f"{'with' if how.is_taught else 'without'} its answers in the loss, on {shrunk.num_ranks} "
-        "rank(s), and registered the best epoch."
-    )
-    yield Step(f"shrink.{version.name}", (_model(how.parent), snapshot), (made,), description)
-    yield _judge_step(version, made, snapshot, evaluation)
+def _origin(model: CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
+    """What was done, to which version if to any, and a sentence about it."""
+    if isinstance(model, RecalibratedModel):
+        source, rows = model.calibration.source, model.splits.validation
+        return (
+            "recalibrate",
+            source,
+            f"Fitted a map of version {source.version}'s scores on {rows}.",
+        )
+    assert isinstance(model, TrainedModel)
+    ranks = f"on {model.num_ranks} rank(s)"
+    if isinstance(model, ShrunkModel):
+        how = model.shrinking
+        return (
+            "shrink",
+            how.parent,
+            (
+                f"Made version {how.parent.version} smaller by {how.method}, "
+                f"{'with' if how.is_taught else 'without'} its answers in the loss, {ranks}, and "
+                "registered the best epoch."
+            ),
+        )
+    return "train", None, f"Trained {ranks} and registered the best epoch."
 
 
 def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[Step]:

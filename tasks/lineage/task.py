@@ -19,8 +19,8 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.data import FeatureRefresh, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.contracts.release import ModelVariant, TrainingResult
-from tasks.contracts.training import RecalibratedModel, ShrunkModel
+from tasks.contracts.release import ModelVariant
+from tasks.contracts.training import CandidateModel
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
     from tasks.lineage.events import FlowRun
-    from tasks.lineage.steps import Query, Step
+    from tasks.lineage.steps import Step
 
 logger = logging.getLogger(__name__)
 
@@ -61,101 +61,47 @@ def record_refresh(
 
     raw = frozenset(ref.name for ref in refresh.tables.raw)
     found = queries_with_reads(_texts(queries), _texts(staging), raw)
-    steps = refresh_steps(refresh, found)
-    return _record(list(steps), commit)
+    return _record(list(refresh_steps(refresh, found)), commit)
 
 
 @task(
-    name="record-training-lineage",
-    task_run_name="lineage-{trained.version.name}-v{trained.version.version}",
-    **_POLICY,
-)
-def record_training(
-    trained: TrainingResult, entities: str, staging: Mapping[str, str], commit: str
-) -> int:
-    """Record where the snapshot and the model version came from; returns the number of new steps.
-
-    Safe to retry: a step is written once.
-
-    Args:
-        trained: what the flow returns.
-        entities: file of the entity frame's query.
-        staging: file of each staging table's query, by the table's name.
-        commit: of the code.
-    """
-    from tasks.lineage.steps import training_steps
-
-    query = _entity_query(trained.dataset, entities, staging)
-    return _record(list(training_steps(trained, query)), commit)
-
-
-@task(
-    name="record-recalibration-lineage",
+    name="record-version-lineage",
     task_run_name="lineage-{version.name}-v{version.version}",
     **_POLICY,
 )
-def record_recalibration(
-    source: ModelVersionRef,
+def record_version(
     version: ModelVersionRef,
-    model: RecalibratedModel,
+    model: CandidateModel,
     dataset: ValidatedDataset,
     evaluation: EvaluationReport,
     entities: str,
     staging: Mapping[str, str],
     commit: str,
 ) -> int:
-    """Record where a recalibrated version came from; returns the number of steps that were new.
+    """Record where a trained, recalibrated or smaller version came from.
 
     Safe to retry: a step is written once.
 
     Args:
-        source: version whose scores were mapped.
         version: what was registered.
         model: the same, as it was judged.
-        dataset: rows of the fit and of the judgement.
+        dataset: rows of the training, or of the fit, and of the judgement.
         evaluation: the judgement.
         entities: file of the entity frame's query.
         staging: file of each staging table's query, by the table's name.
         commit: of the code.
-    """
-    from tasks.lineage.steps import recalibration_steps
 
-    query = _entity_query(dataset, entities, staging)
-    steps = recalibration_steps(source, version, model, dataset, evaluation, query)
+    Returns:
+        The number of steps that were new.
+    """
+    from tasks.lineage.queries import queries_with_reads
+    from tasks.lineage.steps import version_steps
+
+    pins = dataset.snapshot.pins
+    raw = frozenset(t.name for t in pins.tables if t.group == "raw") if pins else frozenset()
+    found = queries_with_reads(_texts({"entities": entities}), _texts(staging), raw)
+    steps = version_steps(version, model, dataset, evaluation, found["entities"])
     return _record(list(steps), commit)
-
-
-@task(
-    name="record-shrinking-lineage",
-    task_run_name="lineage-{version.name}-v{version.version}",
-    **_POLICY,
-)
-def record_shrinking(
-    shrunk: ShrunkModel,
-    version: ModelVersionRef,
-    dataset: ValidatedDataset,
-    evaluation: EvaluationReport,
-    entities: str,
-    staging: Mapping[str, str],
-    commit: str,
-) -> int:
-    """Record where a smaller version came from; returns the number of steps that were new.
-
-    Safe to retry: a step is written once.
-
-    Args:
-        shrunk: the smaller network, as it was judged.
-        version: what was registered.
-        dataset: rows of training and judgement.
-        evaluation: the judgement.
-        entities: file of the entity frame's query.
-        staging: file of each staging table's query, by the table's name.
-        commit: of the code.
-    """
-    from tasks.lineage.steps import shrinking_steps
-
-    query = _entity_query(dataset, entities, staging)
-    return _record(list(shrinking_steps(shrunk, version, dataset, evaluation, query)), commit)
 
 
 @task(
@@ -191,15 +137,6 @@ def record_import(version: ModelVersionRef, imported: ImportedProgram, commit: s
     from tasks.lineage.steps import import_steps
 
     return _record(list(import_steps(version, imported)), commit)
-
-
-def _entity_query(dataset: ValidatedDataset, entities: str, staging: Mapping[str, str]) -> Query:
-    """The query of a snapshot's entity frame, with the raw tables that it reads."""
-    from tasks.lineage.queries import queries_with_reads
-
-    pins = dataset.snapshot.pins
-    raw = frozenset(t.name for t in pins.tables if t.group == "raw") if pins else frozenset()
-    return queries_with_reads(_texts({"entities": entities}), _texts(staging), raw)["entities"]
 
 
 def _texts(files: Mapping[str, str]) -> dict[str, str]:

@@ -10,10 +10,8 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
-from datetime import datetime
 from pathlib import Path
 
-from tasks.contracts.base import TimeWindow
 from tasks.evaluation.monitoring.statistics import FeatureDay, ViewDay
 from tasks.kernel.errors import StorageError, refused_writes_explained
 from tasks.kernel.files import make_folder, shows_damage
@@ -75,29 +73,6 @@ def keep(
             [(view, f.feature, f.start.isoformat(), version, *astuple(f)[2:]) for f in features],
         )
     return len(days) + len(features)
-
-
-def read_feature(home: Path, view: str, feature: str, version: str) -> list[FeatureDay]:
-    """What is kept of one feature, in order of time."""
-    with _database(home) as con:
-        rows = con.execute(
-            "SELECT feature, start, num_rows, null_rate, mean, std, low, q05, median, q95, high, "
-            '"distinct", top_share FROM feature_days WHERE view = ? AND feature = ? AND '
-            "version = ? ORDER BY start",
-            (view, feature, version),
-        ).fetchall()
-    return [FeatureDay(row[0], datetime.fromisoformat(row[1]), *row[2:]) for row in rows]
-
-
-def days_kept(home: Path, view: str, window: TimeWindow) -> int:
-    """Days of a window of which a view has statistics, of any version."""
-    with _database(home) as con:
-        rows = con.execute(
-            "SELECT count(DISTINCT start) FROM view_days "
-            "WHERE view = ? AND start >= ? AND start < ?",
-            (view, window.start.isoformat(), window.end.isoformat()),
-        ).fetchall()
-    return int(rows[0][0])
 
 
 def _finite(value: float) -> float | None:

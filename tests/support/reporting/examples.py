@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tasks.contracts.data import TablePin
-from tasks.contracts.release import TrainingResult
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.events import FlowRun, step_events
-from tasks.lineage.steps import Query, Step, conversion_steps, refresh_steps, training_steps
+from tasks.lineage.steps import Query, Step, conversion_steps, refresh_steps, version_steps
 from tests.support.reporting.run_records import run_record
 
 STARTED = datetime(2026, 1, 14, 6, 15, tzinfo=UTC)
@@ -59,15 +58,9 @@ def linked_record(store: ArtifactStore) -> RunRecord:
 
 def steps_of(record: RunRecord) -> list[Step]:
     """Steps of the three flows that make things."""
-    trained = TrainingResult(
-        dataset=record.dataset,
-        model=record.model,
-        evaluation=record.evaluation,
-        version=record.version,
-    )
     return [
         *refresh_steps(record.refresh, QUERIES),
-        *training_steps(trained, ENTITIES),
+        *version_steps(record.version, record.model, record.dataset, record.evaluation, ENTITIES),
         *conversion_steps(record.version, record.dataset, record.variants),
     ]
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from openlineage.client.event_v2 import RunState
 
-from tasks.contracts.release import TrainingResult
 from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
 from tasks.lineage.events import flow_event, run_id
-from tasks.lineage.steps import Node, Step, conversion_steps, refresh_steps, training_steps
+from tasks.lineage.steps import Node, Step, conversion_steps, refresh_steps, version_steps
 from tests.support.reporting.examples import (
     COMMIT,
     PARENT,
@@ -167,10 +166,8 @@ def test_records_of_earlier_releases_give_the_steps_that_they_can(store: Artifac
     record = linked_record(store)
     snapshot = record.dataset.snapshot.model_copy(update={"pins": None})
     dataset = record.dataset.model_copy(update={"snapshot": snapshot})
-    trained = TrainingResult(
-        dataset=dataset, model=record.model, evaluation=record.evaluation, version=record.version
-    )
-    jobs = [step.job for step in training_steps(trained, None)]
+    steps = version_steps(record.version, record.model, dataset, record.evaluation, None)
+    jobs = [step.job for step in steps]
     assert jobs == ["train.flight-delay", "judge.flight-delay"]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +18,7 @@ from tasks.contracts.data import FeatureMonitoring
 from tasks.evaluation.monitoring.alerts import freshness_alerts, read_alerts
 from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.evaluation.monitoring.drift import baseline_noise
-from tasks.evaluation.monitoring.history import days_kept, read_feature
+from tasks.evaluation.monitoring.history import FILE
 from tasks.evaluation.monitoring.monitor import monitor_once, monitor_tables
 from tasks.evaluation.monitoring.statistics import ViewDay
 from tasks.kernel.errors import DataContractError
@@ -26,6 +29,14 @@ from tests.support.data.stations import CONFIG, KEYS, LATER, START, Change, afte
 @pytest.fixture
 def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(tmp_path / "artifacts")
+
+
+def kept(tmp_path: Path, feature: str) -> list[dict[str, Any]]:
+    """What the history holds of one feature, in order of time."""
+    with closing(sqlite3.connect(tmp_path / "home" / FILE)) as con:
+        con.row_factory = sqlite3.Row
+        query = "SELECT * FROM feature_days WHERE feature = ? AND version = ? ORDER BY start"
+        return [dict(row) for row in con.execute(query, (feature, "a" * 32))]
 
 
 def monitored(
@@ -45,13 +56,11 @@ def test_clean_weeks_give_statistics_and_no_alert(tmp_path: Path, store: Artifac
     assert view.highest_psi is not None
     assert view.psi_bound is not None
     assert view.highest_psi < view.psi_bound
-    assert days_kept(tmp_path / "home", "stations", LATER) == 28
-    kept = read_feature(tmp_path / "home", "stations", "level", "a" * 32)
-    assert len(kept) == 28
-    assert kept[0].mean == pytest.approx(50, abs=3)
-    [state] = read_feature(tmp_path / "home", "stations", "state", "a" * 32)[:1]
-    assert state.distinct == 2
-    assert state.top_share == pytest.approx(0.5, abs=0.15)
+    levels, states = kept(tmp_path, "level"), kept(tmp_path, "state")
+    assert len(levels) == 28
+    assert levels[0]["mean"] == pytest.approx(50, abs=3)
+    assert states[0]["distinct"] == 2
+    assert states[0]["top_share"] == pytest.approx(0.5, abs=0.15)
 
 
 def test_the_same_window_again_multiplies_neither_statistics_nor_alerts(
@@ -66,7 +75,7 @@ def test_the_same_window_again_multiplies_neither_statistics_nor_alerts(
     assert first.num_new_alerts == len(first.alerts) > 0
     assert again.num_new_alerts == 0
     assert len(read_alerts(tmp_path / "home")[0]) == len(first.alerts)
-    assert len(read_feature(tmp_path / "home", "stations", "level", "a" * 32)) == 26
+    assert len(kept(tmp_path, "level")) == 26
 
 
 FAULTS: dict[str, tuple[Change, str, str]] = {
