@@ -41,7 +41,8 @@ def run(*, context: Here) -> list[str]:
             row("Model", promotion_outcome(record.promotion)),
             f"{overall.primary_name:<10}{quality.value:.4f} [{quality.low:.4f}, "
             f"{quality.high:.4f}] on {overall.num_rows:,} test rows; "
-            f"{record.evaluation.yardstick_name} {record.evaluation.yardstick.primary.value:.4f}",
+            f"{record.evaluation.baseline_model_name} "
+            f"{record.evaluation.baseline_model.primary.value:.4f}",
             row("Variants", accepted),
             row("Drift", f"{record.drift.verdict} in {record.drift.current}"),
             row("Report", latest / "report.html"),

@@ -15,7 +15,7 @@ from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.routing.config import RoutingConfig
 from tasks.conversion.config import ConversionConfig
 from tasks.evaluation.calibration.config import RecalibrationConfig
-from tasks.evaluation.config import EvaluationConfig, YardstickConfig
+from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
 from tasks.evaluation.drift.config import DriftConfig
 from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.features.config import FeatureConfig
@@ -49,7 +49,7 @@ class PipelineConfig(BaseModel):
     lease: StageLease = StageLease()
     search: SearchConfig = SearchConfig()
     shrinking: ShrinkingConfig = ShrinkingConfig()
-    yardstick: YardstickConfig = YardstickConfig()
+    baseline_model: BaselineModelConfig = BaselineModelConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     conversion: ConversionConfig = ConversionConfig()
     drift: DriftConfig = DriftConfig()

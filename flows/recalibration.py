@@ -14,7 +14,7 @@ from tasks.contracts.release import RecalibrationResult
 from tasks.conversion.task import map_program
 from tasks.evaluation.calibration.config import calibration_splits, split_window
 from tasks.evaluation.calibration.task import fit_score_map, weigh_recalibration
-from tasks.evaluation.task import fit_yardstick, judge_candidate, score_model_window
+from tasks.evaluation.task import fit_baseline_model, judge_candidate, score_model_window
 from tasks.features.task import build_training_set
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
@@ -69,8 +69,8 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
         return RecalibrationResult(source=version_before, fit=outcome, refusal=outcome.refusal)
     model = map_program(source, outcome, dataset, splits)
     rival = find_rival(model, config.registry)
-    yardstick = fit_yardstick(dataset, splits, config.yardstick)
-    evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation)
+    baseline_model = fit_baseline_model(dataset, splits, config.baseline_model)
+    evaluation = judge_candidate(model, dataset, rival, baseline_model, config.evaluation)
     refusal = weigh_recalibration(model, evaluation)
     result = RecalibrationResult(
         source=version_before, fit=outcome, refusal=refusal, evaluation=evaluation

@@ -14,7 +14,12 @@ from flows.promotion import promotion_flow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import ShrinkingParent, ShrinkingResult
 from tasks.contracts.training import ShrunkModel, TrainedModel
-from tasks.evaluation.task import fit_yardstick, judge_candidate, judge_student, score_model_window
+from tasks.evaluation.task import (
+    fit_baseline_model,
+    judge_candidate,
+    judge_student,
+    score_model_window,
+)
 from tasks.features.task import build_training_set
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
@@ -91,8 +96,8 @@ def release(
 ) -> ShrinkingResult:
     """The way of every candidate: judged, registered, converted, promoted or refused."""
     rival = find_rival(model, config.registry)
-    yardstick = fit_yardstick(dataset, config.splits, config.yardstick)
-    evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation)
+    baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
+    evaluation = judge_candidate(model, dataset, rival, baseline_model, config.evaluation)
     commit = code_commit()
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     entities, staging = config.features.training_set.sql, config.staging_queries

@@ -8,7 +8,7 @@ from flows.config import PipelineConfig
 from flows.leasing import leased, training_request
 from flows.process_labels import RECORDED
 from tasks.contracts.release import TrainingResult
-from tasks.evaluation.task import check_test_window, fit_yardstick, judge_candidate
+from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
 from tasks.features.task import build_training_set, rank_single_features
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
@@ -48,9 +48,9 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         initial = find_start(dataset, config.splits, training, config.registry)
     with leased(training_request(config.lease, config.training), config.lease):
         model = train_distributed(dataset, config.splits, config.training, initial)
-    yardstick = fit_yardstick(dataset, config.splits, config.yardstick)
+    baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
     rival = find_rival(model, config.registry)
-    evaluation = judge_candidate(model, dataset, rival, yardstick, config.evaluation, ranking)
+    evaluation = judge_candidate(model, dataset, rival, baseline_model, config.evaluation, ranking)
     commit = code_commit()
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     trained = TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, PositiveInt
+from pydantic import AliasChoices, ConfigDict, Field, PositiveInt
 
 from tasks.contracts.base import Artifact, Contract, TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits
@@ -73,8 +73,8 @@ class SliceMetrics(Contract):
     error_ratio: Metric | None = Field(
         default=None,
         description="Of a regression: RMSE over that of the plain prediction which errs least on "
-        "these rows, the yardstick or the baseline where it is known. A plain prediction that errs "
-        "by less than a tolerance counts as erring by that.",
+        "these rows, the baseline model or the baseline where it is known. A plain prediction that "
+        "errs by less than a tolerance counts as erring by that.",
     )
 
 
@@ -83,7 +83,7 @@ class PairedComparison(Contract):
 
     error_name: ClassVar[str] = "Brier score"
 
-    against: str = Field(description="`champion:<version>` or `yardstick`.")
+    against: str = Field(description="`champion:<version>` or `yardstick`, the baseline model.")
     auc_difference: Metric
     brier_difference: Metric
     log_loss_difference: Metric | None = Field(
@@ -107,7 +107,7 @@ class RegressionComparison(Contract):
 
     error_name: ClassVar[str] = "RMSE"
 
-    against: str = Field(description="`champion:<version>`, `yardstick` or `baseline`.")
+    against: str = Field(description="`champion:<version>` or `yardstick`, the baseline model.")
     r2_difference: Metric
     rmse_difference: Metric
 
@@ -143,7 +143,7 @@ class CurvePoint(Contract):
     weight: float = 0.0
 
 
-class Yardstick(Contract):
+class BaselineModel(Contract):
     """Scores of a well-known kind of model on the test rows: what the data gives without effort."""
 
     name: str = Field(description="The kind of model, its library and its size.")
@@ -212,7 +212,9 @@ class ScoredWindow(Contract):
 
 
 class EvaluationReport(Contract):
-    """Judgement of one trained model on the test window."""
+    """Judgement of one trained model on the test window; the aliases are names of before."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     model_sha256: str = Field(description="Digest of the judged program.")
     snapshot_sha256: str
@@ -220,8 +222,14 @@ class EvaluationReport(Contract):
     overall: Quality
     slices: tuple[SliceMetrics, ...]
     skipped_slices: tuple[str, ...] = Field(description="Slices too small to judge, with counts.")
-    yardstick: Quality
-    yardstick_name: str
+    baseline_model: Quality = Field(
+        validation_alias=AliasChoices("yardstick", "baseline_model"),
+        serialization_alias="yardstick",
+    )
+    baseline_model_name: str = Field(
+        validation_alias=AliasChoices("yardstick_name", "baseline_model_name"),
+        serialization_alias="yardstick_name",
+    )
     baseline: RegressionMetrics | None = Field(
         default=None, description="Of the baseline as a model, on the rows where it is known."
     )

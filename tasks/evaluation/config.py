@@ -1,4 +1,4 @@
-"""How models are judged, and what the yardstick may spend."""
+"""How models are judged, and what the baseline model may spend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EvaluationConfig(BaseModel):
     )
 
 
-class YardstickConfig(BaseModel):
+class BaselineModelConfig(BaseModel):
     """Gradient boosting with ordinary settings: good without a search, cheap, reproducible."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)

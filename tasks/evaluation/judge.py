@@ -10,14 +10,15 @@ import pandas as pd
 from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.evaluation import (
+    BaselineModel,
     EvaluationReport,
     Quality,
     ScoredWindow,
-    Yardstick,
 )
 from tasks.contracts.predictions import ServedWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel
+from tasks.evaluation.baseline_model import read_scores
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.curves import (
     calibration_curve,
@@ -33,10 +34,9 @@ from tasks.evaluation.metrics import (
     measure_rows,
     why_not_judged,
 )
-from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE, slice_columns
+from tasks.evaluation.rows import BASELINE_MODEL_SCORE, SCORE, slice_columns
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.evaluation.slices import judge_slices
-from tasks.evaluation.yardstick import read_scores
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.stats.ranked import RankedRows
@@ -50,17 +50,17 @@ def judge_model(
     trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
-    yardstick: Yardstick,
+    baseline_model: BaselineModel,
     config: EvaluationConfig,
     store: ArtifactStore,
 ) -> EvaluationReport:
-    """Judge a trained model on its test window, against the yardstick and the champion.
+    """Judge a trained model on its test window, against the baseline model and the champion.
 
     Args:
         trained: the candidate.
         dataset: the snapshot it was trained from.
         rival: the champion's program, scored on the same rows; None where there is none.
-        yardstick: scores of the same test rows.
+        baseline_model: scores of the same test rows.
         config: intervals, slices, curves.
         store: holds programs, snapshot and scores, and takes the predictions.
 
@@ -71,7 +71,7 @@ def judge_model(
         ArtifactError: an artifact is absent or damaged.
         StorageError: the disk refused a write.
     """
-    _check_same_origin(trained, dataset, yardstick)
+    _check_same_origin(trained, dataset, baseline_model)
     key = content_key(
         "evaluation",
         code_digest(__file__),
@@ -80,14 +80,14 @@ def judge_model(
         trained.splits,
         dataset.snapshot.data.sha256,
         rival,
-        yardstick,
+        baseline_model,
         config,
     )
 
     def build(folder: StagedFolder) -> EvaluationReport:
-        rows = _scored_test_rows(trained, dataset, rival, yardstick, config, store)
+        rows = _scored_test_rows(trained, dataset, rival, baseline_model, config, store)
         predictions = _write_predictions(rows, dataset.snapshot.columns, folder)
-        return _report(rows, trained, dataset, rival, yardstick, config, predictions)
+        return _report(rows, trained, dataset, rival, baseline_model, config, predictions)
 
     return store.build_once("evaluations", key, EvaluationReport, build)
 
@@ -126,21 +126,21 @@ def score_window(
 
 
 def _check_same_origin(
-    trained: CandidateModel, dataset: ValidatedDataset, yardstick: Yardstick
+    trained: CandidateModel, dataset: ValidatedDataset, baseline_model: BaselineModel
 ) -> None:
     snapshot = dataset.snapshot.data.sha256
     for thing, seen in (
         ("model was trained", trained.snapshot_sha256),
-        ("yardstick was fitted", yardstick.snapshot_sha256),
+        ("baseline model was fitted", baseline_model.snapshot_sha256),
     ):
         if seen != snapshot:
             raise DataContractError(
                 f"the {thing} on snapshot {seen[:12]}, the rows to judge on are of "
                 f"{snapshot[:12]}; expected the same snapshot. Nothing was judged"
             )
-    if yardstick.splits != trained.splits:
+    if baseline_model.splits != trained.splits:
         raise DataContractError(
-            f"the yardstick was tested on {yardstick.splits.test}, the model on "
+            f"the baseline model was tested on {baseline_model.splits.test}, the model on "
             f"{trained.splits.test}, or their training windows differ; expected equal splits. "
             "Nothing was judged"
         )
@@ -150,7 +150,7 @@ def _scored_test_rows(
     trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
-    yardstick: Yardstick,
+    baseline_model: BaselineModel,
     config: EvaluationConfig,
     store: ArtifactStore,
 ) -> pd.DataFrame:
@@ -163,9 +163,9 @@ def _scored_test_rows(
     candidate = Program.open(trained.program, trained.columns, store)
     rows = score_rows(candidate, dataset, window, keep, store)
     check_judgeable(rows, columns, window, config)
-    reference = read_scores(yardstick, store)
+    reference = read_scores(baseline_model, store)
     _check_same_rows(rows, reference, columns.row_id)
-    rows[YARDSTICK_SCORE] = reference[YARDSTICK_SCORE]
+    rows[BASELINE_MODEL_SCORE] = reference[BASELINE_MODEL_SCORE]
     rows[CHAMPION_SCORE] = np.full(len(rows), np.nan, dtype=np.float32)
     if rival is not None:
         _check_has_inputs(rival, columns)
@@ -191,8 +191,8 @@ def _check_has_inputs(rival: RegisteredProgram, columns: DatasetSchema) -> None:
 def _check_same_rows(rows: pd.DataFrame, reference: pd.DataFrame, row_id: str) -> None:
     if not np.array_equal(rows[row_id].to_numpy(), reference[row_id].to_numpy()):
         raise DataContractError(
-            f"the yardstick scored {len(reference):,} rows, the model {len(rows):,}, and their ids "
-            "are not the same; fit the yardstick again on this snapshot. Nothing was judged"
+            f"the baseline model scored {len(reference):,} rows, the model {len(rows):,}, and their"
+            " ids are not the same; fit the former again on this snapshot. Nothing was judged"
         )
 
 
@@ -200,8 +200,8 @@ def _write_predictions(
     rows: pd.DataFrame, columns: DatasetSchema, folder: StagedFolder
 ) -> Artifact:
     names = [
-        columns.row_id, columns.event_time, columns.label, SCORE, YARDSTICK_SCORE, CHAMPION_SCORE,
-        *baseline_columns(columns),
+        columns.row_id, columns.event_time, columns.label,
+        SCORE, BASELINE_MODEL_SCORE, CHAMPION_SCORE, *baseline_columns(columns),
     ]  # fmt: skip
     rows[names].to_parquet(folder.path / "predictions.parquet", index=False)
     return folder.artifact("predictions.parquet")
@@ -212,13 +212,13 @@ def _report(
     trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
-    yardstick: Yardstick,
+    baseline_model: BaselineModel,
     config: EvaluationConfig,
     predictions: Artifact,
 ) -> EvaluationReport:
     columns = dataset.snapshot.columns
     candidate = measure_rows(rows, columns, SCORE)
-    reference = measure_rows(rows, columns, YARDSTICK_SCORE)
+    reference = measure_rows(rows, columns, BASELINE_MODEL_SCORE)
     comparisons = [candidate.minus(reference, "yardstick")]
     if rival is not None:
         champion = measure_rows(rows, columns, CHAMPION_SCORE)
@@ -234,8 +234,8 @@ def _report(
             "overall": overall,
             "slices": slices,
             "skipped_slices": skipped,
-            "yardstick": reference.metric_set(),
-            "yardstick_name": yardstick.name,
+            "baseline_model": reference.metric_set(),
+            "baseline_model_name": baseline_model.name,
             "baseline": _baseline(rows, columns, config),
             "baseline_name": columns.baseline,
             "comparisons": tuple(comparisons),

@@ -15,7 +15,7 @@ from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
-SCORE, YARDSTICK_SCORE = "score", "yardstick_score"
+SCORE, BASELINE_MODEL_SCORE = "score", "yardstick_score"
 
 
 def read_batches(

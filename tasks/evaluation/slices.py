@@ -10,7 +10,7 @@ from tasks.contracts.data import DatasetSchema
 from tasks.contracts.evaluation import SliceMetrics
 from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.evaluation.metrics import error_ratio, measure_rows, why_not_judged
-from tasks.evaluation.rows import SCORE, YARDSTICK_SCORE
+from tasks.evaluation.rows import BASELINE_MODEL_SCORE, SCORE
 
 MISSING = "(missing)"
 SLICE_TOLERANCE = 0.1
@@ -54,10 +54,10 @@ def judge_slices(
 
 
 def _plain(part: pd.DataFrame, columns: DatasetSchema) -> Iterator[pd.DataFrame]:
-    """The rows with each plain prediction; where the baseline is unknown, the yardstick's."""
-    yield part.assign(**{PLAIN: part[YARDSTICK_SCORE]})
+    """The rows with each plain prediction; where the baseline is unknown, the baseline model's."""
+    yield part.assign(**{PLAIN: part[BASELINE_MODEL_SCORE]})
     if columns.baseline is not None:
-        yield part.assign(**{PLAIN: part[columns.baseline].fillna(part[YARDSTICK_SCORE])})
+        yield part.assign(**{PLAIN: part[columns.baseline].fillna(part[BASELINE_MODEL_SCORE])})
 
 
 def _parts(

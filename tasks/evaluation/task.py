@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import (
+    BaselineModel,
     Comparison,
     EvaluationReport,
     FeatureRanking,
@@ -19,12 +20,11 @@ from tasks.contracts.evaluation import (
     Quality,
     ScoredWindow,
     StudentReport,
-    Yardstick,
 )
 from tasks.contracts.predictions import ServedWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
-from tasks.evaluation.config import EvaluationConfig, YardstickConfig
+from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
 from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 
@@ -38,10 +38,10 @@ _KEPT: dict[str, Any] = {
 }
 
 
-@task(name="fit-yardstick", task_run_name="fit-yardstick-{splits.train.slug}", **_KEPT)
-def fit_yardstick(
-    dataset: ValidatedDataset, splits: DataSplits, config: YardstickConfig
-) -> Yardstick:
+@task(name="fit-baseline-model", task_run_name="fit-baseline-model-{splits.train.slug}", **_KEPT)
+def fit_baseline_model(
+    dataset: ValidatedDataset, splits: DataSplits, config: BaselineModelConfig
+) -> BaselineModel:
     """Fit gradient boosting on the training window and score the test window with it.
 
     Safe to retry: the scores appear whole, under a key of their content, or not at all.
@@ -50,9 +50,9 @@ def fit_yardstick(
         DataContractError: a window has no rows, or its labels are not 0 and 1. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.evaluation.yardstick import score_yardstick
+    from tasks.evaluation.baseline_model import score_baseline_model
 
-    return score_yardstick(dataset, splits, config, Settings.from_environment().store)
+    return score_baseline_model(dataset, splits, config, Settings.from_environment().store)
 
 
 @task(
@@ -83,11 +83,11 @@ def judge_candidate(
     trained: CandidateModel,
     dataset: ValidatedDataset,
     rival: RegisteredProgram | None,
-    yardstick: Yardstick,
+    baseline_model: BaselineModel,
     config: EvaluationConfig,
     ranking: FeatureRanking | None = None,
 ) -> EvaluationReport:
-    """Judge a trained model on its test window, against the yardstick and the champion.
+    """Judge a trained model on its test window, against the baseline model and the champion.
 
     What single inputs tell is filed with the judgement, for the gate that suspects leaks.
 
@@ -101,7 +101,7 @@ def judge_candidate(
     from tasks.evaluation.judge import judge_model
 
     store = Settings.from_environment().store
-    report = judge_model(trained, dataset, rival, yardstick, config, store)
+    report = judge_model(trained, dataset, rival, baseline_model, config, store)
     if ranking is not None:
         report = report.model_copy(update={"leading": ranking.features})
     create_table_artifact(
@@ -194,13 +194,13 @@ def judge_student(
 
 
 def metric_rows(report: EvaluationReport) -> list[dict[str, str]]:
-    """One row a metric: the model and the yardstick, with intervals."""
-    of_yardstick = dict(report.yardstick)
+    """One row a metric: the model and the baseline model, with intervals."""
+    of_baseline_model = dict(report.baseline_model)
     return [
         {
             "metric": name.replace("_", " "),
             "model": shown(metric),
-            "yardstick": shown(of_yardstick[name]),
+            "baseline model": shown(of_baseline_model[name]),
         }
         for name, metric in report.overall
         if isinstance(metric, Metric)
@@ -247,7 +247,8 @@ def judgement(report: EvaluationReport) -> str:
         f"**{name} {shown(overall.primary)}** on {overall.num_rows:,} rows of {report.window}, "
         f"{_labels_told(overall)}. Brackets hold 95 % intervals.",
         "",
-        f"Yardstick: {report.yardstick_name}, {name} {shown(report.yardstick.primary)}.",
+        f"Baseline model: {report.baseline_model_name}, {name} "
+        f"{shown(report.baseline_model.primary)}.",
         "",
         *(
             f"- minus {part.against}: {name} {shown(part.primary, signed=True)}, {part.error_name} "

@@ -228,7 +228,7 @@ def _epoch_metrics(trained: TrainedModel) -> Iterator[MetricPoint]:
 
 
 def _final(evaluation: EvaluationReport) -> Iterator[MetricPoint]:
-    judged = [("test", evaluation.overall), ("yardstick", evaluation.yardstick)]
+    judged = [("test", evaluation.overall), ("yardstick", evaluation.baseline_model)]
     if evaluation.baseline is not None:
         judged.append(("baseline", evaluation.baseline))
     for owner, metrics in judged:

@@ -155,10 +155,11 @@ def yardstick(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     comparison = _only(report.comparisons, "yardstick")
     if comparison is None:
         return False, "there is not exactly one comparison with the yardstick"
-    difference, name = comparison.primary, report.yardstick.primary_name
+    difference, name = comparison.primary, report.baseline_model.primary_name
     return _within(difference.value, -margin, report.overall), (
-        f"{name} minus that of {report.yardstick_name} ({report.yardstick.primary.value:.4f}) is "
-        f"{_signed(difference)}, allowed from -{margin:.4f}"
+        f"{name} minus that of {report.baseline_model_name} "
+        f"({report.baseline_model.primary.value:.4f}) is {_signed(difference)}, "
+        f"allowed from -{margin:.4f}"
     )
 
 
@@ -343,7 +344,7 @@ def _floor(overall: Quality, floor: float) -> tuple[bool, str]:
 
 def _plausible(report: EvaluationReport, limit: float) -> tuple[bool, str]:
     overall, name = report.overall, report.overall.primary_name
-    reference = report.yardstick.primary.value
+    reference = report.baseline_model.primary.value
     passed = overall.primary.value <= limit and reference <= limit
     verdict = "plausible" if passed else "a leak of the label into the features is suspected"
     told = (
@@ -363,7 +364,7 @@ def _plausible(report: EvaluationReport, limit: float) -> tuple[bool, str]:
 def _knows_suddenly(feature: SingleFeature, report: EvaluationReport) -> bool:
     """One input carries nearly all that a model can know, and in the row before hardly any."""
     chance = 0.5 if isinstance(report.overall, MetricSet) else 0.0
-    whole = max(report.overall.primary.value, report.yardstick.primary.value) - chance
+    whole = max(report.overall.primary.value, report.baseline_model.primary.value) - chance
     lift = feature.score - chance
     if feature.trusted or feature.earlier_score is None or lift < LEAST_LIFT:
         return False

@@ -203,8 +203,8 @@ def describe_model(
         evaluation=EvaluationSummary(
             window=evaluation.window,
             overall=evaluation.overall,
-            yardstick_name=evaluation.yardstick_name,
-            yardstick=evaluation.yardstick,
+            yardstick_name=evaluation.baseline_model_name,
+            yardstick=evaluation.baseline_model,
             comparisons=evaluation.comparisons,
         ),
         files=files,

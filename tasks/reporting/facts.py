@@ -136,8 +136,8 @@ def key_figures(record: RunRecord) -> tuple[Tile, ...]:
             f"{overall.primary_name} on the test window",
             decimal(overall.primary.value),
             interval(overall.primary),
-            f"yardstick {estimate(record.evaluation.yardstick.primary)}, "
-            f"{record.evaluation.yardstick_name}",
+            f"baseline model {estimate(record.evaluation.baseline_model.primary)}, "
+            f"{record.evaluation.baseline_model_name}",
         ),
         Tile(*second_tile(record)),
         _latency_tile(record.variants),
@@ -253,8 +253,8 @@ def judging_told(record: RunRecord) -> str:
     seen = "which training never saw" if later else "not all later than what training saw"
     text = (
         f"Judged on {count(report.overall.num_rows)} rows of {days(report.window)}, "
-        f"{seen}: {report.overall.primary_name} {estimate(report.overall.primary)}. The yardstick "
-        f"is {report.yardstick_name}."
+        f"{seen}: {report.overall.primary_name} {estimate(report.overall.primary)}. The baseline "
+        f"model is {report.baseline_model_name}."
     )
     told = [comparison_told(c.against, c.primary) for c in comparisons(record)]
     return " ".join([text, *told, skill_told(report)]).strip()
@@ -435,5 +435,7 @@ def limits(record: RunRecord) -> list[str]:
     if record.model.energy_j is None and (telemetry is None or telemetry.energy.joules is None):
         found.append("Energy is not reported: the machine offers no meter that could be read.")
     if not any(c.against.startswith("champion") for c in report.comparisons):
-        found.append("There was no champion to compare with; the yardstick is the only measure.")
+        found.append(
+            "There was no champion to compare with; the baseline model is the only measure."
+        )
     return found

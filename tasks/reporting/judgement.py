@@ -58,11 +58,11 @@ def outputs_told(record: RunRecord) -> str:
 
 
 def quality_table(record: RunRecord) -> Table:
-    """Metrics of the candidate, the yardstick and, of a regression, the baseline."""
+    """Metrics of the candidate, the baseline model and, of a regression, the baseline."""
     report = record.evaluation
     models: list[tuple[str, Quality]] = [
         (f"candidate, version {record.version.version}", report.overall),
-        (report.yardstick_name, report.yardstick),
+        (report.baseline_model_name, report.baseline_model),
     ]
     if report.baseline is not None:
         models.append((f"baseline, {report.baseline_name}", report.baseline))
@@ -281,8 +281,8 @@ def words(record: RunRecord) -> list[tuple[str, str]]:
         ),
         (
             "RMSE ratio",
-            "RMSE of a slice over that of yardstick or baseline there, whichever errs less (or "
-            "over an error that does no harm, where that is larger); the gate on slices judges it",
+            "RMSE of a slice over that of baseline model or baseline there, if that errs less "
+            "(or over an error that does no harm, where that is larger); a gate judges it",
         ),
     ]
 

@@ -190,7 +190,7 @@ def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
 
 def _of_predictions(report: EvaluationReport, path: str, label: str) -> list[Check]:
     """Commands that recompute the metrics from the stored predictions."""
-    overall, yardstick = report.overall, report.yardstick
+    overall, baseline_model = report.overall, report.baseline_model
     opened = f"import pandas, sklearn.metrics as m; p = pandas.read_parquet({json.dumps(path)})"
     name, function = "AUC", "roc_auc_score"
     if isinstance(overall, RegressionMetrics):
@@ -213,8 +213,8 @@ def _of_predictions(report: EvaluationReport, path: str, label: str) -> list[Che
             _python(f"{opened}; print(m.{function}(p[{label}], p.score))"),
         ),
         Check(
-            f"{name} of the yardstick",
-            decimal(yardstick.primary.value, 6),
+            f"{name} of the baseline model",
+            decimal(baseline_model.primary.value, 6),
             _python(f"{opened}; print(m.{function}(p[{label}], p.yardstick_score))"),
         ),
         second,

@@ -62,7 +62,7 @@ def test_reported_metrics_can_be_recomputed_from_the_stored_predictions(loop: Lo
         average_precision_score(truth, score), abs=1e-9
     )
     assert evaluation.overall.brier.value == pytest.approx(brier_score_loss(truth, score), abs=1e-6)
-    assert evaluation.yardstick.auc.value == pytest.approx(
+    assert evaluation.baseline_model.auc.value == pytest.approx(
         roc_auc_score(truth, rows["yardstick_score"]), abs=1e-9
     )
 

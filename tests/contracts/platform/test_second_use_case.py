@@ -101,7 +101,7 @@ def test_reported_metrics_of_a_regression_can_be_recomputed(home: Path, record: 
 def test_a_model_that_is_bad_on_one_slice_is_refused_by_the_gate(
     home: Path, record: RunRecord
 ) -> None:
-    """It takes each Monday for the Sunday before; the yardstick's own predictions pass."""
+    """It takes each Monday for the Sunday before; the baseline model's own predictions pass."""
     store, columns = ArtifactStore(home / "artifacts"), record.dataset.snapshot.columns
     rows = pd.read_parquet(store.path(record.evaluation.predictions))
     rows["weekday"] = pd.to_datetime(rows["hour_id"]).dt.tz_localize("UTC").dt.day_name()

@@ -14,8 +14,8 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.calibration import MapFit, ScoreMap
 from tasks.contracts.run import RunRecord
 from tasks.conversion.calibrator import map_program
+from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.judge import judge_model
-from tasks.evaluation.yardstick import score_yardstick
 from tasks.kernel.settings import Settings
 from tasks.registry.candidate import register_candidate
 from tasks.registry.connection import RegistryLocation
@@ -42,9 +42,9 @@ def spoil_champion(record: RunRecord, home: Path, repo: Path) -> ModelVersionRef
         map=BAD, slope_error=0, intercept_error=0, window=splits.train, num_rows=1
     )  # fmt: skip
     model = map_program(source, fit, record.dataset, splits, store)
-    yardstick = score_yardstick(record.dataset, splits, config.yardstick, store)
+    baseline_model = score_baseline_model(record.dataset, splits, config.baseline_model, store)
     rival = fetch_version(record.version, location, store)
-    evaluation = judge_model(model, record.dataset, rival, yardstick, config.evaluation, store)
+    evaluation = judge_model(model, record.dataset, rival, baseline_model, config.evaluation, store)
     ref = register_candidate(
         model, evaluation, record.dataset, config.registry, location, store, "spoilt"
     )

@@ -22,7 +22,7 @@ WEEKS = {
     "current": {"start": "2017-01-29T06:00:00Z", "end": "2017-02-27T06:00:00Z"},
     "monitoring": {"baseline": {"start": "2016-11-06T06:00:00Z", "end": "2017-01-08T06:00:00Z"}},
     "training": {"max_epochs": 12, "global_batch_size": 128, "hidden_sizes": [32], "num_bins": 8},
-    "yardstick": {"max_iterations": 30, "min_leaf_rows": 20},
+    "baseline_model": {"max_iterations": 30, "min_leaf_rows": 20},
     "evaluation": {"slices": ["weekday"], "min_slice_rows": 80, "min_days": 3, "replicates": 100},
     "conversion": {"formats": ["onnx-fp32"], "timing_rounds": 6, "round_ms": 2},
     "promotion": {

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.evaluation import Yardstick
+from tasks.contracts.evaluation import BaselineModel
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
-from tasks.evaluation.config import EvaluationConfig, YardstickConfig
+from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.data.builders import COLUMNS, splits
 
 QUICK = EvaluationConfig(slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20)
-QUICK_YARDSTICK = YardstickConfig(max_iterations=40, min_leaf_rows=20)
+QUICK_BASELINE_MODEL = BaselineModelConfig(max_iterations=40, min_leaf_rows=20)
 
 
 class LateRate(nn.Module):
@@ -112,10 +112,10 @@ def trained_model(program: Artifact, dataset: ValidatedDataset) -> TrainedModel:
 
 @dataclass(frozen=True)
 class Case:
-    """A candidate, a champion and a yardstick on one small snapshot."""
+    """A candidate, a champion and a baseline model on one small snapshot."""
 
     store: ArtifactStore
     dataset: ValidatedDataset
     candidate: TrainedModel
     champion: RegisteredProgram
-    yardstick: Yardstick
+    baseline_model: BaselineModel

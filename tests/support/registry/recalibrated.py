@@ -17,11 +17,11 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import CalibrationSource, PromotionDecision
 from tasks.contracts.training import CandidateModel, RecalibratedModel
 from tasks.conversion.calibrator import map_program
+from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.calibration.config import RecalibrationConfig
 from tasks.evaluation.calibration.fit import fit_scored
-from tasks.evaluation.config import EvaluationConfig, YardstickConfig
+from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
 from tasks.evaluation.judge import judge_model, score_window
-from tasks.evaluation.yardstick import score_yardstick
 from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig
@@ -62,10 +62,10 @@ class Installation(World):
 
     def judge(self, model: CandidateModel) -> EvaluationReport:
         rival = find_rival(model, CONFIG, self.location, self.store)
-        yardstick = score_yardstick(
-            self.dataset, SPLITS, YardstickConfig(max_iterations=20), self.store
+        baseline_model = score_baseline_model(
+            self.dataset, SPLITS, BaselineModelConfig(max_iterations=20), self.store
         )
-        return judge_model(model, self.dataset, rival, yardstick, JUDGING, self.store)
+        return judge_model(model, self.dataset, rival, baseline_model, JUDGING, self.store)
 
     def source(self, fit: TimeWindow = FIT, holdout: TimeWindow = HOLDOUT) -> CalibrationSource:
         return find_calibration_source(fit, holdout, NAME, self.location, self.store)

@@ -263,7 +263,7 @@ def model(files: dict[str, Artifact], splits: DataSplits, columns: DatasetSchema
 
 
 def evaluation(files: dict[str, Artifact]) -> EvaluationReport:
-    """September: overall, by carrier, origin and month, against champion and yardstick."""
+    """September: overall, by carrier, origin and month, against champion and baseline model."""
     carriers = {"UA": 4694, "EV": 4725, "B6": 4291, "DL": 3883, "AA": 2614, "MQ": 2206, "US": 1698,
                 "9E": 1540, "WN": 1010, "VX": 453, "FL": 255, "AS": 60}  # fmt: skip
     rng = np.random.default_rng(3)
@@ -289,8 +289,8 @@ def evaluation(files: dict[str, Artifact]) -> EvaluationReport:
         overall=metrics(27_574, 0.7524, 0.131),
         slices=tuple(by_carrier + by_origin + by_month),
         skipped_slices=("carrier=OO (20 rows)", "carrier=HA (25 rows)"),
-        yardstick=metrics(27_574, 0.7503, 0.131),
-        yardstick_name="scikit-learn gradient boosting",
+        baseline_model=metrics(27_574, 0.7503, 0.131),
+        baseline_model_name="scikit-learn gradient boosting",
         comparisons=(
             PairedComparison(against="champion:2",
                 auc_difference=Metric(value=0.0041, low=0.0019, high=0.0064),
@@ -430,7 +430,7 @@ def gates() -> tuple[GateResult, ...]:
                    evidence="Suite training_set passed 21 expectations on this snapshot."),
         GateResult(name="better than the champion", passed=True,
                    evidence="AUC +0.0041 [+0.0019, +0.0064] against version 2 on the same rows."),
-        GateResult(name="not below the yardstick", passed=True,
+        GateResult(name="not below the baseline model", passed=True,
                    evidence="AUC 0.752 against 0.750; at most 0.005 below is allowed."),
         GateResult(name="calibrated", passed=True,
                    evidence="Calibration error 0.011 is within 0.030."),
@@ -480,7 +480,7 @@ def hostile_record(store: ArtifactStore) -> RunRecord:
             ),
             "evaluation": record.evaluation.model_copy(
                 update={"slices": (), "comparisons": (), "overall": unjudged, "roc": (),
-                        "precision_recall": (), "yardstick_name": EVIL,
+                        "precision_recall": (), "baseline_model_name": EVIL,
                         "calibration": (CurvePoint(x=math.nan, y=1, weight=1),)}
             ),
             "variants": (record.variants[3].model_copy(update={"name": LONG, "reason": EVIL}),),

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.evaluation.yardstick import score_yardstick
+from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
-    QUICK_YARDSTICK,
+    QUICK_BASELINE_MODEL,
     Case,
     LateRate,
     stored_program,
@@ -23,5 +23,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         dataset=dataset,
         candidate=trained_model(stored_program(store, LateRate()).program, dataset),
         champion=stored_program(store, LateRate(slope=-2.0)),
-        yardstick=score_yardstick(dataset, builders.splits(), QUICK_YARDSTICK, store),
+        baseline_model=score_baseline_model(
+            dataset, builders.splits(), QUICK_BASELINE_MODEL, store
+        ),
     )

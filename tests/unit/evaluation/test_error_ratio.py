@@ -54,7 +54,7 @@ def test_a_slice_is_compared_with_the_plain_prediction_that_errs_least_there(bet
         assert ratio(part) == pytest.approx(root_mean_squared_error(label, own["score"]) / plain)
 
 
-def test_where_the_baseline_is_unknown_the_yardstick_stands_for_it() -> None:
+def test_where_the_baseline_is_unknown_the_baseline_model_stands_for_it() -> None:
     rows = rows_with()
     rows.loc[rows.index[::2], "temp"] = np.nan
     with_gaps = judged(rows)
@@ -87,7 +87,7 @@ def test_an_error_that_does_no_harm_is_not_compared_with_a_still_smaller_one(
     assert min(map(ratio, judged(rows).values())) > 5
 
 
-def test_a_classification_has_no_ratio_and_needs_no_yardstick() -> None:
+def test_a_classification_has_no_ratio_and_needs_no_baseline_model() -> None:
     rows = builders.frame(3000)
     rows["score"] = rows["late_rate_24h"].clip(0, 1)
     slices, _ = judge_slices(rows, builders.COLUMNS, CONFIG)

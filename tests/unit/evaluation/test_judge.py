@@ -10,16 +10,16 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 
 from tasks.contracts.data import DataSplits
 from tasks.contracts.evaluation import EvaluationReport
+from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.metrics import check_test_window
-from tasks.evaluation.yardstick import score_yardstick
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
     QUICK,
-    QUICK_YARDSTICK,
+    QUICK_BASELINE_MODEL,
     Case,
     NotANumber,
     stored_program,
@@ -29,7 +29,7 @@ from tests.support.evaluation.programs import (
 
 def judged(case: Case, *, alone: bool = False) -> EvaluationReport:
     rival = None if alone else case.champion
-    return judge_model(case.candidate, case.dataset, rival, case.yardstick, QUICK, case.store)
+    return judge_model(case.candidate, case.dataset, rival, case.baseline_model, QUICK, case.store)
 
 
 def with_rows(case: Case, data: pd.DataFrame) -> Case:
@@ -39,7 +39,7 @@ def with_rows(case: Case, data: pd.DataFrame) -> Case:
         case,
         dataset=dataset,
         candidate=trained_model(case.candidate.program, dataset),
-        yardstick=case.yardstick.model_copy(
+        baseline_model=case.baseline_model.model_copy(
             update={"snapshot_sha256": dataset.snapshot.data.sha256}
         ),
     )
@@ -61,14 +61,14 @@ def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> No
     assert report.overall.brier.value == pytest.approx(
         brier_score_loss(labels, rows["score"].astype(float))
     )
-    yardstick, champion = (
+    baseline_model, champion = (
         roc_auc_score(labels, rows[name]) for name in ("yardstick_score", "champion_score")
     )
-    assert report.yardstick.auc.value == pytest.approx(yardstick)
+    assert report.baseline_model.auc.value == pytest.approx(baseline_model)
     differences = {c.against: c.auc_difference.value for c in report.comparisons}
     assert differences == pytest.approx(
         {
-            "yardstick": report.overall.auc.value - yardstick,
+            "yardstick": report.overall.auc.value - baseline_model,
             "champion:3": report.overall.auc.value - champion,
         }
     )
@@ -102,23 +102,25 @@ def test_only_rows_of_the_test_window_are_judged(case: Case) -> None:
     assert len(rows) == expected
 
 
-def test_a_yardstick_of_another_snapshot_is_refused(case: Case) -> None:
-    other = case.yardstick.model_copy(update={"snapshot_sha256": "f" * 64})
-    with pytest.raises(DataContractError, match="yardstick was fitted on snapshot ffffffffffff"):
+def test_a_baseline_model_of_another_snapshot_is_refused(case: Case) -> None:
+    other = case.baseline_model.model_copy(update={"snapshot_sha256": "f" * 64})
+    with pytest.raises(
+        DataContractError, match="baseline model was fitted on snapshot ffffffffffff"
+    ):
         judge_model(case.candidate, case.dataset, None, other, QUICK, case.store)
 
 
 def test_a_model_of_another_snapshot_is_refused(case: Case) -> None:
     other = case.candidate.model_copy(update={"snapshot_sha256": "e" * 64})
     with pytest.raises(DataContractError, match="model was trained on snapshot eeeeeeeeeeee"):
-        judge_model(other, case.dataset, None, case.yardstick, QUICK, case.store)
+        judge_model(other, case.dataset, None, case.baseline_model, QUICK, case.store)
 
 
-def test_a_yardstick_of_other_windows_is_refused(case: Case) -> None:
+def test_a_baseline_model_of_other_windows_is_refused(case: Case) -> None:
     splits = DataSplits(
         train=builders.month(1, 3), validation=builders.month(4), test=builders.month(5)
     )
-    other = score_yardstick(case.dataset, splits, QUICK_YARDSTICK, case.store)
+    other = score_baseline_model(case.dataset, splits, QUICK_BASELINE_MODEL, case.store)
     with pytest.raises(DataContractError, match="expected equal splits"):
         judge_model(case.candidate, case.dataset, None, other, QUICK, case.store)
 
@@ -151,7 +153,7 @@ def test_an_empty_test_window_is_refused(case: Case) -> None:
         judged(with_rows(case, data[data["event_timestamp"].dt.month < 9]), alone=True)
 
 
-def test_other_rows_than_the_yardstick_scored_are_refused(case: Case) -> None:
+def test_other_rows_than_the_baseline_model_scored_are_refused(case: Case) -> None:
     with pytest.raises(DataContractError, match="their ids are not the same"):
         judged(with_rows(case, builders.frame().iloc[:-5]), alone=True)
 
@@ -159,7 +161,7 @@ def test_other_rows_than_the_yardstick_scored_are_refused(case: Case) -> None:
 def test_a_champion_that_gives_nonsense_is_refused(case: Case) -> None:
     rival = stored_program(case.store, NotANumber())
     with pytest.raises(DataContractError, match="are no probabilities"):
-        judge_model(case.candidate, case.dataset, rival, case.yardstick, QUICK, case.store)
+        judge_model(case.candidate, case.dataset, rival, case.baseline_model, QUICK, case.store)
 
 
 def test_a_champion_whose_input_is_gone_is_named_with_what_to_do(case: Case) -> None:
@@ -167,7 +169,7 @@ def test_a_champion_whose_input_is_gone_is_named_with_what_to_do(case: Case) -> 
     more = needed.model_copy(update={"numeric": (*needed.numeric, "hint")})
     rival = case.champion.model_copy(update={"columns": more})
     with pytest.raises(DataContractError, match=r"needs hint, which .* withdraw \S+ \d+ "):
-        judge_model(case.candidate, case.dataset, rival, case.yardstick, QUICK, case.store)
+        judge_model(case.candidate, case.dataset, rival, case.baseline_model, QUICK, case.store)
 
 
 def test_a_scored_window_holds_every_row_and_its_quality(case: Case) -> None:

@@ -15,18 +15,18 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, RegressionComparison, RegressionMetrics
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
+from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.curves import observed_by_prediction, residual_classes
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.metrics import measure_rows
 from tasks.evaluation.task import judgement, metric_rows, slice_rows
-from tasks.evaluation.yardstick import score_yardstick
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.predicted import PredictedRows
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
     QUICK,
-    QUICK_YARDSTICK,
+    QUICK_BASELINE_MODEL,
     LateRate,
     stored_program,
     trained_model,
@@ -75,9 +75,11 @@ class Case:
     @property
     def report(self) -> EvaluationReport:
         splits = builders.splits()
-        yardstick = score_yardstick(self.dataset, splits, QUICK_YARDSTICK, self.store)
+        baseline_model = score_baseline_model(
+            self.dataset, splits, QUICK_BASELINE_MODEL, self.store
+        )
         rival = self.champion
-        return judge_model(self.candidate, self.dataset, rival, yardstick, QUICK, self.store)
+        return judge_model(self.candidate, self.dataset, rival, baseline_model, QUICK, self.store)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from tests.support.evaluation.programs import QUICK, Case
 def test_what_the_artifacts_say_comes_from_the_report(case: Case) -> None:
     config = QUICK.model_copy(update={"min_slice_rows": 330})
     report = judge_model(
-        case.candidate, case.dataset, case.champion, case.yardstick, config, case.store
+        case.candidate, case.dataset, case.champion, case.baseline_model, config, case.store
     )
     text = judgement(report)
     assert f"**AUC {report.overall.auc.value:.4f} [{report.overall.auc.low:.4f}, " in text

@@ -324,6 +324,6 @@ def test_a_yardstick_that_is_too_good_closes_the_gate_though_the_candidate_is_no
     good: Evidence,
 ) -> None:
     """The label's own column among the inputs: boosting finds it, the network may not."""
-    refused = closed(with_evaluation(good, "yardstick.auc.value", 1.0))
+    refused = closed(with_evaluation(good, "baseline_model.auc.value", 1.0))
 
     assert "of the yardstick 1.0000" in refused["leak-suspicion"]

@@ -50,7 +50,7 @@ def regression(report: EvaluationReport) -> EvaluationReport:
     return report.model_copy(
         update={
             "overall": quality(),
-            "yardstick": quality(0.949),
+            "baseline_model": quality(0.949),
             "baseline": quality(0.9, 0.0),
             "baseline_name": "last_week",
             "slices": (

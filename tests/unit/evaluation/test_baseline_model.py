@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.evaluation.config import YardstickConfig
-from tasks.evaluation.yardstick import CategoryEncoding, read_scores, score_yardstick
+from tasks.evaluation.baseline_model import CategoryEncoding, read_scores, score_baseline_model
+from tasks.evaluation.config import BaselineModelConfig
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
-from tests.support.evaluation.programs import QUICK_YARDSTICK, Case
+from tests.support.evaluation.programs import QUICK_BASELINE_MODEL, Case
 
 
 @pytest.fixture
@@ -22,36 +22,38 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def test_it_scores_the_test_rows_in_order_and_learns_something(case: Case) -> None:
-    scores = read_scores(case.yardstick, case.store)
+    scores = read_scores(case.baseline_model, case.store)
     test = builders.frame()
     test = test[test["event_timestamp"].dt.month >= 9]
     assert scores["flight_id"].tolist() == test["flight_id"].tolist()
     assert roc_auc_score(test["is_late"], scores["yardstick_score"]) > 0.7
-    assert "gradient boosting" in case.yardstick.name
+    assert "gradient boosting" in case.baseline_model.name
 
 
 def test_equal_inputs_give_equal_scores(case: Case, store: ArtifactStore) -> None:
-    again = score_yardstick(builders.dataset(store), builders.splits(), QUICK_YARDSTICK, store)
-    assert again.scores.sha256 == case.yardstick.scores.sha256
+    again = score_baseline_model(
+        builders.dataset(store), builders.splits(), QUICK_BASELINE_MODEL, store
+    )
+    assert again.scores.sha256 == case.baseline_model.scores.sha256
 
 
 def test_the_test_window_decides_nothing(case: Case, store: ArtifactStore) -> None:
     data = builders.frame()
     test = data["event_timestamp"].dt.month >= 9
     data.loc[test, "is_late"] = 1 - data.loc[test, "is_late"]
-    other = score_yardstick(
-        builders.dataset(store, data), builders.splits(), QUICK_YARDSTICK, store
+    other = score_baseline_model(
+        builders.dataset(store, data), builders.splits(), QUICK_BASELINE_MODEL, store
     )
-    assert other.scores.sha256 == case.yardstick.scores.sha256
+    assert other.scores.sha256 == case.baseline_model.scores.sha256
 
 
 def test_no_more_rows_are_used_than_allowed(
     store: ArtifactStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = YardstickConfig(max_iterations=5, max_rows=300, min_leaf_rows=20)
+    config = BaselineModelConfig(max_iterations=5, max_rows=300, min_leaf_rows=20)
     with caplog.at_level("INFO"):
-        first = score_yardstick(builders.dataset(store), builders.splits(), config, store)
-    assert "yardstick: 5 trees on 300 rows" in caplog.text
+        first = score_baseline_model(builders.dataset(store), builders.splits(), config, store)
+    assert "baseline model: 5 trees on 300 rows" in caplog.text
     assert (
         len(read_scores(first, store)) == builders.frame()["event_timestamp"].dt.month.ge(9).sum()
     )
@@ -74,7 +76,9 @@ def test_unknown_missing_and_rare_categories_are_missing() -> None:
 def test_columns_of_one_kind_only_will_do(store: ArtifactStore) -> None:
     columns = COLUMNS.model_copy(update={"categorical": ()})
     dataset = builders.dataset(store, builders.frame(2000), columns)
-    scores = read_scores(score_yardstick(dataset, builders.splits(), QUICK_YARDSTICK, store), store)
+    scores = read_scores(
+        score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store), store
+    )
     assert scores["yardstick_score"].between(0, 1).all()
 
 
@@ -91,14 +95,14 @@ def test_labels_that_are_not_both_0_and_1_are_refused(
 ) -> None:
     dataset = builders.dataset(store, builders.frame().assign(is_late=label))
     with pytest.raises(DataContractError, match=message):
-        score_yardstick(dataset, builders.splits(), QUICK_YARDSTICK, store)
+        score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store)
 
 
 def test_a_training_window_without_rows_is_refused(store: ArtifactStore) -> None:
     data = builders.frame()
     dataset = builders.dataset(store, data[data["event_timestamp"].dt.month > 6])
     with pytest.raises(DataContractError, match="has no row in 2013-01-01T00:00Z"):
-        score_yardstick(dataset, builders.splits(), QUICK_YARDSTICK, store)
+        score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store)
 
 
 @pytest.mark.parametrize("column", ["gust", "dest"])
@@ -107,7 +111,7 @@ def test_a_column_without_known_values_in_the_sample_does_not_stop_it(
 ) -> None:
     data = builders.frame()
     data.loc[data["event_timestamp"].dt.month <= 6, column] = None
-    other = score_yardstick(
-        builders.dataset(store, data), builders.splits(), QUICK_YARDSTICK, store
+    other = score_baseline_model(
+        builders.dataset(store, data), builders.splits(), QUICK_BASELINE_MODEL, store
     )
     assert read_scores(other, store)["yardstick_score"].notna().all()

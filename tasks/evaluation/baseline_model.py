@@ -1,4 +1,4 @@
-"""The yardstick: scikit-learn's gradient boosting on the same rows, columns and windows.
+"""The baseline model: scikit-learn's gradient boosting on the same rows, columns and windows.
 
 A model that does not reach it has not learned what the data gives without effort.
 """
@@ -18,9 +18,9 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
-from tasks.contracts.evaluation import Yardstick
-from tasks.evaluation.config import YardstickConfig
-from tasks.evaluation.rows import YARDSTICK_SCORE, input_columns, joined, read_batches
+from tasks.contracts.evaluation import BaselineModel
+from tasks.evaluation.config import BaselineModelConfig
+from tasks.evaluation.rows import BASELINE_MODEL_SCORE, input_columns, joined, read_batches
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
@@ -32,9 +32,9 @@ MAX_CATEGORIES = 254  # of one column: scikit-learn takes 255 bins, one is for m
 Float32Array = NDArray[np.float32]
 
 
-def score_yardstick(
-    dataset: ValidatedDataset, splits: DataSplits, config: YardstickConfig, store: ArtifactStore
-) -> Yardstick:
+def score_baseline_model(
+    dataset: ValidatedDataset, splits: DataSplits, config: BaselineModelConfig, store: ArtifactStore
+) -> BaselineModel:
     """Fit gradient boosting on the training window, and score the test window with it.
 
     The validation window chooses the number of trees. Nothing of the test window is used.
@@ -54,19 +54,19 @@ def score_yardstick(
         config,
     )
 
-    def build(folder: StagedFolder) -> Yardstick:
+    def build(folder: StagedFolder) -> BaselineModel:
         encoding = CategoryEncoding(snapshot.columns)
         model = _fit(dataset, splits, encoding, config, store)
         scores = joined(_scored(model, encoding, dataset, splits.test, store), dataset, splits.test)
         scores.to_parquet(folder.path / "scores.parquet", index=False)
-        return Yardstick(
+        return BaselineModel(
             name=f"gradient boosting (scikit-learn {sklearn.__version__}, {model.n_iter_} trees)",
             snapshot_sha256=snapshot.data.sha256,
             splits=splits,
             scores=folder.artifact("scores.parquet"),
         )
 
-    return store.build_once("yardsticks", key, Yardstick, build)
+    return store.build_once("baseline-models", key, BaselineModel, build)
 
 
 @dataclass
@@ -111,7 +111,7 @@ def _fit(
     dataset: ValidatedDataset,
     splits: DataSplits,
     encoding: CategoryEncoding,
-    config: YardstickConfig,
+    config: BaselineModelConfig,
     store: ArtifactStore,
 ) -> Any:
     columns = dataset.snapshot.columns
@@ -139,12 +139,12 @@ def _fit(
         X_val=encoding.matrix(chosen_on),
         y_val=_labels(chosen_on, columns, splits.validation),
     )
-    logger.info("yardstick: %d trees on %d rows", model.n_iter_, len(labels))
+    logger.info("baseline model: %d trees on %d rows", model.n_iter_, len(labels))
     return model
 
 
 def _sample(
-    dataset: ValidatedDataset, window: TimeWindow, config: YardstickConfig, store: ArtifactStore
+    dataset: ValidatedDataset, window: TimeWindow, config: BaselineModelConfig, store: ArtifactStore
 ) -> pd.DataFrame:
     """Rows of a window, or a seeded sample where there are more than the configuration allows."""
     columns = dataset.snapshot.columns
@@ -161,14 +161,14 @@ def _sample(
 
 
 def _kept_positions(
-    dataset: ValidatedDataset, window: TimeWindow, config: YardstickConfig, store: ArtifactStore
+    dataset: ValidatedDataset, window: TimeWindow, config: BaselineModelConfig, store: ArtifactStore
 ) -> NDArray[np.bool_] | None:
     columns = [dataset.snapshot.columns.label]
     batches = read_batches(dataset, window, columns, store, BATCH_ROWS)
     num_rows = sum(len(frame) for frame in batches)
     if num_rows <= config.max_rows:
         return None
-    logger.info("yardstick: %d of %d rows of %s, sampled", config.max_rows, num_rows, window)
+    logger.info("baseline model: %d of %d rows of %s, sampled", config.max_rows, num_rows, window)
     chosen = np.random.default_rng(0).choice(num_rows, config.max_rows, replace=False)
     keep = np.zeros(num_rows, dtype=np.bool_)
     keep[chosen] = True
@@ -188,7 +188,7 @@ def _labels(rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow) -> N
         raise DataContractError(
             f"label {columns.label!r} in {window} has {nulls:,} nulls and the values "
             f"{[float(k) for k in kinds[:5]]} in {len(rows):,} rows; expected 0 and 1, both "
-            "present. The yardstick was not fitted"
+            "present. The baseline model was not fitted"
         )
     return labels.to_numpy(dtype=np.int8)
 
@@ -201,7 +201,7 @@ def _numbers(
     if odd:
         raise DataContractError(
             f"label {columns.label!r} in {window} is no number in {odd:,} of {len(numbers):,} "
-            "rows; expected a finite number in each. The yardstick was not fitted"
+            "rows; expected a finite number in each. The baseline model was not fitted"
         )
     return numbers
 
@@ -221,10 +221,10 @@ def _scored(
             scores = model.predict(features)
         else:
             scores = model.predict_proba(features)[:, 1]
-        yield pd.DataFrame({columns.row_id: frame[columns.row_id], YARDSTICK_SCORE: scores})
+        yield pd.DataFrame({columns.row_id: frame[columns.row_id], BASELINE_MODEL_SCORE: scores})
 
 
-def read_scores(yardstick: Yardstick, store: ArtifactStore) -> pd.DataFrame:
+def read_scores(baseline_model: BaselineModel, store: ArtifactStore) -> pd.DataFrame:
     """Row id and `yardstick_score` of the test rows, in the order of the snapshot."""
-    scores: pd.DataFrame = pq.read_table(store.path(yardstick.scores)).to_pandas()
+    scores: pd.DataFrame = pq.read_table(store.path(baseline_model.scores)).to_pandas()
     return scores
