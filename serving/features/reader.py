@@ -196,9 +196,9 @@ class FeastEntityReader:
         for recipe in list(self._known.values()):
             if not isinstance(recipe, Recipe):
                 continue
-            for view in recipe.reader.statistics().views:
-                into = freshness.setdefault(view.view, {})
-                for state, rows in view.num_rows_by_state.items():
+            for view, counts in recipe.reader.num_rows_by_state().items():
+                into = freshness.setdefault(view, {})
+                for state, rows in counts.items():
                     into[state] = into.get(state, 0) + rows
         return {
             "requests": counted.num_requests,

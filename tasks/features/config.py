@@ -158,7 +158,7 @@ class ViewPolicy(FrozenConfig):
 
 
 class OnlineConfig(FrozenConfig):
-    """How features are read online: freshness, patience with the store, what is measured."""
+    """How features are read online: freshness, and patience with the store."""
 
     policy: ViewPolicy = Field(default=ViewPolicy(), description="For views not named below.")
     view_policies: dict[str, ViewPolicy] = Field(
@@ -181,16 +181,17 @@ class OnlineConfig(FrozenConfig):
     longest_pause_s: PositiveFloat = Field(
         default=10.0, description="The pause doubles with each failure up to this many seconds."
     )
-    age_bounds_s: tuple[PositiveFloat, ...] = Field(
-        default=(60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86400, 2 * 86400, 7 * 86400, 28 * 86400),
-        min_length=1,
-        description="Upper bounds, in seconds, of the classes in which ages are counted.",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _age_classes_of_earlier_versions(cls, given: Any) -> Any:
+        """Snapshots of earlier versions keep classes in which ages were counted."""
+        if not isinstance(given, dict):
+            return given
+        return {k: v for k, v in given.items() if k != "age_bounds_s"}
 
     @model_validator(mode="after")
     def _is_in_order(self) -> Self:
-        if list(self.age_bounds_s) != sorted(set(self.age_bounds_s)):
-            raise ValueError(f"age_bounds_s {self.age_bounds_s} do not rise; put them in order")
         if self.longest_pause_s < self.first_pause_s:
             raise ValueError(
                 f"longest_pause_s={self.longest_pause_s} is less than first_pause_s="

@@ -1,4 +1,4 @@
-"""What the feature room reports of itself: online reads, parity and verified snapshots.
+"""What the feature room reports of itself: parity and verified snapshots.
 
 Values like those of `tasks.contracts`; no other room needs them.
 """
@@ -10,30 +10,6 @@ from datetime import datetime
 from pydantic import Field, NonNegativeInt
 
 from tasks.contracts.base import Contract
-
-
-class ViewReadStatistics(Contract):
-    """How fresh one view was for the rows that were read online."""
-
-    view: str
-    num_rows_by_state: dict[str, NonNegativeInt] = Field(
-        description="`fresh`, `stale` (older than the TTL), `missing`, `ahead` (after the read)."
-    )
-    num_rows_by_age_s: dict[float, NonNegativeInt] = Field(
-        description="Rows with a stored value not older than so many seconds; cumulative."
-    )
-    age_sum_s: float = Field(description="Sum of the ages of all stored values, seconds.")
-
-
-class OnlineReadStatistics(Contract):
-    """What one online reader has met since it was made; every number only rises."""
-
-    backend: str = Field(description="What was read through: `redis`, `sqlite` or `feast`.")
-    num_reads: NonNegativeInt
-    num_rows: NonNegativeInt
-    num_failures: NonNegativeInt = Field(description="Reads that the store did not answer.")
-    num_refusals: NonNegativeInt = Field(description="Reads that a view's policy refused.")
-    views: tuple[ViewReadStatistics, ...]
 
 
 class ParityDifference(Contract):

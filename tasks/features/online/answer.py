@@ -1,4 +1,4 @@
-"""What an online read gives: cells decoded into columns, how fresh each view was, and counts.
+"""What an online read gives: cells decoded into columns, and how fresh each view was.
 
 A protobuf object for each value costs more than the look-up itself. Floats have a fixed encoding,
 one tag byte and the number, so a block of them is joined into one buffer that numpy reads in place.
@@ -7,14 +7,12 @@ Everything else is decoded one by one, through Feast's own conversion, rememberi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.type_map import feast_value_type_to_python_type
 from feast.value_type import ValueType
@@ -22,7 +20,6 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from numpy.typing import NDArray
 
-from tasks.features.checks.reports import OnlineReadStatistics, ViewReadStatistics
 from tasks.kernel.errors import FeatureStoreError
 
 Column = NDArray[np.floating[Any]] | list[Any]
@@ -249,15 +246,6 @@ class OnlineAnswer(NamedTuple):
         plain = {name: _plain(values) for name, values in self.columns.items()}
         return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
 
-    def to_arrow(self) -> pa.Table:
-        """The columns as an Arrow table, null where there is no value."""
-        return pa.table(
-            {
-                name: pa.array(values, from_pandas=isinstance(values, np.ndarray))
-                for name, values in self.columns.items()
-            }
-        )
-
 
 def age_of(moments_us: NDArray[np.int64], event_us: NDArray[np.int64]) -> NDArray[np.float64]:
     """Seconds from each event to the moment of the read; NaN where nothing is stored."""
@@ -271,80 +259,3 @@ def _plain(values: Column) -> list[Any]:
         return values
     plain: list[Any] = values.tolist()
     return [None if value != value else value for value in plain]
-
-
-class OnlineMetrics:
-    """Counters of one reader since it was made. Safe to use from many threads.
-
-    One small object, because a client library's counters cost a lock and a dictionary look-up for
-    each view and row. Its snapshot holds what anything that is scraped needs: counters that only
-    rise, and ages in cumulative classes.
-
-    Args:
-        backend: what the values are read through.
-        views: names of the views, in the order of the arrays given to `record`.
-        age_bounds_s: rising upper bounds of the age classes, in seconds.
-    """
-
-    def __init__(self, backend: str, views: Sequence[str], age_bounds_s: Sequence[float]) -> None:
-        self._backend, self._views = backend, tuple(views)
-        self._bounds = np.array(age_bounds_s, np.float64)
-        self._lock = threading.Lock()
-        self._reads = self._rows = self._failures = self._refusals = 0
-        # A class is a state and a range of ages; the last age is "above all bounds, or none".
-        self._counts = np.zeros((len(self._views), len(LABELS), len(self._bounds) + 1), np.int64)
-        self._age_sums = np.zeros(len(self._views))
-        self._offsets = np.arange(len(self._views))[:, None] * self._counts[0].size
-
-    def record(self, state: NDArray[np.uint8], age_s: NDArray[np.float64]) -> None:
-        """Count one read.
-
-        Args:
-            state: `Freshness` codes, shape (views, rows).
-            age_s: ages in seconds, same shape; NaN where nothing is stored.
-        """
-        classes = np.searchsorted(self._bounds, age_s)  # NaN is sorted above all
-        cells = self._offsets + state.astype(np.int64) * (len(self._bounds) + 1) + classes
-        counted = np.bincount(cells.ravel(), minlength=self._counts.size)
-        sums = np.nansum(age_s, axis=1)
-        with self._lock:
-            self._reads += 1
-            self._rows += state.shape[1]
-            self._counts += counted.reshape(self._counts.shape)
-            self._age_sums += sums
-
-    def failed(self) -> None:
-        """Count a read that the store did not answer."""
-        with self._lock:
-            self._failures += 1
-
-    def refused(self) -> None:
-        """Count a read that policy refused."""
-        with self._lock:
-            self._refusals += 1
-
-    def snapshot(self) -> OnlineReadStatistics:
-        """Everything counted so far, of one moment."""
-        with self._lock:
-            counts, sums = self._counts.copy(), self._age_sums.copy()
-            totals = (self._reads, self._rows, self._failures, self._refusals)
-        states = counts.sum(axis=2).tolist()
-        stored = counts.sum(axis=1) - counts[:, Freshness.MISSING]
-        ages = stored.cumsum(axis=1)[:, :-1].tolist()
-        views = tuple(
-            ViewReadStatistics(
-                view=name,
-                num_rows_by_state=dict(zip(LABELS, states[n], strict=True)),
-                num_rows_by_age_s=dict(zip(self._bounds.tolist(), ages[n], strict=True)),
-                age_sum_s=float(sums[n]),
-            )
-            for n, name in enumerate(self._views)
-        )
-        return OnlineReadStatistics(
-            backend=self._backend,
-            num_reads=totals[0],
-            num_rows=totals[1],
-            num_failures=totals[2],
-            num_refusals=totals[3],
-            views=views,
-        )

@@ -8,6 +8,7 @@ policy of its view (`ViewPolicy`); blanking is the default, as it is what the mo
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -21,15 +22,14 @@ from feast.infra.online_stores.sqlite import SqliteOnlineStore, SqliteOnlineStor
 from feast.value_type import ValueType
 from numpy.typing import NDArray
 
-from tasks.features.checks.reports import OnlineReadStatistics
 from tasks.features.config import OnlineConfig
 from tasks.features.online.answer import (
+    LABELS,
     NEVER,
     Column,
     FloatBlock,
     Freshness,
     OnlineAnswer,
-    OnlineMetrics,
     age_of,
     moments,
     value_decoder,
@@ -39,7 +39,7 @@ from tasks.features.online.plan import FLOATS, ReadPlan, RequestedKeys, plan_rea
 from tasks.features.online.redis_reader import RedisBackend
 from tasks.features.online.sqlite_reader import SqliteBackend
 from tasks.features.online.write_rules import micros
-from tasks.kernel.errors import DataContractError, StaleFeaturesError, TransientError
+from tasks.kernel.errors import DataContractError, StaleFeaturesError
 
 Request = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | pd.DataFrame
 Moment = datetime | Sequence[datetime] | None
@@ -54,7 +54,7 @@ class OnlineReader:
     Args:
         store: opened Feast store, for its registry and the address of its online store.
         service: what to read, as the registry knows it.
-        config: policies, time-outs, classes of the metrics.
+        config: policies and time-outs.
         full_names: name columns `<view>__<feature>`, as training sets do.
     """
 
@@ -76,7 +76,8 @@ class OnlineReader:
         self._ttl_us = np.array(ttls_us, np.int64).reshape(-1, 1)
         self._tolerance_us = round(config.clock_tolerance_s * 1e6)
         self._names = tuple(view.name for view in self.plan.views)
-        self._metrics = OnlineMetrics(self._backend.name, self._names, config.age_bounds_s)
+        self._lock = threading.Lock()
+        self._counts = np.zeros((len(self._names), len(LABELS)), np.int64)
 
     @property
     def backend(self) -> str:
@@ -100,15 +101,11 @@ class OnlineReader:
         columns, num_rows = self._check_request(entities)
         moments_us = _moments_us(now, num_rows)
         keys = [RequestedKeys(group, columns, num_rows) for group in self.plan.groups]
-        try:
-            found = self._backend.fetch([key.distinct for key in keys])
-        except TransientError:
-            self._metrics.failed()
-            raise
+        found = self._backend.fetch([key.distinct for key in keys])
         values, event_us = self._decoder.decode(found, [key.row_to_key for key in keys])
         age_s = age_of(moments_us, event_us)
         state = self._states(moments_us, event_us)
-        self._metrics.record(state, age_s)
+        self._count(state)
         self._apply_policies(state, values)
         return OnlineAnswer(
             service=self.plan.service,
@@ -121,9 +118,12 @@ class OnlineReader:
             moments_us=moments_us,
         )
 
-    def statistics(self) -> OnlineReadStatistics:
-        """What reads have met since this reader was made."""
-        return self._metrics.snapshot()
+    def num_rows_by_state(self) -> dict[str, dict[str, int]]:
+        """View to state in words to the rows that were read in it since this reader was made."""
+        with self._lock:
+            counts = self._counts.tolist()
+        rows = (dict(zip(LABELS, of_view, strict=True)) for of_view in counts)
+        return dict(zip(self._names, rows, strict=True))
 
     def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
         """Key columns of up to `count` entities that the store has of the plan's view `view`.
@@ -170,31 +170,35 @@ class OnlineReader:
         state[event_us == NEVER] = Freshness.MISSING
         return state
 
+    def _count(self, state: NDArray[np.uint8]) -> None:
+        cells = np.arange(len(self._names))[:, None] * len(LABELS) + state
+        counted = np.bincount(cells.ravel(), minlength=self._counts.size)
+        with self._lock:
+            self._counts += counted.reshape(self._counts.shape)
+
     def _apply_policies(self, state: NDArray[np.uint8], values: dict[str, Column]) -> None:
         if not state.any():  # all fresh
             return
         if self._refuses_missing:
-            self._refuse_missing(state == Freshness.MISSING)
+            missing = state == Freshness.MISSING
+            for view, rows in zip(self.plan.views, missing, strict=True):
+                if view.policy.missing == "refuse" and rows.any():
+                    raise _refusal(view.name, rows, "have no values of")
         stale = (state == Freshness.STALE) | (state == Freshness.AHEAD)
         for position in np.flatnonzero(stale.any(axis=1) & ~self._serves):
             view, rows = self.plan.views[position], stale[position]
             if view.policy.stale == "refuse":
-                raise self._refusal(view.name, rows, "have values outside the time to live of")
+                raise _refusal(view.name, rows, "have values outside the time to live of")
             for feature in view.features:
                 _blank(values[feature.output], rows)
 
-    def _refuse_missing(self, missing: NDArray[np.bool_]) -> None:
-        for view, rows in zip(self.plan.views, missing, strict=True):
-            if view.policy.missing == "refuse" and rows.any():
-                raise self._refusal(view.name, rows, "have no values of")
 
-    def _refusal(self, view: str, rows: NDArray[np.bool_], why: str) -> StaleFeaturesError:
-        self._metrics.refused()
-        return StaleFeaturesError(
-            f"{int(rows.sum())} of {rows.size} rows {why} feature view {view}, the first is row "
-            f"{int(rows.argmax())}; its policy is to refuse them. Nothing was served; materialize "
-            "the view, or set features.online.view_policies"
-        )
+def _refusal(view: str, rows: NDArray[np.bool_], why: str) -> StaleFeaturesError:
+    return StaleFeaturesError(
+        f"{int(rows.sum())} of {rows.size} rows {why} feature view {view}, the first is row "
+        f"{int(rows.argmax())}; its policy is to refuse them. Nothing was served; materialize the "
+        "view, or set features.online.view_policies"
+    )
 
 
 class _Decoder:
@@ -271,7 +275,7 @@ def open_backend(store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> O
     """The fast way into the store's online store where there is one, else Feast's own.
 
     Redis Cluster and Sentinel are read through Feast: they spread or move keys, which its client
-    handles. Which way was taken is told by `OnlineReader.backend` and counted in its statistics.
+    handles. `OnlineReader.backend` names the way that was taken.
     """
     online = store.config.online_store
     if isinstance(online, RedisOnlineStoreConfig) and online.redis_type == "redis":

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,62 @@ def write_as_feast(config: RepoConfig, view: FeatureView, *batches: pa.RecordBat
     store._get_client(config.online_store).close()
 
 
-# Redis
+@dataclass
+class Stores:
+    """Our store and Feast's, of Redis or SQLite, each in a place of its own."""
+
+    kind: str
+    folder: Path
+    server: RedisServer
+    opened: list[Any] = field(default_factory=list)
+
+    def empty(self) -> None:
+        for store in self.opened:
+            if self.kind == "sqlite":
+                store._conn.close()
+        self.opened.clear()
+        if self.kind == "redis":
+            with self.server.connect() as client:
+                client.flushall()
+        for file in self.folder.glob("*.db*"):
+            file.unlink()
+
+    def make(self, number: int, view: FeatureView, *, ours: bool = True) -> tuple[Any, RepoConfig]:
+        if self.kind == "redis":
+            store = NewerWinsRedisOnlineStore() if ours else RedisOnlineStore()
+            return store, repo_config(self.folder, redis_online(self.server, number))
+        store = NewerWinsSqliteOnlineStore() if ours else SqliteOnlineStore()
+        path = str(self.folder / f"{number}.db")
+        config = repo_config(self.folder, {"type": OURS if ours else "sqlite", "path": path})
+        store.update(config, [], [view], [], [], False)
+        self.opened.append(store)
+        return store, config
+
+    def contents(self, config: RepoConfig) -> Any:
+        """All that is stored, as Feast keeps it."""
+        if self.kind == "sqlite":
+            return sqlite_rows(config)
+        number = int(config.online_store.connection_string.rsplit("=", 1)[1])
+        with redis.Redis(port=self.server.port, db=number) as client:
+            return hashes(client)
+
+    def cells(self, config: RepoConfig, view: FeatureView) -> dict[tuple[bytes, str], bytes]:
+        found = self.contents(config)
+        if self.kind == "sqlite":
+            return {(row[0], row[1]): row[2] for row in found}
+        fields = {feature.name: _mmh3(f"v:{feature.name}") for feature in view.features}
+        return {
+            (key[: -len(PROJECT)], name): values[stored]
+            for key, values in found.items()
+            for name, stored in fields.items()
+        }
+
+
+@pytest.fixture(params=["redis", "sqlite"])
+def stores(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> Iterator[Stores]:
+    made = Stores(request.param, tmp_path, server)
+    yield made
+    made.empty()
 
 
 @DRILL
@@ -139,10 +194,8 @@ def write_as_feast(config: RepoConfig, view: FeatureView, *batches: pa.RecordBat
     unit=st.sampled_from(["s", "ms", "us", "ns"]),
     zone=st.sampled_from([None, "UTC", "America/New_York"]),
 )
-def test_hashes_equal_those_of_feast(
-    server: RedisServer,
-    client: redis.Redis,
-    tmp_path: Path,
+def test_what_is_stored_equals_what_feast_stores_and_feast_reads_it(
+    stores: Stores,
     seed: int,
     keys: list[str],
     features: list[str],
@@ -150,16 +203,21 @@ def test_hashes_equal_those_of_feast(
     unit: str,
     zone: str | None,
 ) -> None:
-    client.flushall()
+    stores.empty()
     view = make_view(keys, features, created=created)
     batch = first_of_each(make_rows(seed, keys, features, 12, unit, zone), view)
     assume(not feast_loses_bytes(batch))
-    write_as_feast(repo_config(tmp_path, redis_online(server, 0)), view, batch)
-    written = write_to_redis(repo_config(tmp_path, redis_online(server, 1)), view, batch)
-    with redis.Redis(port=server.port, db=1) as second:
-        ours = hashes(second)
-    assert ours == hashes(client)
-    assert written == len(ours) == len(batch)
+    rows = feasts_rows(view, batch)
+    stock, stock_config = stores.make(0, view, ours=False)
+    ours, config = stores.make(1, view)
+    stock.online_write_batch(stock_config, view, rows, None)
+    assert ours.write_rows(config, view, [encoded(view, batch)]) == len(batch)
+    assert stores.contents(config) == stores.contents(stock_config)
+    asked = [key for key, *_ in rows]
+    reader, read_config = stores.make(1, view, ours=False)
+    assert reader.online_read(read_config, view, asked) == stock.online_read(
+        stock_config, view, asked
+    )
 
 
 @DRILL
@@ -169,31 +227,20 @@ def test_hashes_equal_those_of_feast(
     features=ANY_TYPE,
     created=st.booleans(),
 )
-def test_in_redis_the_newer_row_stays_whatever_the_order(
-    server: RedisServer,
-    client: redis.Redis,
-    tmp_path: Path,
-    seeds: list[int],
-    keys: list[str],
-    features: list[str],
-    created: bool,
+def test_the_newer_row_stays_whatever_the_order(
+    stores: Stores, seeds: list[int], keys: list[str], features: list[str], created: bool
 ) -> None:
-    """The rules are those of SQLite: see the test of that name."""
-    client.flushall()
+    """Rows a microsecond apart, written as columns or pushed; of equal ones the last stays."""
+    stores.empty()
     view = make_view(keys, features, created=created)
     batches = [make_rows(seed, keys, features, 12, "us", "UTC") for seed in seeds]
-    write_to_redis(repo_config(tmp_path, redis_online(server, 0)), view, *batches)
-    pushed, config = NewerWinsRedisOnlineStore(), repo_config(tmp_path, redis_online(server, 1))
+    columns, columns_config = stores.make(0, view)
+    pushed, pushed_config = stores.make(1, view)
     for batch in batches:
-        pushed.online_write_batch(config, view, feasts_rows(view, batch), None)
-    with pushed._get_client(config.online_store) as second:
-        assert hashes(second) == hashes(client)
-    fields = {name: _mmh3(f"v:{name}") for name in features}
-    assert {
-        (key[: -len(PROJECT)], name): found[field]
-        for key, found in hashes(client).items()
-        for name, field in fields.items()
-    } == cells_that_stay(view, batches)
+        columns.write_rows(columns_config, view, [encoded(view, batch)])
+        pushed.online_write_batch(pushed_config, view, feasts_rows(view, batch), None)
+    assert stores.contents(columns_config) == stores.contents(pushed_config)
+    assert stores.cells(columns_config, view) == cells_that_stay(view, batches)
 
 
 def cells_that_stay(
@@ -272,17 +319,6 @@ def test_a_version_of_a_view_has_fields_of_its_own(
     write_as_feast(config, view, one_row(1, 10))
     assert ours == hashes(client)
     assert b"_ts:v_v3" in next(iter(ours.values()))
-
-
-def test_values_of_another_view_of_the_entity_stay(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    config = repo_config(tmp_path, redis_online(server))
-    for name in ("first", "second"):
-        view = make_view(["number"], ["int32"], created=False, name=name)
-        write_to_redis(config, view, one_row(1, 10))
-    (found,) = hashes(client).values()
-    assert {b"_ts:first", b"_ts:second"} < set(found)
 
 
 def test_many_batches_and_groups_lose_no_row(
@@ -395,17 +431,7 @@ def join_cluster(one: RedisServer, two: RedisServer) -> None:
             )
 
 
-# SQLite
-
-
-def sqlite_store(folder: Path, name: str, kind: str, view: FeatureView) -> tuple[Any, RepoConfig]:
-    config = repo_config(folder, {"type": kind, "path": str(folder / f"{name}.db")})
-    store = SqliteOnlineStore() if kind == "sqlite" else NewerWinsSqliteOnlineStore()
-    store.update(config, [], [view], [], [], False)
-    return store, config
-
-
-def sqlite_rows(store: Any, config: RepoConfig) -> list[tuple[object, ...]]:
+def sqlite_rows(config: RepoConfig) -> list[tuple[object, ...]]:
     """Feast's columns, as they are in the file."""
     with sqlite3.connect(config.online_store.path) as connection:
         rows = connection.execute(
@@ -414,50 +440,6 @@ def sqlite_rows(store: Any, config: RepoConfig) -> list[tuple[object, ...]]:
         ).fetchall()
     connection.close()
     return rows
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "sqlite").mkdir()
-    return tmp_path / "sqlite"
-
-
-@DRILL
-@given(
-    seed=st.integers(0, 10**6),
-    keys=ANY_KEYS,
-    features=ANY_TYPE,
-    created=st.booleans(),
-    unit=st.sampled_from(["s", "ms", "us", "ns"]),
-    zone=st.sampled_from([None, "UTC", "America/New_York"]),
-)
-def test_sqlite_rows_equal_those_of_feast_and_feast_reads_them(
-    folder: Path,
-    seed: int,
-    keys: list[str],
-    features: list[str],
-    created: bool,
-    unit: str,
-    zone: str | None,
-) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-    view = make_view(keys, features, created=created)
-    batch = first_of_each(make_rows(seed, keys, features, 12, unit, zone), view)
-    assume(not feast_loses_bytes(batch))
-    stock, stock_config = sqlite_store(folder, "stock", "sqlite", view)
-    ours, our_config = sqlite_store(folder, "ours", OURS, view)
-    rows = feasts_rows(view, batch)
-    stock.online_write_batch(stock_config, view, rows, None)
-    assert ours.write_rows(our_config, view, [encoded(view, batch)]) == len(batch)
-    assert sqlite_rows(ours, our_config) == sqlite_rows(stock, stock_config)
-    reader = SqliteOnlineStore()
-    read_config = repo_config(folder, {"type": "sqlite", "path": our_config.online_store.path})
-    asked = [key for key, *_ in rows]
-    found = reader.online_read(read_config, view, asked)
-    assert found == stock.online_read(stock_config, view, asked)
-    for store in (stock, ours, reader):
-        store._conn.close()
 
 
 def feast_loses_bytes(batch: pa.RecordBatch) -> bool:
@@ -474,33 +456,6 @@ def first_of_each(batch: pa.RecordBatch, view: FeatureView) -> pa.RecordBatch:
         return_index=True,
     )
     return batch.take(pa.array(np.sort(first)))
-
-
-@DRILL
-@given(
-    seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
-    keys=ANY_KEYS,
-    features=ANY_TYPE,
-    created=st.booleans(),
-)
-def test_in_sqlite_the_newer_row_stays_whatever_the_order(
-    folder: Path, seeds: list[int], keys: list[str], features: list[str], created: bool
-) -> None:
-    """Rows a microsecond apart, written as columns or pushed; of equal ones the last stays."""
-    for file in folder.iterdir():
-        file.unlink()
-    view = make_view(keys, features, created=created)
-    batches = [make_rows(seed, keys, features, 12, "us", "UTC") for seed in seeds]
-    columns, columns_config = sqlite_store(folder, "columns", OURS, view)
-    pushed, pushed_config = sqlite_store(folder, "pushed", OURS, view)
-    for batch in batches:
-        columns.write_rows(columns_config, view, [encoded(view, batch)])
-        pushed.online_write_batch(pushed_config, view, feasts_rows(view, batch), None)
-    assert sqlite_rows(columns, columns_config) == sqlite_rows(pushed, pushed_config)
-    found = {(row[0], row[1]): row[2] for row in sqlite_rows(columns, columns_config)}
-    assert found == cells_that_stay(view, batches)
-    for store in (columns, pushed):
-        store._conn.close()
 
 
 # Through Feast
@@ -590,30 +545,6 @@ def test_a_store_that_is_not_known_takes_feasts_way_and_says_so(
     assert write.num_feast_rows == write.num_rows > 0
     assert write.reason == "the online store is a SqliteOnlineStore"
     assert "rows took Feast's slower way: the online store is a SqliteOnlineStore" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"online": False}, "not written online"),
-        ({"offline": True}, "also written offline"),
-        ({"source_views": ["other"]}, "other views are its source"),
-        ({"aggregations": [1]}, "aggregates its rows"),
-        ({"filter": "a > 1"}, "filters its rows"),
-        ({"enable_validation": True}, "validates its rows"),
-        ({}, ""),
-    ],
-)
-def test_a_view_that_needs_more_than_columns_takes_feasts_way(
-    change: dict[str, Any], reason: str
-) -> None:
-    from tasks.features.online.vector_engine import _reason_for_feasts_way
-
-    view = SimpleNamespace(**{"online": True, "batch_source": object(), **change})
-    task = SimpleNamespace(only_latest=True)
-    found = _reason_for_feasts_way(view, task, NewerWinsRedisOnlineStore())
-    assert reason in found
-    assert bool(reason) == bool(found)
 
 
 def test_an_error_of_a_row_reaches_the_caller_and_the_view_stays_readable(

@@ -31,4 +31,5 @@ def test_the_configuration_that_an_earlier_version_kept_with_a_snapshot_is_read(
 ) -> None:
     config = SmallRepository(tmp_path, num_days=1).config
     kept = {**config.model_dump(mode="json"), "skew": {"max_differing_share": 0.0}}
+    kept["online"]["age_bounds_s"] = [60, 300]
     assert FeatureConfig.model_validate(kept) == config
