@@ -68,7 +68,7 @@ class Subject:
                 f"{', '.join(self.column_types)}"
             )
         other = [name for name in self.column_types if name not in declared]
-        if other and self.suite.other_columns == "refuse":
+        if other:
             faults.append(f"column(s) {', '.join(other)} are not among those the suite allows")
         for name, kind in declared.items():
             seen = self.column_types.get(name)

@@ -54,7 +54,7 @@ def _is_one_sentence(text: str) -> str:
     plain = " ".join(text.split())
     if not plain or plain.endswith("."):
         raise ValueError(
-            f"{text!r} is no plain sentence without its full stop, such as 'a distance is positive'"
+            f"{text!r} is no sentence without its full stop, such as 'a distance is positive'"
         )
     return plain
 
@@ -152,9 +152,6 @@ class Suite(_SuiteValue):
     subject: Sentence = Field(description="What a row of the table is.")
     columns: dict[ColumnKind, tuple[ColumnName, ...]] = Field(
         min_length=1, description="Columns that the table must have, by kind."
-    )
-    other_columns: Literal["refuse", "ignore"] = Field(
-        default="refuse", description="What to do with columns that are not listed."
     )
     references: dict[Identifier, Columns] = Field(
         default={},

@@ -55,26 +55,6 @@ def read(pair: Pair) -> int | None:
     return None if values is None else int(values["int32"].int32_val)
 
 
-def test_an_older_push_of_the_same_second_changes_nothing(store: Pair) -> None:
-    push(store, 1, NOON + 2 * MICROSECOND)
-    push(store, 2, NOON + MICROSECOND)
-    assert read(store) == 1
-
-
-def test_of_one_moment_the_later_made_value_stays(store: Pair) -> None:
-    push(store, 1, NOON, NOON + timedelta(hours=2))
-    push(store, 2, NOON, NOON + timedelta(hours=1))
-    assert read(store) == 1
-    push(store, 3, NOON, NOON + timedelta(hours=3))
-    assert read(store) == 3
-
-
-def test_a_correction_without_a_created_time_replaces_its_equal(store: Pair) -> None:
-    push(store, 1, NOON)
-    push(store, 2, NOON)
-    assert read(store) == 2
-
-
 def test_times_of_any_zone_are_compared_as_moments(store: Pair) -> None:
     push(store, 1, NOON)
     push(store, 2, (NOON - timedelta(hours=1)).replace(tzinfo=None))

@@ -15,7 +15,7 @@ from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.baseline import Baseline
 from tasks.validation.outcome import read_outcome
-from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
+from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline, write_window
 from tasks.validation.runner import validate_table
 from tasks.validation.suites import FOLDER, Suite, read_suite, with_baseline
 from tests.support.data.tables import REPO, store_table
@@ -156,6 +156,16 @@ def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(
     again = read_suite(tmp_path, "raw_weather")
     assert again.baseline == other
     assert again.expectations == before.expectations
+
+
+def test_only_the_rows_of_the_window_are_profiled(tmp_path: Path) -> None:
+    day = TimeWindow(start=START + timedelta(days=2), end=START + timedelta(days=3))
+    readings(CLEAN).to_parquet(tmp_path / "rows.parquet", index=False)
+
+    assert write_window(tmp_path, "at", day, tmp_path / "day") == 4 * 24
+
+    assert pd.read_parquet(tmp_path / "day")["at"].min() == day.start
+    assert write_window(tmp_path, None, day, tmp_path / "whole") == 20 * 4 * 24
 
 
 def test_a_baseline_file_of_other_columns_is_refused(baseline: Baseline) -> None:

@@ -42,7 +42,6 @@ def test_a_good_file_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert people.kind_of("age") == "number"
     assert people.kind_of("is_grown") is None
     assert people.expectations[0].severity == "critical"
-    assert people.other_columns == "refuse"
 
 
 def test_suites_are_read_by_table(tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_a_wrong_entry_is_refused_with_its_place(
 
 def test_the_content_of_a_suite_is_its_cache_key() -> None:
     assert content_key(suite()) == content_key(suite())
-    assert content_key(suite()) != content_key(suite(other_columns="ignore"))
+    assert content_key(suite()) != content_key(suite(subject="one other person"))
 
 
 def test_reading_suites_loads_neither_great_expectations_nor_prefect() -> None:
