@@ -39,6 +39,8 @@ OWN_TAG = "falaj"
 
 EARLIER_NAME = "coordinator"
 """Name that earlier versions gave to each deployment that now has its flow's name."""
+EARLIER_FLOWS = {"retraining-sweep": "governor-sweep"}
+"""Flow, and the slug of its schedule, to the name that earlier versions gave it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class DeploymentItem:
         if self.entry.name != self.flow.name:
             return None
         name = self.use_case.deployment_name(EARLIER_NAME) if self.use_case else EARLIER_NAME
-        return f"{self.flow.name}/{name}"
+        return f"{EARLIER_FLOWS.get(self.flow.name, self.flow.name)}/{name}"
 
     @property
     def label(self) -> str:
@@ -260,7 +262,8 @@ class DeploymentItem:
     def _created(self, schedule: Schedule, off: Set[str | None]) -> DeploymentScheduleCreate:
         return DeploymentScheduleCreate(
             schedule=_cron(schedule),
-            active=schedule.active is not False and schedule.slug not in off,
+            active=schedule.active is not False
+            and not off & {schedule.slug, EARLIER_FLOWS.get(schedule.slug)},
             slug=schedule.slug,
             parameters=self._filled(schedule.parameters),
         )

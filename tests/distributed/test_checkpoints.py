@@ -122,10 +122,11 @@ def objects(s3: S3FileSystem) -> list[str]:
 
 @pytest.mark.slow
 def test_a_run_with_checkpoints_on_s3_goes_on_from_there_and_leaves_nothing(
-    bucket: tuple[str, S3FileSystem], tmp_path: Path
+    bucket: tuple[str, S3FileSystem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, s3 = bucket
-    on_s3 = {"uri": "s3://lake/runs", "s3_endpoint": endpoint, "every_s": 0.2}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    on_s3 = {"uri": "s3://lake/runs", "every_s": 0.2}
     seen: list[bytes] = []
     modes: list[int] = []
 

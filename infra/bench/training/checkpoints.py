@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.places import LocalPlace
 from tasks.training.checkpoints.state import State
 from tasks.training.checkpoints.store import CheckpointStore
@@ -85,8 +84,8 @@ def _training_figures(bench: Bench) -> Measured:
     steps = _steps_in(training, bench.size(STRETCH_S, 0.1))
     seen: dict[str, list[Stretch]] = {"none": [], "beside": [], "waited for": []}
     with (
-        CheckpointWriter(_store(folder / "a"), CheckpointConfig(asynchronous=True)) as beside,
-        CheckpointWriter(_store(folder / "b"), CheckpointConfig(asynchronous=False)) as waiting,
+        CheckpointWriter(_store(folder / "a"), 60, asynchronous=True) as beside,
+        CheckpointWriter(_store(folder / "b"), 60) as waiting,
     ):
         writers = {"none": None, "beside": beside, "waited for": waiting}
         for number in range(bench.size(ROUNDS, 1) + 1):
@@ -168,4 +167,4 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _store(folder: Path) -> CheckpointStore:
-    return CheckpointStore(LocalPlace(folder), CheckpointConfig(asynchronous=True).shard_bytes)
+    return CheckpointStore(LocalPlace(folder))

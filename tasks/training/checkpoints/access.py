@@ -39,8 +39,8 @@ class S3Access(BaseModel):
     session_token: SecretStr = SecretStr("")
 
     @classmethod
-    def of_driver(cls, config: CheckpointConfig, environment: Mapping[str, str]) -> Self:
-        """What a configuration says, and for the rest the usual variables.
+    def of_driver(cls, environment: Mapping[str, str]) -> Self:
+        """What the usual variables name.
 
         Raises:
             ConfigurationError: there is a key without its secret.
@@ -54,12 +54,9 @@ class S3Access(BaseModel):
                 "started"
             )
         return cls(
-            endpoint=config.s3_endpoint
-            or environment.get("AWS_ENDPOINT_URL_S3", "")
+            endpoint=environment.get("AWS_ENDPOINT_URL_S3", "")
             or environment.get("AWS_ENDPOINT_URL", ""),
-            region=config.s3_region
-            or environment.get("AWS_REGION", "")
-            or environment.get("AWS_DEFAULT_REGION", ""),
+            region=environment.get("AWS_REGION", "") or environment.get("AWS_DEFAULT_REGION", ""),
             access_key_id=key,
             secret_access_key=SecretStr(secret),
             session_token=SecretStr(environment.get("AWS_SESSION_TOKEN", "")),
@@ -95,7 +92,7 @@ def access_handed_over(
     if not config.bucket_and_prefix:
         yield
         return
-    access = S3Access.of_driver(config, environment)
+    access = S3Access.of_driver(environment)
     try:
         with refused_writes_explained(file):
             _write_private(file, access)

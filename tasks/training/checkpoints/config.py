@@ -1,4 +1,4 @@
-"""Where the checkpoints of a training run go, how often, and how many are kept."""
+"""Where the checkpoints of a training run go, and how often."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.contracts.base import field_title
 
-MIB = 1 << 20
-GIB = 1 << 30
 BUCKET_PATTERN = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -34,33 +32,6 @@ class CheckpointConfig(BaseModel):
         description="Seconds between checkpoints within an epoch; there is one after each epoch in "
         "any case. What is lost with all ranks is at most this, and the time of a write.",
     )
-    num_kept: int = Field(
-        default=2, ge=1, le=100, description="Whole checkpoints that are kept; older ones go."
-    )
-    asynchronous: bool | None = Field(
-        default=None,
-        description="Write in the background, from a copy in host memory, while training goes on; "
-        "takes the memory of two more states. Unset: where a GPU trains or the host has a core "
-        "that no rank needs; without one, a writer beside ranks costs more than waiting for it.",
-    )
-    shard_bytes: int = Field(
-        default=512 * MIB,
-        ge=MIB,
-        le=64 * GIB,
-        description="A larger checkpoint is cut into parts of at most so many bytes of tensors.",
-    )
-    s3_endpoint: str = Field(
-        default="",
-        max_length=256,
-        pattern=r"^(https?://[^/@\s]+/?)?$",
-        description="Address of an S3 service that is not Amazon's. Empty: AWS_ENDPOINT_URL of the "
-        "driver, else Amazon's.",
-    )
-    s3_region: str = Field(
-        default="",
-        max_length=64,
-        description="Region of the bucket. Empty: AWS_REGION or AWS_DEFAULT_REGION of the driver.",
-    )
 
     @model_validator(mode="after")
     def _uri_names_a_place(self) -> Self:
@@ -70,11 +41,6 @@ class CheckpointConfig(BaseModel):
                 "file:///folder or s3://bucket/prefix, without user, query or '..', or nothing"
             )
         return self
-
-    def on_host(self, *, has_spare_core: bool) -> CheckpointConfig:
-        """The same with `asynchronous` decided for a host."""
-        chosen = has_spare_core if self.asynchronous is None else self.asynchronous
-        return self.model_copy(update={"asynchronous": chosen})
 
     @property
     def local_folder(self) -> str:

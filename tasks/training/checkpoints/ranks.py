@@ -9,7 +9,7 @@ from typing import Any
 from tasks.kernel.errors import FalajError, StorageError
 from tasks.training.checkpoints.manifest import CheckpointRef, Section
 from tasks.training.checkpoints.state import TakenApart, TensorRows, name_of, take_apart
-from tasks.training.checkpoints.store import CheckpointStore
+from tasks.training.checkpoints.store import NUM_KEPT, CheckpointStore
 from tasks.training.strategies.base import Communicator
 
 
@@ -30,7 +30,7 @@ def save_by_ranks(
     epoch: int,
     step: int,
     state: Mapping[str, Any],
-    num_kept: int,
+    num_kept: int = NUM_KEPT,
 ) -> CheckpointRef:
     """Write a state of which each rank holds some, and prune. Collective; returns when it is done.
 

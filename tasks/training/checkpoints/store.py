@@ -47,6 +47,10 @@ from tasks.training.checkpoints.state import (
 )
 
 LOGGER = logging.getLogger(__name__)
+NUM_KEPT = 2
+"""Whole checkpoints that are kept: the second is there should the first be damaged."""
+SHARD_BYTES = 512 << 20
+"""Small enough to be uploaded again, large enough that a state of gigabytes has few files."""
 
 
 class CheckpointStore:
@@ -60,7 +64,7 @@ class CheckpointStore:
         shard_bytes: a larger checkpoint is cut into parts of at most so many bytes of tensors.
     """
 
-    def __init__(self, place: Place, shard_bytes: int) -> None:
+    def __init__(self, place: Place, shard_bytes: int = SHARD_BYTES) -> None:
         self._place = place
         self._shard_bytes = shard_bytes
         self._known_whole: set[str] = set()
@@ -336,11 +340,11 @@ def open_store(
         if environment is None:
             access = read_access(run_path)
         else:
-            access = S3Access.of_driver(config, environment)
+            access = S3Access.of_driver(environment)
         prefix = f"{config.bucket_and_prefix}/{run_path.name}"
         place = S3Place(prefix, access)
     elif config.local_folder:
         place = LocalPlace(Path(config.local_folder) / run_path.name)
     else:
         place = LocalPlace(run_path / "checkpoints")
-    return CheckpointStore(place, config.shard_bytes)
+    return CheckpointStore(place)

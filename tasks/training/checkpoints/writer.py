@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from tasks.kernel.errors import FalajError
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.state import Keys, TakenApart, take_apart
-from tasks.training.checkpoints.store import CheckpointStore
+from tasks.training.checkpoints.store import NUM_KEPT, CheckpointStore
 
 LOGGER = logging.getLogger(__name__)
 # A tenth of a busy core's time: enough to come to an end, and no thread of training waits for it.
@@ -82,12 +81,25 @@ class CheckpointWriter:
 
     Args:
         store: where they go.
-        config: how often, how many, and whether in the background.
+        every_s: seconds between checkpoints within an epoch.
+        asynchronous: write in the background, from a copy, which takes the memory of two more
+            states. Worth it where a GPU trains or the host has a core that no rank needs; without
+            one, a writer beside ranks costs more than waiting for it.
+        num_kept: whole checkpoints that are kept; older ones go.
     """
 
-    def __init__(self, store: CheckpointStore, config: CheckpointConfig) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        every_s: float,
+        *,
+        asynchronous: bool = False,
+        num_kept: int = NUM_KEPT,
+    ) -> None:
         self._store = store
-        self._config = config
+        self._every_s = every_s
+        self._asynchronous = asynchronous
+        self._num_kept = num_kept
         self._copies = HostCopies()
         self._executor = ThreadPoolExecutor(
             1, thread_name_prefix="checkpoint", initializer=_give_way
@@ -116,7 +128,7 @@ class CheckpointWriter:
     @property
     def is_due(self) -> bool:
         """True where the last `save` is `every_s` ago: time for one within the epoch."""
-        return time.monotonic() - self._saved_at >= self._config.every_s
+        return time.monotonic() - self._saved_at >= self._every_s
 
     def note_saved(self) -> None:
         """Count from now until the next is due: all ranks have written one together."""
@@ -151,7 +163,7 @@ class CheckpointWriter:
         """
         self._saved_at = time.monotonic()
         taken = take_apart(state)
-        if not self._config.asynchronous:
+        if not self._asynchronous:
             self._write(epoch, step, taken, then)
             return
         self._raise_failures()
@@ -206,7 +218,7 @@ class CheckpointWriter:
     def _write(
         self, epoch: int, step: int, state: TakenApart, then: Callable[[], None] | None
     ) -> None:
-        self._store.prune(self._config.num_kept)  # what a killed writer left takes no space
+        self._store.prune(self._num_kept)  # what a killed writer left takes no space
         started = time.monotonic()
         ref = self._store.save_taken_apart(epoch, step, state)
         seconds = time.monotonic() - started
@@ -214,7 +226,7 @@ class CheckpointWriter:
         LOGGER.debug("checkpoint %s was written in %.3f s", ref, seconds)
         if then:
             then()
-        self._store.prune(self._config.num_kept)
+        self._store.prune(self._num_kept)
 
     def _count(self, **more: float) -> None:
         with self._lock:

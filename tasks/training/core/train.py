@@ -411,10 +411,9 @@ class TrainingSession:
     def _save_together(self) -> None:
         """Each rank writes the part of the network that it holds, and waits for the others."""
         state = self._described(self._strategy.own_state())
-        num_kept = self._config.checkpoints.num_kept
         with self._clock.phase("checkpoint"):
             where = state["epoch"], state["step"]
-            save_by_ranks(self._store, self._exchange, *where, state, num_kept)
+            save_by_ranks(self._store, self._exchange, *where, state)
         self._writer.note_saved()
         self._report_epochs()
 

@@ -22,7 +22,6 @@ import torch.distributed as dist
 from horovod.common.exceptions import HorovodInternalError
 
 from tasks.kernel.errors import ConfigurationError, StorageError
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.run_directory import (
@@ -119,7 +118,11 @@ def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
     prepare_device(job, exchange, allowed)
     store = open_store(job.config.checkpoints, run.path)
     with (
-        CheckpointWriter(store, checkpoints_of(job, exchange, len(allowed))) as writer,
+        CheckpointWriter(
+            store,
+            job.config.checkpoints.every_s,
+            asynchronous=has_spare_core(job, exchange, len(allowed)),
+        ) as writer,
         closing(TrainingSession(job, run, store, writer)) as session,
     ):
         session.rejoin(exchange)
@@ -140,16 +143,15 @@ def train_elastically(run: RunDirectory, job: TrainingJob) -> None:
     def session() -> TrainingSession:
         torch.set_num_threads(job.threads_per_rank)
         store = open_store(job.config.checkpoints, run.path)
-        return TrainingSession(job, run, store, CheckpointWriter(store, job.config.checkpoints))
+        writer = CheckpointWriter(store, job.config.checkpoints.every_s)
+        return TrainingSession(job, run, store, writer)
 
     run_elastic(session, job.config.elastic, meet)
 
 
-def checkpoints_of(job: TrainingJob, exchange: Communicator, num_cores: int) -> CheckpointConfig:
-    """How checkpoints are written on this host, with so many cores for all its ranks."""
-    needed = exchange.local_size * job.threads_per_rank
-    has_spare_core = job.config.device == "cuda" or num_cores > needed
-    return job.config.checkpoints.on_host(has_spare_core=has_spare_core)
+def has_spare_core(job: TrainingJob, exchange: Communicator, num_cores: int) -> bool:
+    """True where a core of this host's `num_cores` is free while its ranks compute."""
+    return job.config.device == "cuda" or num_cores > exchange.local_size * job.threads_per_rank
 
 
 def prepare_device(job: TrainingJob, exchange: Communicator, allowed: set[int]) -> None:

@@ -231,7 +231,16 @@ def test_a_deployment_of_the_earlier_name_hands_over_its_pauses_and_is_removed_w
     plan: Plan,
 ) -> None:
     [item] = [i for i in plan.deployments if i.full_name == "retraining-sweep/retraining-sweep"]
-    earlier = replace(item, entry=item.entry.model_copy(update={"name": "coordinator"}))
+    [schedule] = item.entry.schedules
+    old_names = {
+        "name": "coordinator",
+        "schedules": (schedule.model_copy(update={"slug": "governor-sweep"}),),
+    }
+    earlier = replace(
+        item,
+        flow=item.flow.with_options(name="governor-sweep"),
+        entry=item.entry.model_copy(update=old_names),
+    )
 
     async def go_back(client: PrefectClient) -> UUID:
         await client.delete_deployment((await find(client, item.full_name)).id)
@@ -248,7 +257,7 @@ def test_a_deployment_of_the_earlier_name_hands_over_its_pauses_and_is_removed_w
     outcome = redeploy(plan)
     assert outcome.written == [item.label]
     assert outcome.differences == []
-    assert "1 runs of retraining-sweep/coordinator" in "".join(outcome.notes)
+    assert "1 runs of governor-sweep/coordinator" in "".join(outcome.notes)
     new = deployments(plan)[item.full_name]
     assert new.paused
     assert [(s.slug, s.active) for s in new.schedules] == [("retraining-sweep", False)]

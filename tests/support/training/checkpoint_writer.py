@@ -17,7 +17,6 @@ import torch
 from pydantic import SecretStr
 
 from tasks.training.checkpoints.access import S3Access
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.places import LocalPlace, Place
 from tasks.training.checkpoints.state import State
 from tasks.training.checkpoints.store import CheckpointStore
@@ -57,7 +56,7 @@ def write_for_ever(epoch: int, place: list[str]) -> None:
     store = store_at(place)
     newest = store.newest()
     assert newest is None or newest.epoch <= epoch
-    writer = CheckpointWriter(store, CheckpointConfig(num_kept=NUM_KEPT, asynchronous=True))
+    writer = CheckpointWriter(store, 60, asynchronous=True, num_kept=NUM_KEPT)
     told = 0
     for count in range(1_000_000):
         writer.save(epoch + count, 0, state_of(epoch + count))

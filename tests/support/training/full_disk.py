@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from tasks.kernel.errors import StorageError
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tests.support.training.checkpoint_writer import state_of, store_at
@@ -23,9 +22,7 @@ def main(folder: str) -> None:
     while not refused:
         epoch += 1
         try:
-            with CheckpointWriter(
-                store, CheckpointConfig(num_kept=100, asynchronous=True)
-            ) as writer:
+            with CheckpointWriter(store, 60, asynchronous=True, num_kept=100) as writer:
                 writer.save(epoch, 0, state_of(epoch))
         except StorageError as exc:
             refused = str(exc)

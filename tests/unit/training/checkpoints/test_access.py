@@ -72,27 +72,19 @@ def test_checkpoints_on_a_disk_need_no_file(tmp_path: Path) -> None:
             read_access(tmp_path)
 
 
-def test_the_configuration_wins_over_the_environment() -> None:
-    config = CheckpointConfig(
-        uri="s3://bucket/x", s3_endpoint="https://s3.example.com", s3_region="me-south-1"
-    )
-    access = S3Access.of_driver(config, KEYS)
-    assert (access.endpoint, access.region) == ("https://s3.example.com", "me-south-1")
-
-
 def test_without_keys_the_machines_own_chain_is_asked() -> None:
-    assert S3Access.of_driver(CONFIG, {}).arguments() == {}
+    assert S3Access.of_driver({}).arguments() == {}
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 def test_half_a_key_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="the other is not") as caught:
-        S3Access.of_driver(CONFIG, {name: SECRET})
+        S3Access.of_driver({name: SECRET})
     assert SECRET not in str(caught.value)
 
 
 def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
-    assert SECRET not in repr(S3Access.of_driver(CONFIG, KEYS))
+    assert SECRET not in repr(S3Access.of_driver(KEYS))
     (tmp_path / FILE_NAME).write_text(f'{{"secret_access_key": "{SECRET}", "unknown": "{SECRET}"}}')
     with pytest.raises(ConfigurationError, match="start the run again") as caught:
         read_access(tmp_path)

@@ -79,7 +79,7 @@ def test_a_part_larger_than_one_request_comes_back(endpoint: str, prefix: str) -
 def test_old_ones_are_pruned_and_a_finished_run_leaves_nothing(
     store: CheckpointStore, s3: S3FileSystem, prefix: str
 ) -> None:
-    with CheckpointWriter(store, CheckpointConfig(num_kept=2)) as writer:
+    with CheckpointWriter(store, 60) as writer:
         for epoch in (1, 2, 3):
             writer.save(epoch, 0, state_after(epoch))
     manifests = [key for key in keys(s3, prefix) if key.endswith(MANIFEST_NAME)]
@@ -156,9 +156,7 @@ def test_a_server_that_dies_within_an_upload_leaves_the_one_before(
 
         with pytest.raises(TransientError, match=r"the store does not answer .*NETWORK_CONNECTION"):
             place.write("state/part", chunks())
-        writer = CheckpointWriter(
-            CheckpointStore(place, SHARD_BYTES), CheckpointConfig(asynchronous=True)
-        )
+        writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), 60, asynchronous=True)
         writer.save(1, 0, state_after(1))
         with pytest.raises(TransientError, match="a new attempt goes on from the newest whole one"):
             writer.close()
@@ -185,11 +183,12 @@ def test_a_run_finds_its_store_by_the_file_that_the_driver_wrote(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    config = CheckpointConfig(uri="s3://lake/all-runs", s3_endpoint=endpoint)
+    config = CheckpointConfig(uri="s3://lake/all-runs")
     driver = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": KEY,
         "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
     }
     run = tmp_path / "run-a"
     run.mkdir()

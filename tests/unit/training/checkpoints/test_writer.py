@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tasks.kernel.errors import StorageError, TrainingError
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.places import LocalPlace
 from tasks.training.checkpoints.store import CheckpointStore
@@ -24,7 +24,7 @@ from tests.support.training.states import (
     store_in,
 )
 
-CONFIG = CheckpointConfig(num_kept=10, asynchronous=True)
+CONFIG: dict[str, Any] = {"every_s": 60, "asynchronous": True, "num_kept": 10}
 
 
 class HeldPlace(LocalPlace):
@@ -59,7 +59,7 @@ def place(tmp_path: Path) -> Iterator[HeldPlace]:
 @contextmanager
 def writer_that_writes(place: HeldPlace, epoch: int, step: int) -> Iterator[CheckpointWriter]:
     """A writer that has begun with one checkpoint and cannot go on with it."""
-    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), CONFIG)
+    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), **CONFIG)
     writer.save(epoch, step, state_after(epoch))
     assert place.begun.wait(60)
     yield writer
@@ -74,8 +74,7 @@ def saved(folder: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_checkpoints_are_written_and_pruned(asynchronous: bool, tmp_path: Path) -> None:
-    config = CheckpointConfig(num_kept=2, asynchronous=asynchronous)
-    with CheckpointWriter(store_in(tmp_path), config) as writer:
+    with CheckpointWriter(store_in(tmp_path), 60, asynchronous=asynchronous) as writer:
         for epoch in range(1, 5):
             writer.save(epoch, 0, state_after(epoch))
     assert saved(tmp_path) == [(3, 0), (4, 0)]
@@ -92,7 +91,7 @@ def test_training_may_change_the_state_while_it_is_written(
 ) -> None:
     weights = torch.zeros(50)
     state = {"network": {"w": weights}, "history": [1]}
-    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), CONFIG)
+    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), **CONFIG)
     writer.save(1, 0, state)
     weights += 1
     state["history"].append(2)  # type: ignore[attr-defined]
@@ -139,7 +138,7 @@ def test_two_that_end_epochs_wait_for_the_disk(place: HeldPlace, tmp_path: Path)
 def test_a_refused_write_is_an_error_of_the_training_thread(
     at_the_end: bool, place: HeldPlace, tmp_path: Path
 ) -> None:
-    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), CONFIG)
+    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), **CONFIG)
     place.is_full = True
     place.may_go_on.set()
     writer.save(1, 0, state_after(1))
@@ -162,21 +161,21 @@ def test_the_error_that_ended_training_is_not_hidden_by_one_of_the_writer(
 ) -> None:
     place.is_full = True
     place.may_go_on.set()
-    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), CONFIG)
+    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), **CONFIG)
     with pytest.raises(TrainingError, match="the loss is no number"):
         train_until_the_loss_is_no_number(writer)
     assert "a checkpoint was not written either" in caplog.text
 
 
 def test_after_an_error_in_training_what_was_saved_is_still_written(tmp_path: Path) -> None:
-    writer = CheckpointWriter(store_in(tmp_path), CONFIG)
+    writer = CheckpointWriter(store_in(tmp_path), **CONFIG)
     with pytest.raises(TrainingError):
         train_until_the_loss_is_no_number(writer)
     assert saved(tmp_path) == [(1, 0)]
 
 
 def test_tensors_may_change_their_shape_from_one_checkpoint_to_the_next(tmp_path: Path) -> None:
-    with CheckpointWriter(store_in(tmp_path), CONFIG) as writer:
+    with CheckpointWriter(store_in(tmp_path), **CONFIG) as writer:
         for epoch, rows in ((1, 40), (2, 10), (3, 60), (4, 60)):
             writer.save(epoch, 0, state_after(epoch, rows))
     store = store_in(tmp_path)
@@ -186,20 +185,16 @@ def test_tensors_may_change_their_shape_from_one_checkpoint_to_the_next(tmp_path
 
 
 def test_it_is_time_for_one_when_the_last_is_long_enough_ago(tmp_path: Path) -> None:
-    with CheckpointWriter(
-        store_in(tmp_path), CheckpointConfig(every_s=0.2, asynchronous=True)
-    ) as writer:
+    with CheckpointWriter(store_in(tmp_path), 0.2, asynchronous=True) as writer:
         wait_until(lambda: writer.is_due, "0.2 s have passed")
         writer.save(1, 0, state_after(1))
-    with CheckpointWriter(
-        store_in(tmp_path), CheckpointConfig(every_s=86400, asynchronous=True)
-    ) as writer:
+    with CheckpointWriter(store_in(tmp_path), 86400, asynchronous=True) as writer:
         assert not writer.is_due
 
 
 def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path) -> None:
     with (
-        CheckpointWriter(store_in(tmp_path), CONFIG) as writer,
+        CheckpointWriter(store_in(tmp_path), **CONFIG) as writer,
         pytest.raises(TrainingError, match="expected a plain dense tensor"),
     ):
         writer.save(1, 0, {"x": torch.ones(2).to_sparse()})
@@ -209,7 +204,7 @@ def test_a_leftover_takes_no_space_from_the_first_checkpoint(tmp_path: Path) -> 
     left = tmp_path / "state-00001-000000000-00000000"
     left.mkdir()
     (left / "part-00000-00000.safetensors").write_bytes(b"half")
-    with CheckpointWriter(store_in(tmp_path), CONFIG) as writer:
+    with CheckpointWriter(store_in(tmp_path), **CONFIG) as writer:
         writer.save(1, 0, state_after(1))
     assert not left.exists()
 
@@ -219,8 +214,7 @@ def test_what_follows_a_checkpoint_follows_when_it_is_whole(
     asynchronous: bool, tmp_path: Path
 ) -> None:
     seen: list[list[tuple[int, int]]] = []
-    config = CheckpointConfig(asynchronous=asynchronous)
-    with CheckpointWriter(store_in(tmp_path), config) as writer:
+    with CheckpointWriter(store_in(tmp_path), 60, asynchronous=asynchronous) as writer:
         writer.save(1, 0, state_after(1), lambda: seen.append(saved(tmp_path)))
     assert seen == [[(1, 0)]]
 
@@ -229,7 +223,7 @@ def test_nothing_follows_a_checkpoint_that_was_refused(place: HeldPlace) -> None
     seen: list[int] = []
     place.is_full = True
     place.may_go_on.set()
-    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), CONFIG)
+    writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), **CONFIG)
     writer.save(1, 0, state_after(1), lambda: seen.append(1))
     with pytest.raises(StorageError):
         writer.close()
@@ -258,9 +252,8 @@ def test_pruning_leaves_what_another_thread_is_writing(place: HeldPlace, tmp_pat
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine shows no CUDA device")
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_state_on_a_gpu_is_written_from_host_memory(asynchronous: bool, tmp_path: Path) -> None:
-    config = CheckpointConfig(asynchronous=asynchronous)
     weights = torch.arange(1 << 20, dtype=torch.float32, device="cuda")
-    with CheckpointWriter(store_in(tmp_path, 1 << 20), config) as writer:
+    with CheckpointWriter(store_in(tmp_path, 1 << 20), 60, asynchronous=asynchronous) as writer:
         writer.save(1, 0, {"w": weights})
         weights += 1
     ref = store_in(tmp_path).newest()
