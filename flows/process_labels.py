@@ -10,52 +10,23 @@ that this would do something twice.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prefect import get_client
 
-from tasks.kernel.process import ProcessName
+from tasks.control.recovery.processes import NOT_RETRIED, own_labels
 from tasks.lineage.task import RECORDED as TOLD
 
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun, State
 
-HOST, BOOT, SPACE = "falaj.host", "falaj.boot", "falaj.space"
-PID, STARTED = "falaj.pid", "falaj.started"
-NOT_RETRIED = "falaj.not_retried"
-"""Why a run is not started again by itself when it was cut off."""
-
 
 def note_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Hook: write down the process that runs a flow run; its parent's for a flow that it calls."""
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(flow_run.id, own_labels())
-
-
-def own_labels() -> dict[str, bool | int | float | str]:
-    """This process, as labels of a run."""
-    mine = ProcessName.of_this()
-    return {
-        HOST: socket.gethostname(),
-        BOOT: mine.boot,
-        SPACE: mine.space,
-        PID: mine.pid,
-        STARTED: mine.start,
-    }
-
-
-def process_of(labels: Mapping[str, Any]) -> ProcessName | None:
-    """The process that labels name; None where it is another host's, or there are none."""
-    if labels.get(HOST) != socket.gethostname():
-        return None
-    space = labels.get(SPACE) or ProcessName.of_this().space  # earlier versions noted none
-    return ProcessName(
-        boot=str(labels[BOOT]), space=str(space), pid=int(labels[PID]), start=int(labels[STARTED])
-    )
 
 
 RECORDED: dict[str, Any] = {**TOLD, "on_running": [note_process, *TOLD["on_running"]]}

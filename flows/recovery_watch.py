@@ -19,8 +19,9 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from flows.recovery_sweep import find_dead_steps, find_repairs, recovery_sweep_flow, slot_facts
+from flows.recovery_sweep import recovery_sweep_flow
 from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.recovery.task import find_dead_steps, find_repairs, slot_facts
 from tasks.kernel.errors import TransientError
 
 LOOK_EVERY_S = 15.0

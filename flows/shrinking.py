@@ -8,12 +8,12 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
-from flows.leasing import leased, training_request
 from flows.process_labels import RECORDED
 from flows.promotion import promotion_flow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import ShrinkingParent, ShrinkingResult
 from tasks.contracts.training import ShrunkModel, TrainedModel
+from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import (
     fit_baseline_model,
     judge_candidate,
@@ -126,7 +126,9 @@ def train_twins(
         train = config.splits.train
         answers = score_model_window(parent.program, dataset, train, config.evaluation)
         lesson = lesson_of(answers, config.shrinking)
-    with leased(training_request(config.lease, config.training), config.lease):
+    device, num_ranks = config.training.device, config.training.num_ranks
+    request = training_request(config.lease, device, num_ranks)
+    with leased(request, config.lease):
         untaught = train_distributed(dataset, config.splits, plan.config, plan.initial)
         if lesson is None:
             return Twins(None, untaught)

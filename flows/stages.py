@@ -7,9 +7,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Flow, runtime
 
-from flows.routing import StageOrder, as_returned, dump_parameters, run_stage
 from tasks.contracts.run import StageRoute, StageTime
 from tasks.control.routing.config import RoutingConfig, StageName
+from tasks.control.routing.task import StageOrder, as_returned, dump_parameters, run_stage
 from tasks.kernel.settings import ArtifactStore, named_artifacts
 
 Arguments = ParamSpec("Arguments")

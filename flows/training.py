@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
-from flows.leasing import leased, training_request
 from flows.process_labels import RECORDED
 from tasks.contracts.release import TrainingResult
+from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
 from tasks.features.task import build_training_set, rank_single_features
 from tasks.kernel.provenance import code_commit
@@ -46,7 +46,9 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     if config.training.start == "champion":
         training = config.training.model_dump(mode="json")
         initial = find_start(dataset, config.splits, training, config.registry)
-    with leased(training_request(config.lease, config.training), config.lease):
+    device, num_ranks = config.training.device, config.training.num_ranks
+    request = training_request(config.lease, device, num_ranks)
+    with leased(request, config.lease):
         model = train_distributed(dataset, config.splits, config.training, initial)
     baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
     rival = find_rival(model, config.registry)

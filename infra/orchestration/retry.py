@@ -25,7 +25,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import AwaitingRetry, Crashed
 from prefect.utilities.urls import url_for
 
-from flows.routing import child_error
+from tasks.control.routing.task import child_error
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 

@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import psutil
 
-from tasks.kernel.process import processes_by_variable, variable_of
+from tasks.kernel.process import ProcessName, processes_by_variable, variable_of
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Set by a worker in the environment of a run's engine, and inherited by all that it starts."""
 ENGINE = "prefect.engine"
 POLL_S = 0.1
 END_GRACE_S = 5.0  # between SIGTERM and SIGKILL
+
+HOST, BOOT, SPACE = "falaj.host", "falaj.boot", "falaj.space"
+PID, STARTED = "falaj.pid", "falaj.started"
+NOT_RETRIED = "falaj.not_retried"
+"""Why a run is not started again by itself when it was cut off."""
+
+
+def own_labels() -> dict[str, bool | int | float | str]:
+    """This process, as labels of a run."""
+    mine = ProcessName.of_this()
+    return {
+        HOST: socket.gethostname(),
+        BOOT: mine.boot,
+        SPACE: mine.space,
+        PID: mine.pid,
+        STARTED: mine.start,
+    }
+
+
+def process_of(labels: Mapping[str, Any]) -> ProcessName | None:
+    """The process that labels name; None where it is another host's, or there are none."""
+    if labels.get(HOST) != socket.gethostname():
+        return None
+    space = labels.get(SPACE) or ProcessName.of_this().space  # earlier versions noted none
+    return ProcessName(
+        boot=str(labels[BOOT]), space=str(space), pid=int(labels[PID]), start=int(labels[STARTED])
+    )
 
 
 def processes_by_run() -> dict[str, list[int]]:

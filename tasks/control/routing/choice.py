@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from datetime import datetime, timedelta
+from typing import Literal, Protocol
 
 from tasks.control.routing.config import BurstConfig, BurstPool, StageRouting
 
 Rule = Literal["wanted class", "fall back", "burst"]
+MISSED_HEARTBEATS = 3
+"""A worker that missed so many is gone; the server itself takes longer to say so."""
+DEFAULT_HEARTBEAT_S = 30
+
+
+class Heartbeats(Protocol):
+    """A Prefect worker, as far as it says that it lives."""
+
+    last_heartbeat_time: datetime | None
+    heartbeat_interval_seconds: int | None
+
+
+def is_online(worker: Heartbeats, now: datetime) -> bool:
+    """True where a worker's last heartbeat is recent."""
+    if worker.last_heartbeat_time is None:
+        return False
+    interval_s = worker.heartbeat_interval_seconds or DEFAULT_HEARTBEAT_S
+    return now - worker.last_heartbeat_time < timedelta(seconds=MISSED_HEARTBEATS * interval_s)
 
 
 @dataclass(frozen=True)

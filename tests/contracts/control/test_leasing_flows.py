@@ -23,16 +23,15 @@ from prefect.client.schemas.filters import (
     LogFilterFlowRunId,
 )
 
-from flows.leasing import lease_facts, leased, training_request
 from tasks.control.leases.config import LeaseRequest, StageLease
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import acquire
 from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LeaseFacts, LeaseRepository
+from tasks.control.leases.task import leased, training_request
 from tasks.kernel.errors import LeaseError, LeaseLostError
 from tasks.kernel.retry_policy import only_transient
 from tasks.kernel.settings import Settings
-from tasks.training.config import TrainingConfig
 from tests.support.host.processes import wait_until
 from tests.support.services.prefect_platform import PrefectApi
 
@@ -49,6 +48,10 @@ def home(
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
     with prefect_api.in_process():
         yield Settings.from_environment()
+
+
+def facts(home: Settings) -> list[LeaseFacts]:
+    return LeaseRepository(home.metadata_url).facts()
 
 
 @flow(name="leased-work")
@@ -68,8 +71,8 @@ def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(home: Settings) -> 
 
     def look_and_release() -> None:
         try:
-            wait_until(lambda: len(lease_facts(home)) == 2, "the flow in line", 120)
-            seen.extend(lease_facts(home))
+            wait_until(lambda: len(facts(home)) == 2, "the flow in line", 120)
+            seen.extend(facts(home))
         finally:
             other.release()
 
@@ -88,7 +91,7 @@ def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(home: Settings) -> 
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id)])),
         )
     assert {str(each.data).split()[0] for each in shown} == {"Waits", "Holds"}
-    assert lease_facts(home) == []
+    assert facts(home) == []
     wait_until(lambda: has_logged(run_id, "0 before this run; held by somebody else"), "a line", 60)
 
 
@@ -109,7 +112,7 @@ def test_a_flow_that_waits_in_vain_says_who_holds_the_devices(home: Settings) ->
         pytest.raises(LeaseError, match="held by somebody else"),
     ):
         leased_work(StageLease(wait_s=0.3))
-    assert lease_facts(home) == []
+    assert facts(home) == []
 
 
 def test_a_lost_lease_ends_the_work_and_is_not_retried(
@@ -122,7 +125,7 @@ def test_a_lost_lease_ends_the_work_and_is_not_retried(
         with begun.open("a") as stream:
             stream.write("x")
         book = LeaseRepository(home.metadata_url)
-        book.give_back(lease_facts(home)[0].ticket)
+        book.give_back(facts(home)[0].ticket)
         for _ in range(6000):
             time.sleep(0.05)
         raise AssertionError("went on working on devices that were lost")
@@ -132,7 +135,7 @@ def test_a_lost_lease_ends_the_work_and_is_not_retried(
         with leased(ALL, StageLease()):
             work()
 
-    monkeypatch.setattr("flows.leasing.TERMS", LeaseTerms(ttl_s=4))
+    monkeypatch.setattr("tasks.control.leases.task.TERMS", LeaseTerms(ttl_s=4))
     with pytest.raises(LeaseLostError, match="devices have been given to others"):
         losing()
     assert begun.read_text() == "x"
@@ -151,8 +154,7 @@ def test_a_policy_may_say_that_no_lease_is_needed(home: Settings) -> None:
 
 def test_a_training_asks_for_all_it_may_use_unless_told_otherwise() -> None:
     some = LeaseRequest(cores=1, gpus=1, gpu_share=0.5)
-    on_gpus = TrainingConfig(device="cuda")
-    assert training_request(StageLease(request=some), on_gpus) == some
-    everything = training_request(StageLease(), TrainingConfig())
+    assert training_request(StageLease(request=some), "cuda", 1) == some
+    everything = training_request(StageLease(), "cpu", 1)
     assert everything == LeaseRequest(cores=HostDevices.of_this_process().num_cores)
-    assert training_request(StageLease(), on_gpus).gpus == 1
+    assert training_request(StageLease(), "cuda", 1).gpus == 1

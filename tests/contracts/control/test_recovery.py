@@ -20,12 +20,21 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled, Suspended
 
 import infra.platform.api as api_module
-from flows.process_labels import BOOT, HOST, NOT_RETRIED, PID, SPACE, STARTED, own_labels
-from flows.recovery_sweep import recovery_sweep_flow, sweep_once
+from flows.recovery_sweep import recovery_sweep_flow
 from infra.orchestration.retry import find_run
 from infra.platform.api import WORKER_LABEL, end_cut_off
 from infra.platform.health import given_up, waiting_for_workers
 from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.recovery.processes import (
+    BOOT,
+    HOST,
+    NOT_RETRIED,
+    PID,
+    SPACE,
+    STARTED,
+    own_labels,
+)
+from tasks.control.recovery.task import sweep_once
 from tasks.kernel.errors import ConfigurationError
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform.deployed import deploy, is_final, wait_for_run

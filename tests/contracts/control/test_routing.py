@@ -11,8 +11,8 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 
-from flows.routing import read_plain
 from tasks.control.routing.config import RoutingConfig, StageRouting
+from tasks.control.routing.task import read_plain
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
 from tests.support.platform.routed_flows import (

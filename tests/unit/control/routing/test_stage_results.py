@@ -13,7 +13,14 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.serializers import JSONSerializer, PickleSerializer
 from prefect.states import Completed
 
-from flows.routing import as_returned, child_error, dump_parameters, on_class, read_plain, unmarked
+from tasks.control.routing.task import (
+    as_returned,
+    child_error,
+    dump_parameters,
+    on_class,
+    read_plain,
+    unmarked,
+)
 from tasks.kernel.errors import DataContractError, StageError, StageLostError
 from tests.support.platform.routed_flows import LoopConfig, Number, first_flow, second_flow
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -25,16 +25,8 @@ from prefect import Flow, runtime, task
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterIdempotencyKey,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
-from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun, Worker
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import TaskRunContext
 from prefect.deployments import run_deployment
@@ -49,7 +41,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import tasks.kernel.errors
 from tasks.contracts.run import StageRoute
-from tasks.control.routing.choice import Choice, Place, choose
+from tasks.control.routing.choice import Choice, Place, choose, is_online
 from tasks.control.routing.config import RoutingConfig, StageName
 from tasks.kernel.errors import FalajError, StageError, StageLostError
 from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
@@ -200,9 +192,9 @@ class _Stage:
         """Number of the next attempt, and the run of this stage that goes on or is completed."""
         attempt = 0
         while True:
-            wanted = FlowRunFilterIdempotencyKey(any_=[self._order.key(attempt)])
+            wanted = {"idempotency_key": {"any_": [self._order.key(attempt)]}}
             found = self._client.read_flow_runs(
-                flow_run_filter=FlowRunFilter(idempotency_key=wanted)
+                flow_run_filter=FlowRunFilter.model_validate(wanted)
             )
             if not found:
                 return attempt, None
@@ -266,7 +258,7 @@ class _Stage:
         return StageRoute(
             wanted=self._order.routing.of(self._order.stage).hardware_class,
             taken=self._places.name_of(run),
-            pool=self._places.pool_of(run),
+            pool=run.work_pool_name,
             rule="taken up again",
             reason="an earlier attempt of this loop had started it",
             flow_run=str(run.id),
@@ -394,11 +386,6 @@ def _show(stage: str, run: FlowRun, route: StageRoute) -> None:
     )
 
 
-MISSED_HEARTBEATS = 3
-"""A worker that missed so many is gone; the server itself takes longer to say so."""
-DEFAULT_HEARTBEAT_S = 30
-
-
 class Places:
     """The deployments of one flow and use case.
 
@@ -443,10 +430,6 @@ class Places:
         now = datetime.now(UTC)
         return sum(is_online(worker, now) for worker in workers)
 
-    def pool_of(self, run: FlowRun) -> str | None:
-        """Work pool of a run."""
-        return run.work_pool_name
-
     def name_of(self, run: FlowRun) -> str:
         """Deployment of a run, as `<flow>/<name>`."""
         if run.deployment_id is None:
@@ -466,24 +449,14 @@ class Places:
 
     def _num_waiting(self, pool: str) -> int:
         """Runs of a pool that should have begun and have not."""
-        due = FlowRunFilter(
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-            expected_start_time=FlowRunFilterExpectedStartTime.model_validate(
-                {"before_": datetime.now(UTC)}
-            ),
-        )
+        due = {
+            "state": {"type": {"any_": [StateType.SCHEDULED]}},
+            "expected_start_time": {"before_": datetime.now(UTC)},
+        }
         return self._client.count_flow_runs(
-            flow_run_filter=due,
-            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+            flow_run_filter=FlowRunFilter.model_validate(due),
+            work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [pool]}}),
         )
-
-
-def is_online(worker: Worker, now: datetime) -> bool:
-    """True where a worker's last heartbeat is recent."""
-    if worker.last_heartbeat_time is None:
-        return False
-    interval_s = worker.heartbeat_interval_seconds or DEFAULT_HEARTBEAT_S
-    return now - worker.last_heartbeat_time < timedelta(seconds=MISSED_HEARTBEATS * interval_s)
 
 
 MARKED = {"__class__", "data"}

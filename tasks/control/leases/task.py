@@ -16,10 +16,9 @@ from tasks.control.leases.config import LeaseRequest, StageLease
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import Lease, acquire
 from tasks.control.leases.placement import LeaseTerms
-from tasks.control.leases.repository import LeaseFacts, LeaseRepository, Outlook
+from tasks.control.leases.repository import LeaseRepository, Outlook
 from tasks.kernel.errors import LeaseLostError
 from tasks.kernel.settings import Settings
-from tasks.training.config import TrainingConfig
 
 ARTIFACT_KEY = "devices"
 TERMS = LeaseTerms()
@@ -71,33 +70,25 @@ def leased(request: LeaseRequest, policy: StageLease) -> Iterator[Lease | None]:
         lease.check()
 
 
-def training_request(policy: StageLease, training: TrainingConfig) -> LeaseRequest:
+def training_request(policy: StageLease, device: str, num_ranks: int) -> LeaseRequest:
     """What a training holds: as configured, or all cores that this process may use.
 
     Args:
         policy: its `request` is taken where there is one.
-        training: with device `cuda` a GPU for each rank, as far as there are; slices (MIG) are
-            leased one by one, by profile.
+        device: with `cuda` a GPU for each rank, as far as there are; slices (MIG) are leased one by
+            one, by profile.
+        num_ranks: of the training.
     """
     if policy.request is not None:
         return policy.request
     found = HostDevices.of_this_process()
-    if training.device != "cuda":
+    if device != "cuda":
         return LeaseRequest(cores=found.num_cores)
     whole = [gpu for gpu in found.gpus if gpu.mig_profile is None]
     slices = [gpu.mig_profile for gpu in found.gpus if gpu.mig_profile is not None]
     profile = slices[0] if slices and not whole else None
-    gpus = max(1, min(training.num_ranks, len(whole)))
+    gpus = max(1, min(num_ranks, len(whole)))
     return LeaseRequest(cores=found.num_cores, gpus=gpus, mig_profile=profile)
-
-
-def lease_facts(settings: Settings) -> list[LeaseFacts]:
-    """Who holds which devices and who waits for them, on all hosts that share the database.
-
-    Raises:
-        TransientError, StorageError: the database does not answer, or refuses.
-    """
-    return LeaseRepository(settings.metadata_url).facts()
 
 
 def _holder() -> str:

@@ -1,0 +1,391 @@
+"""Sweep: find runs that a kill or a stop left behind, put them right, and tell what was done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.events.filters import EventFilter, EventOrder
+from prefect.logging import get_run_logger
+from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.control.leases.repository import LeaseRepository
+from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.recovery.judge import (
+    DAY_S,
+    LATE_LIMIT_S,
+    PARENT_GRACE_S,
+    ProcessState,
+    Repair,
+    RunFact,
+    RunState,
+    SlotFact,
+    StepFact,
+    dead_steps,
+    judge,
+    leaked_slots,
+)
+from tasks.control.recovery.processes import (
+    HOST,
+    NOT_RETRIED,
+    end_processes,
+    is_engine,
+    process_of,
+    processes_by_run,
+)
+from tasks.control.routing.choice import is_online
+from tasks.kernel.process import ProcessName
+from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.settings import Settings
+
+PAGE = 200
+UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
+"""States in which a run holds a slot of its deployment's limit."""
+HEARTBEAT = "prefect.flow-run.heartbeat"
+SWEPT = "Recovery sweep: "
+"""What the message of each state that a sweep sets begins with."""
+Found = TypeVar("Found")
+
+
+class Done(BaseModel):
+    """One repair and what came of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repair: Repair
+    outcome: str
+
+
+class Sweep(BaseModel):
+    """What a sweep saw and did."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_seen: int
+    done: tuple[Done, ...] = ()
+    slots: tuple[SlotFact, ...] = ()
+    steps: tuple[StepFact, ...] = Field(
+        default=(), description="Task runs of attempts that are over, ended."
+    )
+    leases: tuple[str, ...] = Field(default=(), description="Device leases of dead holders, freed.")
+
+    def rows(self) -> list[dict[str, str]]:
+        """All that was done, for people."""
+        rows = [(d.repair.name, d.repair.flow, d.outcome, d.repair.why) for d in self.done]
+        for slot in self.slots:
+            why = f"{slot.taken} were taken and {slot.num_holders} runs held one"
+            rows.append((slot.limit, "", f"{slot.taken - slot.num_holders} slots freed", why))
+        for step in self.steps:
+            rows.append((step.run, "", f"task run {step.name} ended", "its attempt is over"))
+        rows += [(lease, "", "lease freed", "its holder is dead") for lease in self.leases]
+        return [dict(zip(("run", "flow", "outcome", "why"), row, strict=True)) for row in rows]
+
+
+@task(
+    name="sweep-stale-runs",
+    **RETRIED,
+    cache_policy=NO_CACHE,
+    persist_result=True,
+    result_serializer="json",
+)
+def sweep_stale_runs(config: RecoveryConfig) -> Sweep:
+    """Look, judge and repair.
+
+    Safe to retry: each run is read again right before it is changed, and a run that has moved on is
+    left alone.
+    """
+    with get_client(sync_client=True) as client:
+        sweep = sweep_once(client, config)
+    freed = LeaseRepository(Settings.from_environment().metadata_url).free_ended()
+    sweep = sweep.model_copy(update={"leases": tuple(map(str, freed))})
+    rows = sweep.rows()
+    for row in rows:
+        get_run_logger().warning("%s: %s (%s)", row["run"], row["outcome"], row["why"])
+    if rows:
+        create_table_artifact(key="recovery", table=rows, description="Repairs of one sweep")
+    return sweep
+
+
+def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[Repair, ...]:
+    """What a sweep would do now; changes nothing."""
+    return judge(_run_facts(client, config), config)
+
+
+def find_dead_steps(client: SyncPrefectClient) -> tuple[StepFact, ...]:
+    """Task runs that a sweep would end now; changes nothing."""
+    return dead_steps(_step_facts(client))
+
+
+def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
+    """Repair what is certain at once, and the rest where a second look confirms it."""
+    facts, slots = _run_facts(client, config), slot_facts(client)
+    repairs = judge(facts, config)
+    done = list(_repaired(client, repairs, facts))
+    suspects = {repair.run for repair in repairs if not repair.certain}
+    if suspects or any(slot.taken > slot.num_holders for slot in slots):
+        time.sleep(config.second_look_s)
+        again = _run_facts(client, config)
+        confirmed = [
+            r.model_copy(update={"certain": True})
+            for r in judge(again, config)
+            if r.certain or r.run in suspects
+        ]
+        done += _repaired(client, confirmed, again)
+    leaks = leaked_slots(slots, slot_facts(client))
+    for leak in leaks:
+        freed = GlobalConcurrencyLimitUpdate(active_slots=leak.num_holders)
+        client.update_global_concurrency_limit(leak.limit, freed)
+    if any(each.repair.action == "crash" for each in done):
+        later = _run_facts(client, config)
+        done += _repaired(client, [r for r in judge(later, config) if r.action == "retry"], later)
+    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks, steps=_end_steps(client))
+
+
+def _end_steps(client: SyncPrefectClient) -> tuple[StepFact, ...]:
+    steps = find_dead_steps(client)
+    for step in steps:
+        message = f"{SWEPT}attempt {step.attempt} of {step.run} is over."
+        state = Cancelled if step.run_state == "cancelled" else Crashed
+        client.set_task_run_state(UUID(step.id), state(message=message), force=True)
+    return steps
+
+
+def _repaired(
+    client: SyncPrefectClient, repairs: Iterable[Repair], facts: Sequence[RunFact]
+) -> Iterator[Done]:
+    seen = {fact.id: fact for fact in facts}
+    for repair in repairs:
+        if repair.certain:
+            yield Done(repair=repair, outcome=_carry_out(client, repair, seen[repair.run]))
+
+
+def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
+    """Do one repair, unless the run has moved on since it was seen; returns what came of it."""
+    if repair.action == "report":
+        return "told"
+    run = client.read_flow_run(UUID(repair.run))
+    if run.state is None or _state_of(run) != fact.state or run.run_count != fact.attempts:
+        return "moved on by itself"
+    if left := end_processes(repair.run, repair.pids):
+        return f"could not be ended: processes {', '.join(map(str, left))}"
+    makes: dict[str, Callable[..., State[Any]]] = {
+        "crash": Crashed,
+        "cancel": Cancelled,
+        "ask to cancel": Cancelling,
+        "retry": AwaitingRetry,
+    }
+    if repair.action not in makes:
+        return "processes ended"
+    state = makes[repair.action](message=f"{SWEPT}{repair.why}.")
+    set_to = client.set_flow_run_state(run.id, state).state
+    return f"is {set_to.name if set_to else state.name}"
+
+
+def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFact, ...]:
+    """All runs about which something may have to be done, and those that called them."""
+    now, local = datetime.now(UTC), processes_by_run()
+    runs = {run.id: run for run in _candidates(client, config, local, now)}
+    parents = _parents(client, list(runs.values()))
+    missing = [UUID(p) for p in parents.values() if UUID(p) not in runs]
+    runs |= {run.id: run for run in _by_id(client, missing)}
+    names = {flow: client.read_flow(flow).name for flow in {r.flow_id for r in runs.values()}}
+    online = {
+        pool: sum(is_online(worker, now) for worker in client.read_workers_for_work_pool(pool))
+        for pool in {run.work_pool_name for run in runs.values()}
+        if pool is not None
+    }
+    return tuple(
+        _fact(client, run, names[run.flow_id], local, parents, online, now)
+        for run in runs.values()
+        if run.state is not None
+    )
+
+
+def _step_facts(client: SyncPrefectClient) -> tuple[StepFact, ...]:
+    """All task runs without an end, and how their flow runs stand."""
+    now, wanted = datetime.now(UTC), TaskRunFilter.model_validate(_in_state(UNFINISHED))
+    steps = list(_paged(client.read_task_runs, task_run_filter=wanted))
+    ids = {step.flow_run_id for step in steps if step.flow_run_id}
+    runs: dict[UUID | None, FlowRun] = {run.id: run for run in _by_id(client, list(ids))}
+    living = {
+        run.parent_task_run_id
+        for run in _runs_in(client, "parent_task_run_id", [step.id for step in steps])
+        if run.state is not None and not run.state.is_final()
+    }
+    return tuple(
+        StepFact(
+            id=str(step.id),
+            name=step.name,
+            age_s=(now - step.state.timestamp).total_seconds(),
+            attempt=step.flow_run_run_count,
+            run=run.name,
+            run_state=_state_of(run),
+            run_age_s=_age_s(run, now),
+            run_attempts=run.run_count,
+            stands_for_run=step.id in living,
+        )
+        for step in steps
+        if (run := runs.get(step.flow_run_id)) and run.state is not None and step.state is not None
+    )
+
+
+def slot_facts(client: SyncPrefectClient) -> tuple[SlotFact, ...]:
+    """Taken slots of all deployments with a limit, and the runs that may hold them."""
+    facts = []
+    for limit in _paged(client.read_global_concurrency_limits):
+        kind, _, deployment = limit.name.partition(":")
+        if kind != "deployment" or not limit.active_slots:
+            continue
+        held = client.count_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate(_in_state(UNFINISHED)),
+            deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment]}}),
+        )
+        facts.append(SlotFact(limit=limit.name, taken=int(limit.active_slots), num_holders=held))
+    return tuple(facts)
+
+
+def _fact(
+    client: SyncPrefectClient,
+    run: FlowRun,
+    flow: str,
+    local: Mapping[str, Sequence[int]],
+    parents: Mapping[UUID, str],
+    online: Mapping[str, int],
+    now: datetime,
+) -> RunFact:
+    pids = tuple(local.get(str(run.id), ()))
+    process = _process(run, pids)
+    is_seen = process in {"alive", "gone"}
+    return RunFact(
+        id=str(run.id),
+        name=run.name,
+        flow=flow,
+        state=_state_of(run),
+        age_s=_age_s(run, now),
+        process=process,
+        pids=pids,
+        heartbeat_age_s=None if is_seen else _heartbeat_age_s(client, run, now),
+        attempts=run.run_count,
+        restarts=0 if run.run_count else _num_restarts(client, run),
+        retried=not run.run_count or (HOST in run.labels and NOT_RETRIED not in run.labels),
+        deployed=run.deployment_id is not None,
+        parent=parents.get(run.id) or ("unknown" if run.parent_task_run_id else None),
+        pool=run.work_pool_name,
+        num_workers_online=online.get(run.work_pool_name or ""),
+    )
+
+
+def _candidates(
+    client: SyncPrefectClient,
+    config: RecoveryConfig,
+    local: Mapping[str, Sequence[int]],
+    now: datetime,
+) -> Iterator[FlowRun]:
+    due = now - timedelta(seconds=min(LATE_LIMIT_S, PARENT_GRACE_S))
+    cut_off = now - timedelta(seconds=config.retry_within_s)
+    wanted: list[dict[str, Any]] = [
+        _in_state(UNFINISHED),
+        _in_state([StateType.SCHEDULED]) | {"expected_start_time": {"before_": due}},
+        _in_state([StateType.CRASHED]) | {"end_time": {"after_": cut_off}},
+    ]
+    for each in wanted:
+        yield from _paged(client.read_flow_runs, flow_run_filter=FlowRunFilter.model_validate(each))
+    yield from _by_id(client, [UUID(run) for run in local])
+
+
+def _in_state(types: Sequence[StateType]) -> dict[str, Any]:
+    return {"state": {"type": {"any_": list(types)}}}
+
+
+def _paged(read: Callable[..., list[Found]], **filters: object) -> Iterator[Found]:
+    """All that a call of the client gives, page by page."""
+    offset = 0
+    while page := read(**filters, limit=PAGE, offset=offset):
+        yield from page
+        offset += len(page)
+
+
+def _by_id(client: SyncPrefectClient, ids: Sequence[UUID]) -> Iterator[FlowRun]:
+    return _runs_in(client, "id", ids)
+
+
+def _runs_in(client: SyncPrefectClient, field: str, values: Sequence[UUID]) -> Iterator[FlowRun]:
+    """Flow runs whose field is one of some values."""
+    for start in range(0, len(values), PAGE):
+        wanted = FlowRunFilter.model_validate({field: {"any_": values[start : start + PAGE]}})
+        yield from _paged(client.read_flow_runs, flow_run_filter=wanted)
+
+
+def _num_restarts(client: SyncPrefectClient, run: FlowRun) -> int:
+    """How often a sweep has started a run again that never began: the server does not count it."""
+    if run.state is None or not run.state.is_crashed():
+        return 0
+    states = client.read_flow_run_states(run.id)
+    return sum(s.name == "AwaitingRetry" and (s.message or "").startswith(SWEPT) for s in states)
+
+
+def _parents(client: SyncPrefectClient, runs: Iterable[FlowRun]) -> dict[UUID, str]:
+    """Run to the run that called it; runs of which the server does not know it yet are absent."""
+    called_by = {run.parent_task_run_id: run.id for run in runs if run.parent_task_run_id}
+    ids, found = list(called_by), {}
+    for start in range(0, len(ids), PAGE):
+        wanted = TaskRunFilter.model_validate({"id": {"any_": ids[start : start + PAGE]}})
+        for task_run in client.read_task_runs(task_run_filter=wanted, limit=PAGE):
+            if task_run.flow_run_id:
+                found[called_by[task_run.id]] = str(task_run.flow_run_id)
+    return found
+
+
+def _state_of(run: FlowRun) -> RunState:
+    assert run.state is not None
+    return cast(RunState, run.state.type.value.lower())
+
+
+def _age_s(run: FlowRun, now: datetime) -> float:
+    """Seconds since the run came into its state; of a scheduled one, since it was due.
+
+    Host and server must agree on the time to a few seconds.
+    """
+    assert run.state is not None
+    since = run.state.timestamp
+    if run.state.type == StateType.SCHEDULED:
+        since = run.next_scheduled_start_time or run.expected_start_time or since
+    return (now - since).total_seconds()
+
+
+def _process(run: FlowRun, pids: Sequence[int]) -> ProcessState:
+    if any(is_engine(pid) for pid in pids):
+        return "alive"  # its labels may still be those of an earlier attempt
+    if HOST not in run.labels:
+        return "unknown"
+    process, mine = process_of(run.labels), ProcessName.of_this()
+    if process is None or (process.boot == mine.boot and process.space != mine.space):
+        return "elsewhere"
+    return "alive" if process.is_visible_to(mine) and not process.has_ended() else "gone"
+
+
+def _heartbeat_age_s(client: SyncPrefectClient, run: FlowRun, now: datetime) -> float | None:
+    """Seconds since the last heartbeat of a run that should send some; None: it never did."""
+    if _state_of(run) not in {"running", "cancelling"}:
+        return None
+    wanted = EventFilter.model_validate(
+        {
+            "occurred": {"since": now - timedelta(seconds=2 * DAY_S)},
+            "event": {"name": [HEARTBEAT]},
+            "resource": {"id": [f"prefect.flow-run.{run.id}"]},
+            "order": EventOrder.DESC,
+        }
+    )
+    newest = client.read_events(wanted, limit=1).events
+    return (now - newest[0].occurred).total_seconds() if newest else None
