@@ -25,7 +25,7 @@ from serving.protocol.http.listener import (
     public_listener,
 )
 from serving.protocol.http.pages import AdminPages, admin_token
-from serving.security.open_guard import OpenGuard
+from serving.security.assembly import OpenGuard
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import is_held, locked, private_folder, write_atomically
 

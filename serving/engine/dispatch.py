@@ -309,9 +309,8 @@ class Dispatcher:
         finished = time.monotonic()
         backend.times.note(size, (finished - started) * 1e3)
         tally = backend.tallies.get((queue.slot, "")) or version.tally(backend, queue.slot, "")
-        outputs = {version.output: output}
-        self.outcomes.hand_over(call, done, Answer(outputs, tally.served))
-        self.outcomes.count([call], inputs, outputs, tally, started, finished)
+        self.outcomes.hand_over(call, done, Answer({version.output: output}, tally.served))
+        self.outcomes.count([call], inputs, version, output, tally, started, finished)
         return True
 
     def _place(self, queue: RequestQueue, now: float) -> tuple[Backend, str] | None:

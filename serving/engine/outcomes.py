@@ -16,6 +16,7 @@ from serving.calls import Answer, Array, Call, ServedBatch, Slot
 from serving.engine.backends import Tally
 from serving.engine.batches import Batch
 from serving.engine.queues import Dropped
+from serving.engine.versions import LoadedVersion
 from serving.errors import NotComputedError, ServingError, UnknownModelError
 from serving.interfaces import Done, Observer
 
@@ -48,12 +49,12 @@ class Outcomes:
     def deliver(self, batch: Batch) -> None:
         """Give each call its rows of a computed batch, count them, and notify the observers."""
         tally = batch.version.tally(batch.backend, batch.slot, batch.passed_over)
-        name, output, start = batch.version.output, batch.output, 0
+        version, output, start = batch.version, batch.output, 0
         for call, done in zip(batch.calls, batch.dones, strict=True):
             end = start + call.num_rows
-            self.hand_over(call, done, Answer({name: output[start:end]}, tally.served))
+            self.hand_over(call, done, Answer({version.output: output[start:end]}, tally.served))
             start = end
-        self.count(batch.calls, batch.inputs, {name: output}, tally, batch.started, batch.finished)
+        self.count(batch.calls, batch.inputs, version, output, tally, batch.started, batch.finished)
 
     def deliver_singly(self, batch: Batch) -> None:
         """Hand over what was found when a batch failed on a backend that answers its probe."""
@@ -79,7 +80,8 @@ class Outcomes:
         self,
         calls: list[Call],
         inputs: dict[str, Array],
-        outputs: dict[str, Array],
+        version: LoadedVersion,
+        output: Array,
         tally: Tally,
         started: float,
         finished: float,
@@ -87,13 +89,14 @@ class Outcomes:
         """Count what was computed and handed over, and notify the observers."""
         tally.batches += 1
         tally.calls += len(calls)
-        tally.rows += sum(call.num_rows for call in calls)
+        tally.rows += output.shape[0]
         tally.seconds += finished - started
         if not self._observers:
             return
         batch = ServedBatch(
-            tuple(calls), inputs, outputs, tally.served, started, finished, time.time()
-        )
+            tuple(calls), inputs, {version.output: output}, tally.served, started, finished,
+            time.time(),
+        )  # fmt: skip
         for observer in self._observers:
             try:
                 observer.served(batch)

@@ -26,8 +26,8 @@ from serving.errors import (
     ServingError,
 )
 from serving.features.answer import EntityFeatures, slice_answer
-from serving.features.inputs import build_inputs
 from serving.features.recipe import Recipe
+from serving.features.request import build_inputs
 from tasks.features.online.answer import OnlineAnswer
 from tasks.kernel.errors import DataContractError, FalajError, StaleFeaturesError, TransientError
 

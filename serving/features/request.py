@@ -1,15 +1,23 @@
-"""What a request names, checked before anything is read."""
+"""What a request names, checked before anything is read, and its columns as model inputs after.
+
+`DatasetSchema.model_inputs` makes inputs of data frames, column by column through pandas: a
+millisecond for one row of a hundred columns. Here the same rules work on columns as online reads
+give them, and give the same numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import BadRequestError, TooLargeError
 from serving.features.config import EntityConfig
 from serving.features.recipe import Recipe
+from tasks.contracts.data import DatasetSchema, category_code
 
 
 def checked_columns(
@@ -86,4 +94,57 @@ def _text(name: str, value: bytes) -> str:
     except UnicodeDecodeError as exc:
         raise BadRequestError(
             f"column {name} holds {value[:40]!r}, which is no UTF-8. Nothing was read"
+        ) from exc
+
+
+_code = lru_cache(65_536)(category_code)
+Column = Sequence[Any] | NDArray[Any]
+
+
+def build_inputs(
+    schema: DatasetSchema, columns: Mapping[str, Column], num_rows: int
+) -> dict[str, NDArray[Any]]:
+    """The arrays `categorical` (int32) and `numeric` (float32), rows first.
+
+    Args:
+        schema: raw columns in the model's order.
+        columns: by name, one entry a row; None and NaN are missing. A column that is absent is
+            missing in every row.
+        num_rows: of every column.
+
+    Raises:
+        BadRequestError: a value is no number where the model takes one.
+    """
+    codes = np.zeros((num_rows, len(schema.categorical)), np.int32)
+    for position, name in enumerate(schema.categorical):
+        if (values := columns.get(name)) is not None:
+            codes[:, position] = [_category(value) for value in values]
+    numbers = np.full((num_rows, len(schema.numeric)), np.nan, np.float32)
+    for position, name in enumerate(schema.numeric):
+        values = columns.get(name)
+        if isinstance(values, np.ndarray):
+            numbers[:, position] = values
+        elif values is not None:
+            numbers[:, position] = _numbers(name, values)
+    return {"categorical": codes, "numeric": numbers}
+
+
+def _category(value: Any) -> int:
+    if type(value) is str:
+        return _code(value)
+    return 0 if value is None or value != value else _code(str(value))
+
+
+def _numbers(name: str, values: Column) -> NDArray[Any]:
+    try:
+        plain = np.array([np.nan if value is None else value for value in values])
+        if plain.dtype.kind not in "fiub":  # text would be read as a number
+            raise TypeError(plain.dtype)
+        with np.errstate(over="ignore"):  # beyond 32 bits is infinite, as in training
+            return plain.astype(np.float32)
+    except (TypeError, ValueError, OverflowError) as exc:
+        bad = next((v for v in values if isinstance(v, bool | str | bytes | list | dict)), values)
+        raise BadRequestError(
+            f"column {name} holds {bad!r}, expected a number or null in every row. Nothing was "
+            "computed"
         ) from exc

@@ -46,13 +46,6 @@ class LogConfig(_Config):
         default="INFO", description="Least important line that is written."
     )
     file: Path | None = Field(default=None, description="None is standard error.")
-    access_ratio: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Share of answered calls with a line of their own; refusals of the server "
-        "itself (5xx) have one wherever this is above 0.",
-    )
 
 
 class ObservabilityConfig(_Config):

@@ -11,14 +11,10 @@ import json
 import logging
 import logging.handlers
 import queue
-import random
 import re
 import sys
-import time
 from datetime import UTC, datetime
 
-from serving.calls import Call, ServedBatch
-from serving.errors import OverloadedError, ServingError
 from serving.observability.config import LogConfig
 
 EXTRA = ("request_id", "model", "version", "variant", "slot", "hardware", "rows", "latency_ms",
@@ -30,7 +26,6 @@ _TOKENS = re.compile(
     r"(?:(?:bearer|basic)\s+)?[^\s\"',;]+"
 )
 _LIBRARIES = ("uvicorn", "uvicorn.error", "uvicorn.access")
-access = logging.getLogger("serving.access")
 MOST_WAITING = 4096
 """Lines that wait to be written; more are dropped and counted."""
 
@@ -126,46 +121,3 @@ class Log:
 def without_tokens(text: str) -> str:
     """The text without what looks like a token or a password."""
     return _TOKENS.sub(lambda m: f"{m[2]}{m[3]}(removed)" if m[2] else "(token removed)", text)
-
-
-class AccessLog:
-    """An observer that writes a line for some of the calls.
-
-    Args:
-        ratio: share of answered calls; 0 writes nothing at all.
-    """
-
-    def __init__(self, ratio: float) -> None:
-        self._ratio = ratio
-
-    def served(self, batch: ServedBatch) -> None:
-        """See `serving.interfaces.Observer`."""
-        if not self._ratio:
-            return
-        for call in batch.calls:
-            if self._ratio >= 1 or random.random() < self._ratio:
-                by = batch.served
-                served = {"version": by.version, "variant": by.variant, "hardware": by.hardware}
-                access.info("answered", extra={**_fields(call), **served, "status": 200})
-
-    def refused(self, call: Call, error: ServingError) -> None:
-        """See `serving.interfaces.Observer`; the sentence may hold what a client sent.
-
-        An overload must not flood the log: its refusals are counted, and written by the share.
-        """
-        if not self._ratio:
-            return
-        is_fault = error.status >= 500 and not isinstance(error, OverloadedError)
-        if is_fault or self._ratio >= 1 or random.random() < self._ratio:
-            refused = {"reason": error.reason, "status": int(error.status)}
-            access.warning("refused", extra={**_fields(call), **refused})
-
-
-def _fields(call: Call) -> dict[str, object]:
-    return {
-        "request_id": call.request_id,
-        "model": call.model,
-        "slot": call.slot,
-        "rows": call.num_rows,
-        "latency_ms": round((time.monotonic() - call.arrived) * 1e3, 3),
-    }

@@ -18,7 +18,6 @@ from serving.interfaces import Observer, Pages, VersionState
 from serving.observability.config import ObservabilityConfig
 from serving.observability.counting import Counting
 from serving.observability.drift import DriftVerdicts
-from serving.observability.logs import AccessLog
 from serving.observability.metrics import Metrics, Source
 from serving.observability.status import STEP_S, History, Status, status_page
 from serving.observability.tracing import Tracing
@@ -66,8 +65,6 @@ class Observability:
         found: list[Observer] = [self.counting]
         if self.config.traces.is_on:
             found.append(self.tracing)
-        if self.config.logs.access_ratio:
-            found.append(AccessLog(self.config.logs.access_ratio))
         return tuple(found)
 
     @property

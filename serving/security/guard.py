@@ -239,16 +239,10 @@ class SecurityGuard:
     def _recognised(self, headers: Headers, address: str) -> _Known:
         now = self._clock()
         if now - self._looked >= REFRESH_LOOK_S:
-            self._look(now)
-        return self._who(headers, address, now)
-
-    def _look(self, now: float) -> None:
-        self._looked = now
-        self._tokens.refresh()
-        if self._keys is not None:
-            self._keys.look(now)
-
-    def _who(self, headers: Headers, address: str, now: float) -> _Known:
+            self._looked = now
+            self._tokens.refresh()
+            if self._keys is not None:
+                self._keys.look(now)
         presented = self._presented(headers)
         if presented is None:
             if self._anonymous is not None:

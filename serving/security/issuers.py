@@ -46,12 +46,12 @@ class KeySource:
         self._config = config
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._tried = self._read_at = time.monotonic()
+        self._tried = time.monotonic()
         self._keys: Keys = {}
-        if not config.is_remote:
-            self._keys = _read_file(config)
+        if config.is_remote:
+            self._read()
         else:
-            self._read_from_issuer()
+            self._keys = _read_file(config)
 
     def find(self, name: str | None) -> jwt.PyJWK | None:
         """The key of this id, or the only one where a token names none; None where unknown."""
@@ -68,33 +68,25 @@ class KeySource:
             return
         self._tried = now
         if not self._config.is_remote:
-            self._read_again()
+            self._read()
         elif self._lock.acquire(blocking=False):
             threading.Thread(target=self._read_in_thread, daemon=True, name="issuer-keys").start()
 
     def _read_in_thread(self) -> None:
         try:
-            self._read_from_issuer()
+            self._read()
         finally:
             self._lock.release()
 
-    def _read_from_issuer(self) -> None:
+    def _read(self) -> None:
+        """Take the keys as they are now; where they cannot be read, they stay as they were."""
+        config = self._config
         try:
-            keys = _parse(_fetch(self._config), str(self._config.keys))
+            is_remote = config.is_remote
+            keys = _parse(_fetch(config), str(config.keys)) if is_remote else _read_file(config)
         except (OSError, http.client.HTTPException, ConfigurationError) as exc:
-            LOGGER.warning("keys of %s were not read: %s", self._config.issuer, exc)
+            LOGGER.warning("keys of %s were not read: %s", config.issuer, exc)
             return
-        self._take(keys)
-
-    def _read_again(self) -> None:
-        try:
-            keys = _read_file(self._config)
-        except ConfigurationError as exc:
-            LOGGER.warning("keys of %s stay as they were: %s", self._config.issuer, exc)
-            return
-        self._take(keys)
-
-    def _take(self, keys: Keys) -> None:
         if [(n, k._jwk_data) for n, k in keys.items()] != [
             (n, k._jwk_data) for n, k in self._keys.items()
         ]:

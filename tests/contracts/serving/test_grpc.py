@@ -25,7 +25,7 @@ from serving.interfaces import Action, Principal
 from serving.protocol.front import Front
 from serving.protocol.grpc.messages import SERVICE, repository_messages
 from serving.protocol.grpc.service import grpc_server
-from serving.security.open_guard import OpenGuard
+from serving.security.assembly import OpenGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import Process, serving
 

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from serving.errors import BadRequestError, NotReadyError, OverloadedError
 from serving.observability.config import LogConfig
-from serving.observability.logs import AccessLog, Log, without_tokens
-from tests.support.serving.builders import batch, call
+from serving.observability.logs import Log, without_tokens
 
 logger = logging.getLogger("serving.trial")
 
@@ -76,28 +74,6 @@ def test_what_looks_like_a_token_is_taken_out(secret: str) -> None:
 def test_ordinary_sentences_stay_as_they_are() -> None:
     text = "model flight-delay version 3: the tokens of 5 rows, and basic checks, are whole"
     assert without_tokens(text) == text
-
-
-def test_the_access_log_has_no_features_and_no_sentences(log: tuple[Log, Path]) -> None:
-    access = AccessLog(1.0)
-    access.served(batch(call(0.01, num_rows=2, subject="ann", entities={"tailnum": ["N14228"]})))
-    access.refused(call(), BadRequestError("entity key 'N14228' is wrong"))
-    answered, refused = lines(log)
-    assert (answered["message"], answered["version"], answered["rows"]) == ("answered", "3", 2)
-    assert answered["latency_ms"] >= 10
-    assert (refused["reason"], refused["status"]) == ("bad_request", 400)
-    assert "N14228" not in json.dumps([answered, refused])
-    assert "ann" not in json.dumps([answered, refused])
-
-
-def test_a_share_of_0_writes_nothing_and_a_small_one_still_tells_our_faults(
-    log: tuple[Log, Path],
-) -> None:
-    AccessLog(0.0).refused(call(), OverloadedError("full"))
-    AccessLog(1e-12).served(batch(call()))
-    AccessLog(1e-12).refused(call(), NotReadyError("away"))
-    AccessLog(1e-12).refused(call(), OverloadedError("full"))  # there may be thousands a second
-    assert [line["reason"] for line in lines(log)] == ["not_ready"]
 
 
 def test_lines_that_cannot_be_written_in_time_are_dropped_and_counted(

@@ -32,19 +32,16 @@ from tasks.kernel.errors import ConfigurationError
 TLS = {"certificate": "c", "key": "k"}
 
 
-@pytest.mark.parametrize(
-    "address", ["https://id.example/keys", "http://127.0.0.1:8/keys", "http://[::1]/k", "keys.json"]
-)
-def test_keys_may_come_from_here(address: str) -> None:
-    check_address(address)
-
-
-@pytest.mark.parametrize(
-    "address", ["http://id.example/keys", "ftp://x/keys", "file:///k", "https://u:p@id.example/k"]
-)
-def test_keys_may_not_come_from_there(address: str) -> None:
-    with pytest.raises(ValueError, match="keys"):
+def test_keys_come_from_files_by_https_or_from_this_machine() -> None:
+    for address in (
+        *("https://id.example/keys", "http://127.0.0.1:8/keys", "http://[::1]/k", "keys.json"),
+    ):
         check_address(address)
+    for address in (
+        *("http://id.example/keys", "ftp://x/keys", "file:///k", "https://u:p@id.example/k"),
+    ):
+        with pytest.raises(ValueError, match="keys"):
+            check_address(address)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +81,9 @@ def test_a_server_that_is_open_stays_on_the_loopback_device() -> None:
     check_exposure(SecurityConfig.model_validate({"tls": TLS}), "0.0.0.0")
 
 
-def test_a_file_that_says_nothing_is_named(tmp_path: Path) -> None:
+def test_paths_of_a_file_are_seen_from_its_folder(tmp_path: Path) -> None:
     file = tmp_path / "security.yaml"
     with pytest.raises(ConfigurationError, match=r"security\.yaml cannot be read"):
-        read_security(file)
-    file.write_text("issuers: {")
-    with pytest.raises(ConfigurationError, match=r"security\.yaml"):
         read_security(file)
     file.write_text("api_keys: secrets/keys.json\nissuers: [{issuer: a, audience: b, keys: k}]\n")
     found = read_security(file)
@@ -148,39 +142,48 @@ def test_certificates_by_command_are_of_one_authority(
     assert names.get_values_for_type(x509.DNSName) == ["serving.test", "more.test"]
 
 
-def test_a_server_context_speaks_tls_1_3_and_asks_for_certificates(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path, "authority")
-    pair = ensure_certificate(tmp_path, "server", authority, ["localhost"], "server")
-    tls = TlsConfig(certificate=pair.certificate, key=pair.key, client_ca=authority.certificate)
-    context = server_context(tls)
+@pytest.fixture
+def authority(tmp_path: Path) -> Pair:
+    return ensure_authority(tmp_path, "authority")
+
+
+@pytest.fixture
+def pair(tmp_path: Path, authority: Pair) -> Pair:
+    return ensure_certificate(tmp_path, "server", authority, ["localhost"], "server")
+
+
+@pytest.fixture
+def mutual(pair: Pair, authority: Pair) -> TlsConfig:
+    return TlsConfig(certificate=pair.certificate, key=pair.key, client_ca=authority.certificate)
+
+
+def test_a_server_context_speaks_tls_1_3_and_asks_for_certificates(mutual: TlsConfig) -> None:
+    context = server_context(mutual)
     assert context.minimum_version == ssl.TLSVersion.TLSv1_3
     assert context.verify_mode == ssl.CERT_REQUIRED
-    pair.key.chmod(0o644)
+    mutual.key.chmod(0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):
-        server_context(tls)
+        server_context(mutual)
+    mutual.key.unlink()
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        server_context(TlsConfig(certificate=pair.certificate, key=tmp_path / "absent"))
+        server_context(mutual)
 
 
-def test_grpc_is_closed_with_mutual_tls_or_not_at_all(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path, "authority")
-    pair = ensure_certificate(tmp_path, "server", authority, ["localhost"], "server")
-    tls = TlsConfig(certificate=pair.certificate, key=pair.key)
+def test_grpc_is_closed_with_mutual_tls_or_not_at_all(mutual: TlsConfig) -> None:
     with pytest.raises(ConfigurationError, match="certificate alone"):
-        grpc_credentials(tls)
-    assert grpc_credentials(tls.model_copy(update={"client_ca": authority.certificate}))
+        grpc_credentials(mutual.model_copy(update={"client_ca": None}))
+    assert grpc_credentials(mutual)
 
 
-def test_a_renewed_certificate_is_seen_by_new_connections_of_grpc(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path, "authority")
-    pair = ensure_certificate(tmp_path, "server", authority, ["localhost"], "server")
+def test_a_renewed_certificate_is_seen_by_new_connections_of_grpc(
+    tmp_path: Path, pair: Pair, authority: Pair, mutual: TlsConfig
+) -> None:
     client = ensure_certificate(tmp_path, "client", authority, ["falaj-edge"], "client")
     trusting = ssl.create_default_context(cafile=str(authority.certificate))
     trusting.load_cert_chain(client.certificate, client.key)
     trusting.set_alpn_protocols(["h2"])
-    tls = TlsConfig(certificate=pair.certificate, key=pair.key, client_ca=authority.certificate)
     server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_secure_port("localhost:0", grpc_credentials(tls))
+    port = server.add_secure_port("localhost:0", grpc_credentials(mutual))
     server.start()
 
     def seen() -> bytes | None:
@@ -218,9 +221,9 @@ def test_a_process_is_closed_by_the_files_of_its_state_folder(tmp_path: Path) ->
         secured(SecuritySection(), tmp_path, "0.0.0.0")
 
 
-def test_a_renewed_certificate_is_seen_by_new_connections(tmp_path: Path) -> None:
-    authority = ensure_authority(tmp_path, "authority")
-    pair = ensure_certificate(tmp_path, "server", authority, ["localhost"], "server")
+def test_a_renewed_certificate_is_seen_by_new_connections(
+    tmp_path: Path, pair: Pair, authority: Pair
+) -> None:
     renewing = RenewingTls(TlsConfig(certificate=pair.certificate, key=pair.key))
     assert not renewing.look()
     first = served_by(renewing.context, authority)
@@ -257,6 +260,7 @@ def test_refusals_say_how_to_come_in_and_when_to_come_again() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b"issuers: {", r"security\.yaml"),
         (b"anonymous: \xff", "is no YAML"),
         (b"password: hunter2", "password: Extra inputs are not permitted. Nothing was started"),
         (b"limits: {client: {per_s: .inf}}", "limits.client.per_s"),
@@ -271,7 +275,7 @@ def test_a_file_of_clients_that_is_wrong_says_where_and_not_what(
     with pytest.raises(ConfigurationError, match=said) as told:
         read_security(file)
     assert "hunter2" not in str(told.value)
-    assert "\n" not in str(told.value) or content[0] == ord("a")
+    assert "\n" not in str(told.value) or content[0] in b"ai"
 
 
 def test_a_role_that_is_none_is_refused_with_an_example(

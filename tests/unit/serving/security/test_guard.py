@@ -62,6 +62,13 @@ def make(signer: Signer, tmp_path: Path, clock: Clock) -> Callable[..., Security
     return made
 
 
+def guard_of(keys: str, clock: Clock | None = None, **limits: Any) -> SecurityGuard:
+    """A guard with one issuer whose keys are there, and limits that nobody reaches."""
+    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": keys}
+    config = SecurityConfig.model_validate({"issuers": [issuer], "limits": PLENTY | limits})
+    return SecurityGuard(config, clock or Clock())
+
+
 def bearer(token: str) -> Headers:
     return [(b"accept", b"*/*"), (b"authorization", f"Bearer {token}".encode())]
 
@@ -172,23 +179,27 @@ def test_a_shared_secret_signs_where_it_was_configured(
         make({"keys": None, "secret_file": str(secret)})
 
 
-def test_a_key_set_with_secrets_is_refused(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps({"keys": [{"kty": "oct", "k": "AAAA", "kid": "a"}]}))
-    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": str(keys)}
-    with pytest.raises(ConfigurationError, match="public ones only"):
-        SecurityGuard(SecurityConfig.model_validate({"issuers": [issuer]}))
-
-
-def test_a_short_rsa_key_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def short_key() -> dict[str, Any]:
     short = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(short.public_key()))
+    return dict(public | {"kid": "short", "alg": "RS256"})
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ({"kty": "oct", "k": "AAAA", "kid": "a"}, "public ones only"),
+        (short_key(), "holds no key that signs"),
+    ],
+    ids=["secret", "short"],
+)
+def test_keys_that_prove_nothing_are_refused(
+    tmp_path: Path, key: dict[str, Any], said: str
+) -> None:
     keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps({"keys": [public | {"kid": "short", "alg": "RS256"}]}))
-    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": str(keys)}
-    with pytest.raises(ConfigurationError, match="holds no key that signs"):
-        SecurityGuard(SecurityConfig.model_validate({"issuers": [issuer]}))
-    assert "less than 2048 bits" in caplog.text
+    keys.write_text(json.dumps({"keys": [key]}))
+    with pytest.raises(ConfigurationError, match=said):
+        guard_of(str(keys))
 
 
 def test_a_file_with_new_keys_is_read_when_one_is_unknown(
@@ -211,9 +222,7 @@ def test_unknown_keys_do_not_make_the_guard_ask_the_issuer_all_the_time(
     signer: Signer, clock: Clock
 ) -> None:
     with published(signer) as url:
-        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": url}
-        config = {"issuers": [issuer], "limits": PLENTY}
-        guard = SecurityGuard(SecurityConfig.model_validate(config), clock)
+        guard = guard_of(url, clock)
         for number in range(10):
             refused(guard, signer.token("infer:m", kid=f"k{number}"))
         assert signer.asked == 1
@@ -224,10 +233,7 @@ def test_keys_at_a_url_are_read_again_beside_the_callers(
 ) -> None:
     monkeypatch.setattr("serving.security.issuers.MIN_REFRESH_S", 1e-6)
     with published(signer) as url:
-        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": url}
-        limits = PLENTY | {"failures": {"per_s": 1e6, "burst": 10**6}}
-        config = {"issuers": [issuer], "limits": limits}
-        guard = SecurityGuard(SecurityConfig.model_validate(config), clock)
+        guard = guard_of(url, clock, failures={"per_s": 1e6, "burst": 10**6})
         signer.rotate("two")
         hints: list[float | None] = []
 
@@ -246,8 +252,7 @@ def test_keys_at_a_url_are_read_again_beside_the_callers(
 def test_an_issuer_that_is_away_lets_nobody_in_and_does_not_stop_the_start(
     signer: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": "http://127.0.0.1:9/keys"}
-    guard = SecurityGuard(SecurityConfig.model_validate({"issuers": [issuer]}))
+    guard = guard_of("http://127.0.0.1:9/keys")
     assert "were not read" in caplog.text
     refused(guard, signer.token("infer:m"))
 
@@ -266,9 +271,7 @@ def test_an_issuer_that_answers_nonsense_does_not_stop_the_start(
 
         thread = threading.Thread(target=once)
         thread.start()
-        keys = f"http://127.0.0.1:{listening.getsockname()[1]}/keys"
-        issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": keys}
-        SecurityGuard(SecurityConfig.model_validate({"issuers": [issuer]}))
+        guard_of(f"http://127.0.0.1:{listening.getsockname()[1]}/keys")
         thread.join()
     assert "were not read" in caplog.text
 

@@ -20,9 +20,9 @@ from serving.interfaces import Action, Done, Headers, Principal
 from serving.protocol.front import Front
 from serving.protocol.http.connection import Connection
 from serving.protocol.http.listener import bound_socket, public_listener
+from serving.security.assembly import OpenGuard
 from serving.security.certificates import ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
-from serving.security.open_guard import OpenGuard
 from serving.security.tls import server_context
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import raw, request

@@ -22,7 +22,7 @@ from serving.protocol.front import Front
 from serving.protocol.http.framing import ChunkedBody, SizedBody, split_head
 from serving.protocol.http.listener import admin_listener, bound_socket, public_listener
 from serving.protocol.http.pages import AdminPages
-from serving.security.open_guard import OpenGuard
+from serving.security.assembly import OpenGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.odd_requests import HIDDEN, ODD, PATH, UPGRADES, Odd
 from tests.support.suite.examples import examples
