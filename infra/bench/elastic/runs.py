@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.bench.elastic.driver import VARIABLES, WORKER_MODULE
+from infra.bench.elastic.driver import drive
 from infra.bench.elastic.worker import TinyJob, unbroken
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.driver import ElasticDriver
-from tasks.training.elastic.process import ElasticSpec
 from tasks.training.elastic.report import ElasticReport
 from tasks.training.launch.guard import descendants
 
@@ -98,17 +97,9 @@ def run_here(
     """Run a job with the driver in this process and thread."""
     run.prepare(job)
     deadline = time.monotonic() + limit_s
-    with (run.path / "ranks.log").open("a") as log:
 
-        def on_line(who: str, line: str) -> None:
-            log.write(f"{who} | {line}\n")
-            log.flush()
+    def look(driver: ElasticDriver) -> None:
+        assert time.monotonic() < deadline, (run.path / "ranks.log").read_text()[-3000:]
+        on_look(driver)
 
-        spec = ElasticSpec(WORKER_MODULE, run.path, VARIABLES)
-        with ElasticDriver(spec, job.config, on_line, shortest_rest_s=0.5) as driver:
-
-            def look() -> None:
-                assert time.monotonic() < deadline, (run.path / "ranks.log").read_text()[-3000:]
-                on_look(driver)
-
-            return driver.run(look)
+    return drive(run.path, job, look)

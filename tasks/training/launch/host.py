@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import pynvml  # type: ignore[import-untyped]
-from pydantic import PositiveInt
 
-from tasks.contracts.base import Contract
 from tasks.kernel.cores import (
     SYSFS,
     core_limit,
@@ -62,36 +60,30 @@ def count_gpus(environment: Mapping[str, str]) -> int:
     )
 
 
-class RankPlan(Contract):
-    """Ranks on a host, and the threads of each; recorded with the run."""
-
-    num_ranks: PositiveInt
-    threads_per_rank: PositiveInt
-
-    def __str__(self) -> str:
-        ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)}"
-        return f"{ranks} x {self.threads_per_rank} thread{'s' * (self.threads_per_rank > 1)}"
-
-
-def plan_ranks(config: TrainingConfig, host: Host) -> RankPlan:
-    """Ranks and threads for a run on this host.
+def plan_ranks(config: TrainingConfig, host: Host) -> tuple[int, int]:
+    """Ranks, and threads of each, for a run on this host.
 
     The ranks, and with them what is computed, follow from the configuration alone. Threads that it
     leaves open are the host's cores, divided: they change the last digits of a sum and no more.
     """
     ranks, given = config.num_ranks, config.launch.threads_per_rank
     threads = max(1, host.num_cores // ranks) if given == "auto" else given
-    plan = RankPlan(num_ranks=ranks, threads_per_rank=threads)
     if config.device == "cuda" and ranks < host.num_gpus:
         LOGGER.warning(
             "%s: %d of %d GPUs stay idle. Set launch.ranks=%d for one rank a GPU; another number "
             "of ranks makes another model",
-            plan,
+            in_words(ranks, threads),
             host.num_gpus - ranks,
             host.num_gpus,
             host.num_gpus,
         )
-    return plan
+    return ranks, threads
+
+
+def in_words(num_ranks: int, threads: int) -> str:
+    """Such as `2 ranks x 1 thread`; recorded with the run."""
+    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
+    return f"{ranks} x {threads} thread{'s' * (threads > 1)}"
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJ
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
 from tasks.training.launch.guard import GRACE_S
-from tasks.training.launch.host import Host, RankPlan, plan_ranks
-from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor
-from tasks.training.launch.outcome import failure_of
+from tasks.training.launch.host import Host, in_words, plan_ranks
+from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor, failure_of
 from tasks.training.launch.rank_group import RankGroup, local_environments
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES, stall_variables
 from tasks.training.telemetry.diagnosis import JobFacts
@@ -78,9 +77,9 @@ def launch_training(
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
-        job, plan = _planned(dataset, splits, config, store, run, initial, lesson)
+        job = _planned(dataset, splits, config, store, run, initial, lesson)
         result = run_job(run, job, lock, on_epoch or (lambda _: None))
-        model = _published(run, result, dataset, job, plan, folder)
+        model = _published(run, result, dataset, job, folder)
         return model.model_copy(update={"started_from": initial})
 
     with exclusive(run.path, LOCK_WAIT_S) as lock:
@@ -102,7 +101,7 @@ def _planned(
     run: RunDirectory,
     initial: StartingPoint | None,
     lesson: Lesson | None,
-) -> tuple[TrainingJob, RankPlan]:
+) -> TrainingJob:
     """What the ranks are asked to do, and how many they are."""
     snapshot = dataset.snapshot
     path, columns = store.path(snapshot.data), snapshot.columns
@@ -114,9 +113,9 @@ def _planned(
     if lesson is not None:
         LOGGER.info("%s", write_taught(path, run.taught_snapshot, dataset, splits, lesson, store))
         path = run.taught_snapshot
-    plan = plan_ranks(config, Host.of_this_process())
-    LOGGER.info("%s", plan)
-    job = TrainingJob(
+    num_ranks, threads = plan_ranks(config, Host.of_this_process())
+    LOGGER.info("%s", in_words(num_ranks, threads))
+    return TrainingJob(
         snapshot_path=path,
         columns=columns,
         splits=splits,
@@ -125,10 +124,9 @@ def _planned(
         initial_path=store.path(initial.checkpoint) if initial else None,
         initial_columns=initial.columns if initial else None,
         lesson=lesson,
-        num_ranks=plan.num_ranks,
-        threads_per_rank=plan.threads_per_rank,
+        num_ranks=num_ranks,
+        threads_per_rank=threads,
     )
-    return job, plan
 
 
 def run_job(
@@ -230,7 +228,6 @@ def _published(
     result: RunResult,
     dataset: ValidatedDataset,
     job: TrainingJob,
-    plan: RankPlan,
     folder: StagedFolder,
 ) -> TrainedModel:
     kept = (*profile_files(run.path), *run.path.glob(run.elastic.name))
@@ -253,7 +250,7 @@ def _published(
         num_parameters=result.num_parameters,
         seconds=result.seconds,
         energy_j=telemetry.energy.joules if telemetry and measured else None,
-        launch=str(plan),
+        launch=in_words(job.num_ranks, job.threads_per_rank),
         reading=result.reading,
         telemetry=telemetry,
         kept=tuple(folder.artifact(file.name) for file in kept),

@@ -82,15 +82,15 @@ def config(**changes: object) -> TrainingConfig:
 def test_the_same_configuration_has_the_same_ranks_on_every_host(
     changes: dict[str, object], ranks: int, host: Host
 ) -> None:
-    assert plan_ranks(config(**changes), host).num_ranks == ranks
+    assert plan_ranks(config(**changes), host)[0] == ranks
 
 
 def test_threads_are_the_cores_divided_unless_they_are_given() -> None:
     host = Host(num_cores=8, num_gpus=0)
-    assert plan_ranks(config(), host).threads_per_rank == 8
-    assert plan_ranks(config(launch={"ranks": 3}), host).threads_per_rank == 2
-    assert plan_ranks(config(launch={"ranks": 16}), host).threads_per_rank == 1
-    assert plan_ranks(config(launch={"threads_per_rank": 5}), host).threads_per_rank == 5
+    assert plan_ranks(config(), host)[1] == 8
+    assert plan_ranks(config(launch={"ranks": 3}), host)[1] == 2
+    assert plan_ranks(config(launch={"ranks": 16}), host)[1] == 1
+    assert plan_ranks(config(launch={"threads_per_rank": 5}), host)[1] == 5
 
 
 def test_gpus_that_stay_idle_are_told_with_what_to_set(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from tasks.kernel.errors import DataContractError, StorageError, TrainingError, TransientError
 from tasks.training.core.run_directory import EXIT_REPORT_REFUSED, RankError, RunDirectory
-from tasks.training.launch.outcome import failure_of
+from tasks.training.launch.monitor import failure_of
 from tasks.training.launch.worker import is_loss_of_another_rank
 
 
